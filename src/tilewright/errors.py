@@ -1,0 +1,86 @@
+"""Every failure that a user can cause, as one small family of exceptions.
+
+An error names the phase that refused, the op and the place in the user's program if known, and one hint:
+what to do next. It renders as one line, so that a log or a terminal keeps it whole.
+"""
+
+from __future__ import annotations
+
+
+class TilewrightError(Exception):
+    """Root of all errors that Tilewright raises on purpose.
+
+    `phase` is the pipeline phase (or `input`, `cli`, ...), `op` the operation concerned, `place` where it
+    stands (a source line, a node or a file), `hint` what the user can do. Empty parts are left out.
+    """
+
+    def __init__(self, message: str, *, phase: str, op: str = "", place: str = "", hint: str = "") -> None:
+        self.message = message
+        self.phase = phase
+        self.op = op
+        self.place = place
+        self.hint = hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        """One line: `[phase] message (op X, at Y). Hint: Z`."""
+        where = [text for text in (self.op and f"op {self.op}", self.place and f"at {self.place}") if text]
+        text = f"[{self.phase}] {self.message.rstrip('.')}"
+        if where:
+            text += f" ({', '.join(where)})"
+        if self.hint:
+            text += f". Hint: {self.hint}"
+        return " ".join(text.split())
+
+
+class InputError(TilewrightError):
+    """A call with wrong inputs: rank, dtype, device, a missing input, a size outside its declared range."""
+
+
+class ModelError(TilewrightError):
+    """A model file that cannot be read: corrupt, truncated, inconsistent or hostile."""
+
+
+class UnsupportedError(TilewrightError):
+    """Outside what Tilewright does: a library call under `strict`, double backward, an op with no path."""
+
+
+class BuildError(TilewrightError):
+    """Generated code that did not build or load; the compiler's first lines stand in the message."""
+
+
+class CompilerMissing(BuildError):
+    """No usable C++ compiler was found."""
+
+
+class IllegalSchedule(TilewrightError):
+    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        law: str,
+        phase: str = "schedule",
+        op: str = "",
+        place: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, phase=phase, op=op, place=place, hint=hint)
+        self.law = law
+
+    def __str__(self) -> str:
+        """As the base class, with the law at the end."""
+        return f"{super().__str__()} [law: {self.law}]"
+
+
+class IndexOutOfRange(TilewrightError, IndexError):
+    """An index taken from data that lies outside its tensor. Also an `IndexError`, as in eager."""
+
+
+class VerifyError(TilewrightError):
+    """An IR value that breaks its own invariants: always a defect of Tilewright, never of the model."""
+
+
+class CacheWarning(UserWarning):
+    """The kernel cache cannot be used (read-only, full, foreign); compiled kernels stay in memory."""

@@ -1,0 +1,160 @@
+"""Every knob of the compiler, once: typed, documented, from code or from the environment, in the cache key.
+
+Precedence: an argument in code, then the environment (`TILEWRIGHT_` + the upper-case name), then the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self, TypeGuard
+
+from tilewright.errors import InputError
+
+PREFIX = "TILEWRIGHT_"
+Trim = Literal["assume_finite", "exact"]
+OptionValue = bool | int | str | None
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of one compilation; frozen and hashable."""
+
+    strict: bool = False
+    """Raise `UnsupportedError` where an op would run as a library call by need instead of counting it."""
+
+    freeze: bool | None = None
+    """Treat weights as constants (fold and pack them); None: only for ONNX files and exported programs."""
+
+    threads: int | None = None
+    """Threads that generated CPU kernels use; None: as many as `torch.get_num_threads()` says at the call."""
+
+    cache: bool = True
+    """Keep built kernels on disk between processes."""
+
+    cache_dir: str | None = None
+    """Directory of the kernel cache; None: the user's cache directory of the operating system."""
+
+    compiler: str | None = None
+    """Path or name of the C++ compiler; None: the first usable one that is found."""
+
+    round_intermediates: bool = False
+    """Round half-precision values inside a kernel as eager would, instead of keeping them in fp32."""
+
+    trim: Trim = "assume_finite"
+    """Skip masked work trusting that masked values are finite (`assume_finite`), or never (`exact`)."""
+
+    pin_threads: bool = False
+    """Pin worker threads to cores. For benchmarks on quiet machines; changes no thread of the caller."""
+
+    index_checks: bool = True
+    """Raise `IndexOutOfRange` for an index from data that lies outside; off: the caller rules it out."""
+
+    @classmethod
+    def make(
+        cls, given: Mapping[str, object] | Self | None = None, environ: Mapping[str, str] | None = None
+    ) -> Options:
+        """Build from `given` over the environment (`os.environ` if None); an `Options` passes unchanged.
+
+        Raises `InputError` for an unknown name (the hint names the nearest one) or a value of the wrong type.
+        """
+        if isinstance(given, Options):
+            return given
+        values = cls._from_environment(os.environ if environ is None else environ)
+        for name, value in (given or {}).items():
+            values[name] = _checked(name, value, place="options")
+        return cls(**values)  # pyright: ignore[reportArgumentType]  (each value was checked by its field's own check)
+
+    @staticmethod
+    def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
+        values: dict[str, OptionValue] = {}
+        for name in _CHECKS:
+            text = environ.get(PREFIX + name.upper(), "").strip()
+            if text:
+                values[name] = _checked(name, _parse(name, text), place=PREFIX + name.upper())
+        return values
+
+    def digest(self) -> str:
+        """Hex SHA-256 of every option that can change generated code; part of the cache key.
+
+        Left out: `cache` and `cache_dir`, which only say where results are kept.
+        """
+        shown = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("cache", "cache_dir")}
+        return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+    def replace(self, **changes: object) -> Options:
+        """A copy with some options changed; the same checks as `make`, but no look at the environment."""
+        checked = {name: _checked(name, value, place="options") for name, value in changes.items()}
+        return dataclasses.replace(self, **checked)  # pyright: ignore[reportArgumentType]
+
+
+def _is_flag(value: object) -> TypeGuard[bool]:
+    return isinstance(value, bool)
+
+
+def _is_flag_or_none(value: object) -> TypeGuard[bool | None]:
+    return value is None or isinstance(value, bool)
+
+
+def _is_count(value: object) -> TypeGuard[int | None]:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+
+def _is_text(value: object) -> TypeGuard[str | None]:
+    return value is None or (isinstance(value, str) and bool(value) and "\0" not in value)
+
+
+def _is_trim(value: object) -> TypeGuard[Trim]:
+    return value in ("assume_finite", "exact")
+
+
+_CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = {
+    "strict": (_is_flag, "true or false"),
+    "freeze": (_is_flag_or_none, "true, false or none"),
+    "threads": (_is_count, "a positive integer or none"),
+    "cache": (_is_flag, "true or false"),
+    "cache_dir": (_is_text, "a path or none"),
+    "compiler": (_is_text, "a path or none"),
+    "round_intermediates": (_is_flag, "true or false"),
+    "trim": (_is_trim, "'assume_finite' or 'exact'"),
+    "pin_threads": (_is_flag, "true or false"),
+    "index_checks": (_is_flag, "true or false"),
+}
+
+
+def _checked(name: str, value: object, *, place: str) -> OptionValue:
+    if name not in _CHECKS:
+        near = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.0)
+        hint = f"did you mean {near[0]!r}? All: {', '.join(_CHECKS)}"
+        raise InputError(f"unknown option {name!r}", phase="options", place=place, hint=hint)
+    check, wanted = _CHECKS[name]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)  # pyright: ignore[reportUnknownArgumentType]
+    if not check(value):
+        raise InputError(
+            f"option {name} cannot be {value!r}", phase="options", place=place, hint=f"use {wanted}"
+        )
+    return value
+
+
+def _parse(name: str, text: str) -> OptionValue:
+    """What a word of the environment means for one option: the first reading that the option accepts."""
+    word = text.lower()
+    readings: list[OptionValue] = []
+    if word in ("none", "null"):
+        readings.append(None)
+    if word in _TRUE | _FALSE:
+        readings.append(word in _TRUE)
+    if word.isdecimal():
+        readings.append(int(word))
+    readings.append(text)
+    check = _CHECKS[name][0]
+    return next((reading for reading in readings if check(reading)), text)
