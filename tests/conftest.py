@@ -1,0 +1,66 @@
+"""Fixtures that every test shares: goldens, a cache of its own, fixed seeds, two threads."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+GOLDENS = Path(__file__).parent / "golden"
+
+# Shared machines stall now and then: a deadline per example would only make tests flaky.
+settings.register_profile(
+    "tilewright", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tilewright")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden from this run")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> None:
+    """Torch's thread count is a fact that plans may depend on; the suite fixes it."""
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No TILEWRIGHT_ variable of the caller, an empty kernel cache, the same random numbers in every test."""
+    for name in [name for name in os.environ if name.startswith("TILEWRIGHT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares with tests/golden/<name>.txt; `--update-goldens` writes it."""
+    update = bool(request.config.getoption("--update-goldens"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDENS / f"{name}.txt"
+        text = text.rstrip("\n") + "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"no golden {path.name}: run pytest --update-goldens and review it")
+        kept = path.read_text(encoding="utf-8")
+        if kept != text:
+            lines = difflib.unified_diff(kept.splitlines(), text.splitlines(), "kept", "now", lineterm="")
+            pytest.fail(f"golden {name} differs:\n" + "\n".join(lines))
+
+    return compare
