@@ -27,8 +27,8 @@ def pack(blocks: Sequence[Block], align: int = 64) -> tuple[tuple[int, ...], int
     """Offsets in bytes, one per block in the order given, and the total size.
 
     Blocks alive at one step never overlap; every offset and the total are multiples of `align`. The result is
-    deterministic. Best fit: blocks go largest first, each into the smallest gap that holds it. Empty blocks (no bytes or no
-    steps) stand at 0. Raises `ValueError` for an `align` below 1.
+    deterministic. Best fit: blocks go largest first, each into the smallest gap that holds it. Empty blocks
+    (no bytes or no steps) stand at 0. Raises `ValueError` for an `align` below 1.
     """
     if align < 1:
         raise ValueError(f"align must be at least 1, not {align}")
