@@ -1,0 +1,486 @@
+"""Index arithmetic in a normal form: integer combinations of monomials over axes, symbols and opaque atoms.
+
+Facts are carried by the leaves (an axis lies in [0, extent), a symbol in its range), so a simplification needs no
+environment. `floordiv` and `mod` are only simplified by facts that hold on the whole domain; an axis of extent 0 has
+an empty domain, on which everything holds. No sympy: capture translates at the border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import gcd
+
+from .dtype import i64
+from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show, substitute
+
+Monomial = tuple[Expr, ...]
+Linear = dict[Monomial, int]
+
+ZERO = integer(0)
+ONE = integer(1)
+
+
+def _key(atom: Expr) -> str:
+    value = atom.value
+    return value.name if isinstance(value, (Axis, Symbol)) else "~" + show(atom)
+
+
+def linear(e: Expr) -> Linear:
+    """The normal form of index expression `e`: monomial (sorted atoms) -> coefficient. Do not change the result."""
+    if isinstance(e.linear_memo, dict):
+        return e.linear_memo
+    if e.op == "const":
+        assert isinstance(e.value, int)
+        form: Linear = {(): e.value} if e.value else {}
+    elif e.op == "add":
+        form = _sum(linear(e.args[0]), linear(e.args[1]), 1)
+    elif e.op == "sub":
+        form = _sum(linear(e.args[0]), linear(e.args[1]), -1)
+    elif e.op == "neg":
+        form = {m: -c for m, c in linear(e.args[0]).items()}
+    elif e.op == "mul":
+        form = _product(linear(e.args[0]), linear(e.args[1]))
+    else:
+        form = {(e,): 1}
+    e.linear_memo = form
+    return form
+
+
+def _sum(a: Linear, b: Linear, sign: int) -> Linear:
+    out = dict(a)
+    for m, c in b.items():
+        total = out.get(m, 0) + sign * c
+        if total:
+            out[m] = total
+        else:
+            out.pop(m, None)
+    return out
+
+
+def _product(a: Linear, b: Linear) -> Linear:
+    out: Linear = {}
+    for m, c in a.items():
+        for n, d in b.items():
+            key = tuple(sorted(m + n, key=_key)) if m and n else m or n
+            total = out.get(key, 0) + c * d
+            if total:
+                out[key] = total
+            else:
+                out.pop(key, None)
+    return out
+
+
+def from_linear(form: Linear) -> Expr:
+    """The canonical expression of a normal form."""
+    terms: list[Expr] = []
+    for m, c in sorted(form.items(), key=lambda item: (not item[0], len(item[0]), [_key(a) for a in item[0]])):
+        term: Expr | None = None
+        for atom in m:
+            term = atom if term is None else make("mul", (term, atom), i64)
+        if term is None:
+            term = integer(c)
+        elif c != 1:
+            term = make("mul", (term, integer(c)), i64)
+        terms.append(term)
+    if not terms:
+        return ZERO
+    total = terms[0]
+    for term in terms[1:]:
+        total = make("add", (total, term), i64)
+    total.linear_memo = form
+    return total
+
+
+def add(*terms: Expr) -> Expr:
+    """The sum of index expressions, in normal form."""
+    form: Linear = {}
+    for t in terms:
+        form = _sum(form, linear(t), 1)
+    return from_linear(form)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    """`a - b` in normal form."""
+    return from_linear(_sum(linear(a), linear(b), -1))
+
+
+def mul(*factors: Expr) -> Expr:
+    """The product of index expressions, in normal form."""
+    form: Linear = {(): 1}
+    for f in factors:
+        form = _product(form, linear(f))
+    return from_linear(form)
+
+
+def prod(factors: Iterable[Expr]) -> Expr:
+    """The product of any number of extents (1 for none)."""
+    return mul(*factors)
+
+
+def _monomial(e: Expr) -> tuple[Monomial, int] | None:
+    form = linear(e)
+    if len(form) != 1:
+        return None
+    ((m, c),) = form.items()
+    return m, c
+
+
+def _quotient(m: Monomial, by: Monomial) -> Monomial | None:
+    rest = list(m)
+    for atom in by:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def _split(form: Linear, m: Monomial, c: int) -> tuple[Linear, Linear]:
+    """Terms divisible by the monomial c*m, divided by it; and the others."""
+    quotient: Linear = {}
+    rest: Linear = {}
+    for n, d in form.items():
+        q = _quotient(n, m)
+        if q is None:
+            rest[n] = d
+            continue
+        whole, left = divmod(d, c)
+        if whole:
+            quotient[q] = whole
+        if left:
+            rest[n] = left
+    return quotient, rest
+
+
+def floordiv(a: Expr, b: Expr) -> Expr:
+    """`a // b` rounding down, for b > 0 a monomial of constants and symbols; anything else stays as it is."""
+    mono = _monomial(b)
+    if mono is None or mono[1] <= 0 or not at_least(b, 0):
+        return make("floordiv", (a, b), i64)
+    m, c = mono
+    if not m and c == 1:
+        return a
+    quotient, rest = _split(linear(a), m, c)
+    r = from_linear(rest)
+    if rest and not (at_least(r, 0) and at_least(sub(b, r), 1)):
+        inner = _reduced("floordiv", r, b)
+        quotient = _sum(quotient, linear(inner), 1)
+    return from_linear(quotient)
+
+
+def mod(a: Expr, b: Expr) -> Expr:
+    """`a % b` in [0, b), for b > 0 a monomial of constants and symbols; anything else stays as it is."""
+    mono = _monomial(b)
+    if mono is None or mono[1] <= 0 or not at_least(b, 0):
+        return make("mod", (a, b), i64)
+    m, c = mono
+    if not m and c == 1:
+        return ZERO
+    _, rest = _split(linear(a), m, c)
+    r = from_linear(rest)
+    if not rest or (at_least(r, 0) and at_least(sub(b, r), 1)):
+        return r
+    if r.op == "mod" and _divides(b, r.args[1]):
+        return mod(r.args[0], b)
+    return _reduced("mod", r, b)
+
+
+def _divides(d: Expr, n: Expr) -> bool:
+    mono = _monomial(d)
+    if mono is None:
+        return False
+    return not _split(linear(n), *mono)[1]
+
+
+def _reduced(op: str, r: Expr, b: Expr) -> Expr:
+    """floordiv or mod of a remainder by b, after taking out a common factor; nested divisions are merged."""
+    form = linear(r)
+    mono = _monomial(b)
+    assert mono is not None
+    if op == "floordiv" and r.op == "floordiv" and at_least(r.args[1], 1):
+        return floordiv(r.args[0], mul(r.args[1], b))
+    factor = mono[1]
+    for m, c in form.items():
+        if m:
+            factor = gcd(factor, c)
+    common: Monomial = mono[0]
+    for m in form:
+        if m or form[m]:
+            common = tuple(atom for atom in common if atom in m)
+    offset = form.get((), 0)
+    if factor > 1 and not common and len(form) > (1 if () in form else 0):
+        low = offset % factor
+        scaled = from_linear({m: c // factor for m, c in form.items() if m or c // factor})
+        small = _over(b, factor)
+        if op == "floordiv":
+            return floordiv(scaled, small)
+        return add(mul(mod(scaled, small), integer(factor)), integer(low))
+    if common and offset == 0:
+        scaled = from_linear({_quotient(m, common) or (): c for m, c in form.items()})
+        small = from_linear({_quotient(mono[0], common) or (): mono[1]})
+        if op == "floordiv":
+            return floordiv(scaled, small)
+        return mul(mod(scaled, small), from_linear({common: 1}))
+    return make(op, (r, b), i64)
+
+
+def _over(b: Expr, factor: int) -> Expr:
+    return from_linear({m: c // factor for m, c in linear(b).items()})
+
+
+def ceildiv(a: Expr, b: Expr) -> Expr:
+    """`a / b` rounding up, for b > 0."""
+    return floordiv(add(a, sub(b, ONE)), b)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    """The larger of two index expressions; decided now if provable."""
+    if at_least(sub(a, b), 0):
+        return a
+    return b if at_least(sub(b, a), 0) else make("maximum", (a, b), i64)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    """The smaller of two index expressions; decided now if provable."""
+    if at_least(sub(a, b), 0):
+        return b
+    return a if at_least(sub(b, a), 0) else make("minimum", (a, b), i64)
+
+
+def exact_div(a: Expr, b: Expr) -> Expr | None:
+    """`a / b` if b is a monomial that provably divides a, else None."""
+    mono = _monomial(b)
+    if mono is None or not mono[1]:
+        return None
+    quotient, rest = _split(linear(a), *mono)
+    return None if rest else from_linear(quotient)
+
+
+def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
+    """Inclusive bounds of `e` as expressions over symbols only (None = unknown)."""
+    if isinstance(e.bounds_memo, tuple):
+        return e.bounds_memo  # pyright: ignore[reportReturnType]
+    low: Expr | None = ZERO
+    high: Expr | None = ZERO
+    for m, c in linear(e).items():
+        lo, hi = _monomial_bounds(m)
+        if c < 0:
+            lo, hi = hi, lo
+        low = None if low is None or lo is None else add(low, mul(lo, integer(c)))
+        high = None if high is None or hi is None else add(high, mul(hi, integer(c)))
+    e.bounds_memo = (low, high)
+    return low, high
+
+
+def _monomial_bounds(m: Monomial) -> tuple[Expr | None, Expr | None]:
+    low: Expr | None = ONE
+    high: Expr | None = ONE
+    for atom in m:
+        lo, hi = _atom_bounds(atom)
+        if len(m) == 1:
+            return lo, hi
+        if lo is None or not at_least(lo, 0):
+            return None, None
+        low = None if low is None else mul(low, lo)
+        high = None if high is None or hi is None else mul(high, hi)
+    return low, high
+
+
+def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
+    if isinstance(atom.value, Axis):
+        return ZERO, sub(atom.value.extent, ONE)
+    if isinstance(atom.value, Symbol):
+        return atom, atom
+    if atom.op == "mod" and at_least(atom.args[1], 0):
+        return ZERO, sub(atom.args[1], ONE)
+    if atom.op == "floordiv" and at_least(atom.args[1], 1):
+        lo, hi = bounds(atom.args[0])
+        return (None if lo is None else floordiv(lo, atom.args[1])), (
+            None if hi is None else floordiv(hi, atom.args[1]))  # fmt: skip
+    if atom.op in ("maximum", "minimum"):
+        return _extremum_bounds(atom)
+    return None, None
+
+
+def _extremum_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
+    (alo, ahi), (blo, bhi) = bounds(atom.args[0]), bounds(atom.args[1])
+    pick = maximum if atom.op == "maximum" else minimum
+    low = None if alo is None or blo is None else pick(alo, blo)
+    high = None if ahi is None or bhi is None else pick(ahi, bhi)
+    if atom.op == "maximum" and low is None:
+        low = alo or blo
+    if atom.op == "minimum" and high is None:
+        high = ahi or bhi
+    return low, high
+
+
+def at_least(e: Expr, bound: int) -> bool:
+    """Whether `e >= bound` is proved from the facts of its leaves (False = not proved)."""
+    if e.op == "const":
+        assert isinstance(e.value, int)
+        return e.value >= bound
+    if isinstance(e.value, Symbol):
+        return e.value.low >= bound
+    form = linear(e)
+    if any(_needs_bound(atom) for m in form for atom in m):
+        low, _ = bounds(e)
+        if low is None or low is e:
+            return False
+        form = linear(low)
+        if any(not isinstance(atom.value, Symbol) for m in form for atom in m):
+            return _low_of_atoms(form, bound)
+    return _shifted_nonnegative(form, bound)
+
+
+def _needs_bound(atom: Expr) -> bool:
+    return not isinstance(atom.value, Symbol)
+
+
+def _low_of_atoms(form: Linear, bound: int) -> bool:
+    total = 0
+    for m, c in form.items():
+        lo, hi = 1, 1
+        for atom in m:
+            alo, ahi = int_range(atom)
+            if alo is None or alo < 0:
+                return False
+            lo = lo * alo
+            hi = None if hi is None or ahi is None else hi * ahi
+        extreme = lo if c > 0 else hi
+        if extreme is None:
+            return False
+        total += c * extreme
+    return total >= bound
+
+
+def _shifted_nonnegative(form: Linear, bound: int) -> bool:
+    """Substitute s = low + s' (s' >= 0); the form is nonnegative if no coefficient is negative and the constant holds.
+    Negative terms may also be bounded by the symbols' highs."""
+    shifted: Linear = {(): -bound}
+    for m, c in form.items():
+        part: Linear = {(): c}
+        for atom in m:
+            value = atom.value
+            assert isinstance(value, Symbol)
+            part = _product(part, {(atom,): 1, (): value.low} if value.low else {(atom,): 1})
+        shifted = _sum(shifted, part, 1)
+    constant = shifted.pop((), 0)
+    for m, c in shifted.items():
+        if c < 0:
+            high = 1
+            for atom in m:
+                value = atom.value
+                assert isinstance(value, Symbol)
+                if value.high is None:
+                    return False
+                high *= value.high - value.low
+            constant += c * high
+    return constant >= 0
+
+
+def int_range(e: Expr) -> tuple[int | None, int | None]:
+    """Inclusive numeric bounds of `e` (None = unbounded or unknown)."""
+    low, high = bounds(e)
+    return _numeric(low, lower=True), _numeric(high, lower=False)
+
+
+def _numeric(e: Expr | None, lower: bool) -> int | None:
+    if e is None:
+        return None
+    total = 0
+    for m, c in linear(e).items():
+        term = c
+        for atom in m:
+            if not isinstance(atom.value, Symbol) or atom.value.low < 0:
+                return None
+            side = atom.value.low if (c > 0) == lower else atom.value.high
+            if side is None:
+                return None
+            term *= side
+        total += term
+    return total
+
+
+def equal(a: Expr, b: Expr) -> bool:
+    """Whether two index expressions are proved equal (normal forms are canonical, so usually `a is b`)."""
+    return a is b or not linear(sub(a, b))
+
+
+def static(e: Expr) -> int | None:
+    """The value of a constant index expression, else None."""
+    return e.value if e.op == "const" and isinstance(e.value, int) else None
+
+
+def divisible(e: Expr, by: int) -> bool:
+    """Whether `by` is proved to divide `e`."""
+    return all(c % by == 0 for c in linear(e).values())
+
+
+def coefficient(e: Expr, of: Expr) -> Expr | None:
+    """The factor of `of` in `e` if `e` is affine in it (0 if absent), else None."""
+    form: Linear = {}
+    for m, c in linear(e).items():
+        if m.count(of) > 1 or any(of in leaves(atom, of.op) for atom in m if atom is not of):
+            return None
+        if of in m:
+            q = _quotient(m, (of,))
+            assert q is not None
+            form[q] = c
+    return from_linear(form)
+
+
+def symbols_of(e: Expr) -> list[Expr]:
+    """The size symbols of `e` in order of first use."""
+    return leaves(e, "symbol")
+
+
+def evaluate(e: Expr, values: dict[str, int]) -> int:
+    """The number that an index expression over symbols has under `values` (name -> size). Raises KeyError if unbound."""
+    if e.op == "const":
+        assert isinstance(e.value, int)
+        return e.value
+    if isinstance(e.value, (Symbol, Axis)):
+        return values[e.value.name]
+    args = [evaluate(a, values) for a in e.args]
+    return _EVALUATE[e.op](*args)
+
+
+_EVALUATE = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: -a,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "maximum": max,
+    "minimum": min,
+}
+
+
+def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Strides of a dense row-major tensor, in elements; a size of 0 or 1 counts as torch counts it (max(size, 1))."""
+    out: list[Expr] = []
+    step = ONE
+    for size in reversed(shape):
+        out.append(step)
+        step = mul(step, maximum(size, ONE))
+    return tuple(reversed(out))
+
+
+def rename(e: Expr, axes: dict[Expr, Expr]) -> Expr:
+    """Substitute axes and bring every index expression back to normal form."""
+    return substitute(e, axes)
+
+
+def _negate(a: Expr) -> Expr:
+    return mul(a, integer(-1))
+
+
+for _name, _build in (("add", add), ("sub", sub), ("mul", mul), ("floordiv", floordiv), ("mod", mod), ("neg", _negate),
+                      ("maximum", maximum), ("minimum", minimum)):  # fmt: skip
+    register_index(_name, _build)
+
+
+def data(op: str, *args: Expr) -> Expr:
+    """A scalar operation on i64 data, in normal form where it is ring arithmetic."""
+    from_table = {"add": add, "sub": sub, "mul": mul}.get(op)
+    return from_table(*args) if from_table is not None else call(op, *args)

@@ -1,0 +1,332 @@
+"""Scalar and index expressions: frozen, interned, typed. Equal expressions are the same object.
+
+Two readings share one class. A *body* computes an element from reads of tensors; an *index expression* (dtype i64)
+computes where a read goes. Index arithmetic is kept in a normal form by `ir.dims`; build it with the functions there.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from .dtype import DType, Kind, bool_, f32, i64
+
+Const = bool | int | float | Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An unknown size: its `name` and the inclusive range [low, high] (high None = unbounded)."""
+
+    name: str
+    low: int = 0
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop variable of a tensor expression; it takes the values 0 .. extent - 1."""
+
+    name: str
+    extent: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A placeholder in the declaration of a reduction: element or state number `index` of `side`."""
+
+    side: str
+    index: int
+
+
+Leaf = Const | Symbol | Axis | Slot | int | None
+
+
+class Expr:
+    """One node: `op`, `args`, `dtype`, and `value` for leaves (constant, symbol, axis, slot; a read's operand number)."""
+
+    __slots__ = ("__weakref__", "args", "bounds_memo", "dtype", "linear_memo", "op", "value")
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DType
+    value: Leaf
+    linear_memo: object
+    bounds_memo: object
+
+    def __repr__(self) -> str:
+        return show(self)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Expr:
+        return self
+
+
+_interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
+
+
+def make(op: str, args: tuple[Expr, ...], dtype: DType, value: Leaf = None) -> Expr:
+    """The one constructor of `Expr`: returns the existing node if an equal one is alive."""
+    token = (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
+    key = (op, args, dtype, token)
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    node = Expr()
+    node.op, node.args, node.dtype, node.value = op, args, dtype, value
+    node.linear_memo = node.bounds_memo = None
+    _interned[key] = node
+    return node
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A scalar operation: number of arguments and the rule of its result type.
+
+    `result` is "same" (type of the first argument), "bool", "branch" (type of the second), or "given" (stated, as by
+    a cast). `cost` is in vector instructions; it guides recomputation only.
+    """
+
+    arity: int
+    result: str = "same"
+    cost: int = 1
+
+
+SCALARS: dict[str, Scalar] = {
+    **{name: Scalar(2) for name in ("add", "sub", "mul", "maximum", "minimum", "and", "or", "xor")},
+    **{name: Scalar(2, cost=4) for name in ("shl", "shr", "div")},
+    **{name: Scalar(2, cost=12) for name in ("floordiv", "mod", "truncdiv", "fmod")},
+    **{name: Scalar(2, "bool") for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: Scalar(2, cost=40) for name in ("pow", "atan2")},
+    **{name: Scalar(1) for name in ("neg", "abs", "not", "floor", "ceil", "trunc", "round", "sign")},
+    **{name: Scalar(1, cost=8) for name in ("sqrt", "rsqrt", "reciprocal")},
+    **{name: Scalar(1, "bool") for name in ("isnan", "isinf")},
+    **{name: Scalar(1, cost=12) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p")},
+    **{name: Scalar(1, cost=16) for name in ("tanh", "sigmoid", "erf", "erfc", "sin", "cos")},
+    **{name: Scalar(1, cost=40) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
+    "where": Scalar(3, "branch"),
+    "cast": Scalar(1, "given"),
+    "narrow": Scalar(1, "given"),
+}
+"""Every scalar operation. Printers call a function of the same name, so no printer keeps a table of its own.
+
+`cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
+program's type, and a kernel that keeps the value may leave it out (design law 4.9)."""
+
+LEAVES = ("const", "axis", "symbol", "slot", "read")
+
+
+def const(value: Const, dtype: DType) -> Expr:
+    """The constant `value`, brought to the Python type that `dtype` holds exactly (Fraction stays exact)."""
+    if dtype.kind is Kind.BOOL:
+        return make("const", (), dtype, bool(value))
+    if dtype.kind is not Kind.FLOAT:
+        return make("const", (), dtype, int(value))
+    return make("const", (), dtype, value if isinstance(value, Fraction) else float(value))
+
+
+def integer(value: int) -> Expr:
+    """An index constant."""
+    return make("const", (), i64, int(value))
+
+
+def axis(of: Axis) -> Expr:
+    """The index expression that is the loop variable `of`."""
+    return make("axis", (), i64, of)
+
+
+def symbol(name: str, low: int = 0, high: int | None = None) -> Expr:
+    """The size symbol `name` with its range."""
+    return make("symbol", (), i64, Symbol(name, low, high))
+
+
+def slot(side: str, index: int, dtype: DType) -> Expr:
+    """Placeholder number `index` of `side` in a reduction's declaration."""
+    return make("slot", (), dtype, Slot(side, index))
+
+
+def read(operand: int, index: Iterable[Expr], dtype: DType) -> Expr:
+    """An element of operand number `operand` at `index`. Under a `where` it is only performed on the taken side."""
+    return make("read", tuple(index), dtype, operand)
+
+
+def call(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
+    """Apply scalar operation `op`; arguments have equal types (but `where`'s condition). Folds constants that are plain.
+
+    Raises ValueError for an unknown operation or a wrong number of arguments."""
+    rule = SCALARS.get(op)
+    if rule is None or rule.arity != len(args):
+        raise ValueError(f"unknown scalar operation {op}/{len(args)}")
+    if rule.result == "bool":
+        result = bool_
+    elif rule.result == "branch":
+        result = args[1].dtype
+    else:
+        result = dtype if dtype is not None else args[0].dtype
+    simple = _plain(op, args, result)
+    return simple if simple is not None else make(op, args, result)
+
+
+def _plain(op: str, args: tuple[Expr, ...], result: DType) -> Expr | None:
+    """Identities that hold for every IEEE value, so they need no law."""
+    if op in ("cast", "narrow") and args[0].dtype == result:
+        return args[0]
+    if op == "where":
+        if args[0].op == "const":
+            return args[1] if args[0].value else args[2]
+        if args[1] is args[2]:
+            return args[1]
+    if op in ("and", "or") and result is bool_:
+        for this, other in ((args[0], args[1]), (args[1], args[0])):
+            if this.op == "const":
+                return (other if this.value else this) if op == "and" else (this if this.value else other)
+    if op == "not" and result is bool_ and args[0].op == "const":
+        return const(not args[0].value, bool_)
+    if op == "cast" and args[0].op == "const" and not isinstance(args[0].value, Fraction):
+        value = args[0].value
+        assert isinstance(value, (bool, int, float))
+        if result.is_float and (result.bytes >= 4) and (not isinstance(value, float) or args[0].dtype.bytes <= result.bytes):
+            if isinstance(value, int) and abs(value) >= 1 << 24 and result is f32:
+                return None
+            return const(float(value), result)
+        if not result.is_float and result.kind is not Kind.BOOL and isinstance(value, int) and abs(value) < 128:
+            return const(value, result) if value >= 0 or result.kind is Kind.INT else None
+    return None
+
+
+def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    """`yes` where `condition` holds, else `no`; reads of the side not taken are not performed."""
+    return call("where", condition, yes, no)
+
+
+def both(first: Expr | None, second: Expr | None) -> Expr | None:
+    """The conjunction of two optional conditions (None = true)."""
+    if first is None or second is None:
+        return first if second is None else second
+    return first if first is second else call("and", first, second)
+
+
+def cast(x: Expr, dtype: DType) -> Expr:
+    """`x` converted to `dtype`, with torch's conversion rules."""
+    return call("cast", x, dtype=dtype)
+
+
+def narrow(x: Expr, dtype: DType) -> Expr:
+    """`x` in the program's type `dtype`, where a declaration computed in a wider one."""
+    return call("narrow", x, dtype=dtype)
+
+
+def conjuncts(condition: Expr | None) -> tuple[Expr, ...]:
+    """The terms of a conjunction, left to right."""
+    if condition is None:
+        return ()
+    if condition.op == "and" and condition.dtype is bool_:
+        return conjuncts(condition.args[0]) + conjuncts(condition.args[1])
+    return (condition,)
+
+
+def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The node `e` over other arguments, simplified again; index arithmetic returns to its normal form."""
+    if args == e.args:
+        return e
+    if e.op == "read":
+        return make("read", args, e.dtype, e.value)
+    if e.dtype is i64 and e.op in _index_rebuild:
+        return _index_rebuild[e.op](*args)
+    return call(e.op, *args, dtype=e.dtype if SCALARS[e.op].result == "given" else None)
+
+
+_index_rebuild: dict[str, Callable[..., Expr]] = {}
+
+
+def register_index(op: str, build: Callable[..., Expr]) -> None:
+    """Tell `rebuild` how to build index operation `op` in normal form (called by `ir.dims` once)."""
+    _index_rebuild[op] = build
+
+
+def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
+    """Replace nodes top down: `visit` returns a replacement (not visited again) or None to descend. Shared nodes once."""
+    memo: dict[Expr, Expr] = {}
+
+    def go(x: Expr) -> Expr:
+        done = memo.get(x)
+        if done is None:
+            done = visit(x)
+            if done is None:
+                done = rebuild(x, tuple(go(a) for a in x.args)) if x.args else x
+            memo[x] = done
+        return done
+
+    return go(e)
+
+
+def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
+    """Replace each node that is a key of `mapping`, simultaneously."""
+    return transform(e, mapping.get) if mapping else e
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """Every distinct node below and including `e`, arguments first."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(e, False)]
+    while stack:
+        x, expanded = stack.pop()
+        if expanded:
+            yield x
+            continue
+        if x in seen:
+            continue
+        seen.add(x)
+        stack.append((x, True))
+        stack.extend((a, False) for a in reversed(x.args) if a not in seen)
+
+
+def leaves(e: Expr, op: str) -> list[Expr]:
+    """The distinct leaves (or reads) of kind `op` in `e`, in order of first use."""
+    return [x for x in walk(e) if x.op == op]
+
+
+def axes_of(e: Expr) -> set[Expr]:
+    """The axis leaves that `e` uses."""
+    return {x for x in walk(e) if x.op == "axis"}
+
+
+def cost(e: Expr) -> int:
+    """Vector instructions that one evaluation of `e` takes, counting shared nodes once (see `Scalar.cost`)."""
+    return sum(SCALARS[x.op].cost for x in walk(e) if x.op in SCALARS and x.dtype is not i64)
+
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">",
+          "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|"}  # fmt: skip
+
+
+def show(e: Expr) -> str:
+    """`e` as text, for people and goldens."""
+    if e.op == "const":
+        return f"{e.value}"
+    if isinstance(e.value, (Axis, Symbol)):
+        return e.value.name
+    if isinstance(e.value, Slot):
+        return f"{e.value.side}{e.value.index}"
+    inner = [show(a) for a in e.args]
+    if e.op == "read":
+        return f"%{e.value}[{', '.join(inner)}]"
+    if e.op == "cast":
+        return f"{e.dtype}({inner[0]})"
+    if e.op in _INFIX:
+        return f"({inner[0]} {_INFIX[e.op]} {inner[1]})"
+    return f"{e.op}({', '.join(inner)})"
+
+
+def exact_float(value: Const) -> float:
+    """A constant as a Python float (the nearest one for a Fraction)."""
+    return float(value)
+
+
+def is_const(e: Expr, value: float) -> bool:
+    """Whether `e` is the constant `value` (NaN never)."""
+    return e.op == "const" and not isinstance(e.value, (Symbol, Axis, Slot)) and e.value is not None and e.value == value
+
+
+NEGATIVE_INFINITY = -math.inf

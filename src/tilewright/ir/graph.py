@@ -1,0 +1,293 @@
+"""The graph: tensors, host scalars, and ops that are tensor expressions or library calls. Frozen; a `Builder` makes it.
+
+A captured node may become several ops; each remembers its `Origin`, so that coverage counts captured nodes and the
+library call of a composite stays a candidate for exactly its region.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from . import dims
+from .dtype import DType
+from .expr import Axis, Expr, axis, read
+from .tensor import TensorExpr, output_axes, show_tensor_expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A tensor: `shape` in elements (index expressions over symbols) and element type. Identity is equality."""
+
+    id: int
+    shape: tuple[Expr, ...]
+    dtype: DType
+
+    def __repr__(self) -> str:
+        return f"%{self.id}:{self.dtype}[{', '.join(map(repr, self.shape))}]"
+
+    @property
+    def numel(self) -> Expr:
+        """Number of elements."""
+        return dims.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """In the arguments of a `LibraryCall`: the op's input number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryCall:
+    """A call that is not generated. `name` is for display; `function` is called with `args` and `kwargs`, in which
+    `Operand`s stand for the op's inputs and `Expr`s for host scalars. `strides` are those of the results, as the
+    library returns them. `reason` says why it may be called: "contraction", "convolution", "sort", "random", ... or
+    "no declaration". `pure` calls may be dropped or repeated."""
+
+    name: str
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
+    strides: tuple[tuple[Expr, ...], ...] = ()
+    reason: str = "no declaration"
+    pure: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """One captured node: display name, place in the user's source, and its library call with inputs and outputs.
+    `view` marks pure views, which coverage does not count."""
+
+    id: int
+    name: str
+    place: str = ""
+    call: LibraryCall | None = None
+    inputs: tuple[Value, ...] = ()
+    outputs: tuple[Value, ...] = ()
+    view: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    expr: TensorExpr | None = None
+    call: LibraryCall | None = None
+    origin: int = -1
+
+    @property
+    def output(self) -> Value:
+        """The only output."""
+        (only,) = self.outputs
+        return only
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a value lies in memory: strides in elements, per dim. (Offset and blocking are added by the phase that needs them.)"""
+
+    strides: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The value is written into the storage of graph input number `input` after everything else has read it."""
+
+    input: int
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """`inputs` are tensors or host scalars (an Expr, usually a symbol) in calling order; `outputs` likewise.
+    `layouts` gives the strides of graph inputs and outputs (by value). `constants` holds frozen tensors by value."""
+
+    inputs: tuple[Value | Expr, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Value | Expr | None, ...]
+    origins: tuple[Origin, ...] = ()
+    layouts: Mapping[Value, Layout] = field(default_factory=dict)
+    constants: Mapping[Value, object] = field(default_factory=dict)
+    writes: tuple[Write, ...] = ()
+
+    def producer(self) -> dict[Value, Op]:
+        """Value -> the op that makes it."""
+        return {v: op for op in self.ops for v in op.outputs}
+
+    def consumers(self) -> dict[Value, list[Op]]:
+        """Value -> the ops that read it, in order."""
+        out: dict[Value, list[Op]] = {}
+        for op in self.ops:
+            for v in dict.fromkeys(op.inputs):
+                out.setdefault(v, []).append(op)
+        return out
+
+    def kept(self) -> set[Value]:
+        """Values that leave the graph: outputs and writes."""
+        return {v for v in self.outputs if isinstance(v, Value)} | {w.value for w in self.writes}
+
+    def symbols(self) -> list[Expr]:
+        """Every size symbol of the graph, in order of first use."""
+        found: dict[Expr, None] = {}
+        values = [v for v in self.inputs] + [v for op in self.ops for v in op.outputs]
+        for v in values:
+            for e in v.shape if isinstance(v, Value) else (v,):
+                found |= dict.fromkeys(dims.symbols_of(e))
+        return list(found)
+
+    def verify(self) -> None:
+        """Raise ValueError unless values are defined before use, shapes and types agree with the expressions."""
+        known: set[Value] = {v for v in self.inputs if isinstance(v, Value)} | set(self.constants)
+        for op in self.ops:
+            if (op.expr is None) == (op.call is None):
+                raise ValueError(f"{op.name}: needs exactly one of expression and library call")
+            missing = [v for v in op.inputs if v not in known]
+            if missing:
+                raise ValueError(f"{op.name}: reads {missing} before definition")
+            if op.expr is not None:
+                _verify_expr(op, op.expr)
+            if known & set(op.outputs):
+                raise ValueError(f"{op.name}: defines a value twice")
+            known |= set(op.outputs)
+        loose = [v for v in self.kept() if v not in known]
+        if loose:
+            raise ValueError(f"outputs {loose} are never defined")
+
+    def show(self) -> str:
+        """The graph as text, one op a line."""
+        lines = ["graph(" + ", ".join(map(repr, self.inputs)) + ")"]
+        for op in self.ops:
+            out = ", ".join(map(repr, op.outputs))
+            ins = ", ".join(f"%{v.id}" for v in op.inputs)
+            what = show_tensor_expr(op.expr) if op.expr else f"library {op.call.name if op.call else ''}"
+            lines.append(f"  {out} = {op.name}({ins}) {what}")
+        lines.append("  return " + ", ".join(f"%{v.id}" if isinstance(v, Value) else repr(v) for v in self.outputs))
+        return "\n".join(lines)
+
+    def digest(self) -> str:
+        """Structural hash: equal for graphs that differ only in the numbers of their values."""
+        number: dict[Value, int] = {}
+        for v in (*[v for v in self.inputs if isinstance(v, Value)], *self.constants, *[v for o in self.ops for v in o.outputs]):
+            number.setdefault(v, len(number))
+        parts = [f"{number[v]}:{v.dtype}{v.shape}" for v in number]
+        for op in self.ops:
+            what = show_tensor_expr(op.expr) if op.expr else f"{op.call.name} {op.call.args} {op.call.kwargs}" if op.call else ""
+            parts.append(f"{op.name}{[number[v] for v in op.inputs]}{[number[v] for v in op.outputs]}{what}")
+        parts.append(str([number[v] if isinstance(v, Value) else repr(v) for v in self.outputs]))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def with_ops(self, ops: Sequence[Op], outputs: Sequence[Value | Expr | None] | None = None) -> Graph:
+        """The same graph with other ops (and outputs)."""
+        return replace(self, ops=tuple(ops), outputs=self.outputs if outputs is None else tuple(outputs))
+
+
+def _verify_expr(op: Op, expr: TensorExpr) -> None:
+    expr.verify()
+    if tuple(v.dtype for v in op.outputs) != expr.dtypes:
+        raise ValueError(f"{op.name}: result types {[v.dtype for v in op.outputs]} are not {expr.dtypes}")
+    for v in op.outputs:
+        if v.shape != expr.shape:
+            raise ValueError(f"{op.name}: shape {v.shape} is not {expr.shape}")
+    for r in expr.reads():
+        assert isinstance(r.value, int)
+        if r.value >= len(op.inputs):
+            raise ValueError(f"{op.name}: reads operand {r.value} of {len(op.inputs)}")
+        if len(r.args) != len(op.inputs[r.value].shape) or r.dtype != op.inputs[r.value].dtype:
+            raise ValueError(f"{op.name}: {r} does not fit {op.inputs[r.value]}")
+
+
+class Builder:
+    """Collects ops; every declaration in `ir.ops` is a function of a Builder and values."""
+
+    def __init__(self, first_id: int = 0) -> None:
+        self.ops: list[Op] = []
+        self.origins: list[Origin] = []
+        self.constants: dict[Value, object] = {}
+        self._next = first_id
+        self._origin = -1
+
+    def value(self, shape: Sequence[Expr], dtype: DType) -> Value:
+        """A new value that nothing defines yet."""
+        self._next += 1
+        return Value(self._next - 1, tuple(shape), dtype)
+
+    def constant(self, tensor: object, shape: Sequence[Expr], dtype: DType) -> Value:
+        """A frozen tensor."""
+        v = self.value(shape, dtype)
+        self.constants[v] = tensor
+        return v
+
+    def emit(self, name: str, inputs: Sequence[Value], expr: TensorExpr) -> tuple[Value, ...]:
+        """Add an op with a tensor expression; shapes and types of the results are derived from it."""
+        outputs = tuple(self.value(expr.shape, t) for t in expr.dtypes)
+        op = Op(name, tuple(inputs), outputs, expr=expr, origin=self._origin)
+        _verify_expr(op, expr)
+        self.ops.append(op)
+        return outputs
+
+    def library(self, call: LibraryCall, inputs: Sequence[Value], results: Sequence[tuple[Sequence[Expr], DType]]) -> tuple[Value, ...]:
+        """Add an op that runs as a library call, with the shapes and types of its results."""
+        outputs = tuple(self.value(s, t) for s, t in results)
+        self.ops.append(Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin))
+        return outputs
+
+    @contextmanager
+    def origin(self, name: str, place: str = "") -> Iterator[int]:
+        """Ops emitted inside belong to one captured node; give its call and values to `close_origin` afterwards."""
+        outer, self._origin = self._origin, len(self.origins)
+        self.origins.append(Origin(self._origin, name, place))
+        try:
+            yield self._origin
+        finally:
+            self._origin = outer
+
+    def close_origin(self, id: int, call: LibraryCall | None, inputs: Sequence[Value], outputs: Sequence[Value], view: bool = False) -> None:
+        """Record what a captured node read and made, and the library call that computes the same."""
+        self.origins[id] = replace(self.origins[id], call=call, inputs=tuple(inputs), outputs=tuple(outputs), view=view)
+
+    def pointwise(self, name: str, compute: Callable[..., Expr], *inputs: Value) -> Value:
+        """Add an elementwise op: `compute` receives one element of each input (broadcast as torch does) and returns one."""
+        shape = broadcast(*[v.shape for v in inputs])
+        axes = output_axes(shape)
+        elements = [element(k, v, axes) for k, v in enumerate(inputs)]
+        (out,) = self.emit(name, inputs, TensorExpr(axes, (compute(*elements),)))
+        return out
+
+    def finish(self, inputs: Sequence[Value | Expr], outputs: Sequence[Value | Expr | None], **rest: object) -> Graph:
+        """The graph of what was collected, verified."""
+        graph = Graph(tuple(inputs), tuple(self.ops), tuple(outputs), tuple(self.origins), constants=dict(self.constants), **rest)  # type: ignore[arg-type]
+        graph.verify()
+        return graph
+
+
+def broadcast(*shapes: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The common shape after torch's broadcasting. Sizes that are not proved different are taken as equal (the front
+    door has compared them); raises ValueError for constant sizes that differ."""
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[Expr] = []
+    for k in range(rank):
+        sizes = [s[len(s) - rank + k] for s in shapes if len(s) - rank + k >= 0]
+        wide = [s for s in sizes if s is not dims.ONE]
+        fixed = {s for s in wide if dims.static(s) is not None}
+        if len(fixed) > 1:
+            raise ValueError(f"sizes {sizes} do not broadcast")
+        out.append(next(iter(fixed)) if fixed else wide[0] if wide else dims.ONE)
+    return tuple(out)
+
+
+def element(operand: int, v: Value, axes: Sequence[Axis]) -> Expr:
+    """The element of `v` at output `axes`, aligned from the right; size-1 dims are read at 0."""
+    index: list[Expr] = []
+    shift = len(axes) - len(v.shape)
+    for k, size in enumerate(v.shape):
+        a = axes[k + shift]
+        stretched = size is dims.ONE and a.extent is not dims.ONE
+        index.append(dims.ZERO if stretched or a.extent is dims.ONE else axis(a))
+    return read(operand, index, v.dtype)
