@@ -32,7 +32,7 @@ class Options:
     """Raise `UnsupportedError` where an op would run as a library call by need instead of counting it."""
 
     freeze: bool | None = None
-    """Treat weights as constants (fold and pack them); None: only for ONNX files and exported programs."""
+    """Treat weights as constants (fold and pack them); None: only for model files and exported programs."""
 
     threads: int | None = None
     """Threads that generated CPU kernels use; None: as many as `torch.get_num_threads()` says at the call."""
