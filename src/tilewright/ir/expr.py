@@ -42,7 +42,7 @@ class Slot:
     index: int
 
 
-Leaf = Const | Symbol | Axis | Slot | int | None
+Leaf = Const | Symbol | Axis | Slot | tuple[int, int] | int | None
 
 
 class Expr:
@@ -114,7 +114,7 @@ SCALARS: dict[str, Scalar] = {
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
 program's type, and a kernel that keeps the value may leave it out (design law 4.9)."""
 
-LEAVES = ("const", "axis", "symbol", "slot", "read")
+LEAVES = ("const", "axis", "symbol", "slot", "read", "var", "value")
 
 
 def const(value: Const, dtype: DType) -> Expr:
@@ -230,8 +230,8 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """The node `e` over other arguments, simplified again; index arithmetic returns to its normal form."""
     if args == e.args:
         return e
-    if e.op == "read":
-        return make("read", args, e.dtype, e.value)
+    if e.op in ("read", "value"):
+        return make(e.op, args, e.dtype, e.value)
     if e.dtype is i64 and e.op in _index_rebuild:
         return _index_rebuild[e.op](*args)
     return call(e.op, *args, dtype=e.dtype if SCALARS[e.op].result == "given" else None)
@@ -312,6 +312,10 @@ def show(e: Expr) -> str:
     inner = [show(a) for a in e.args]
     if e.op == "read":
         return f"%{e.value}[{', '.join(inner)}]"
+    if e.op == "var":
+        return f"v{e.value}"
+    if e.op == "value":
+        return f"${e.value}[{', '.join(inner)}]"
     if e.op == "cast":
         return f"{e.dtype}({inner[0]})"
     if e.op in _INFIX:

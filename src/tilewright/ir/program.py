@@ -1,0 +1,336 @@
+"""The tile program: how one kernel computes. Grid, loops, loads and stores of blocks, states, reductions over a block.
+
+Meaning. A program runs its body once per point of the grid; points are independent, in any order or at once. An axis
+that is *bound* with tile t stands for t consecutive values base .. base+t-1: with t = 1 it is a scalar, with t > 1 it
+is a *block axis*, and a value that depends on it is a block with that named axis. Blocks of different axes combine by
+name, as in broadcasting. A bound axis may run past its extent; statements that would then touch memory or a state
+carry a mask that excludes those lanes.
+
+A buffer is addressed by an element offset from its base. Offsets, masks and computations are `Expr`s whose leaves are
+bound axes, size symbols, constants, and `var` leaves (`value_of(var)`) for values computed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from .dtype import DType
+from .expr import Axis, Expr, make, show, walk
+from .reduction import Reduction
+
+
+class Place(Enum):
+    """Where a buffer of a program lives."""
+
+    PARAMETER = "parameter"
+    SCRATCH = "scratch"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A flat array of `size` elements (an index expression over symbols). A scratch buffer is private to a grid point
+    and holds nothing when the point starts."""
+
+    name: str
+    dtype: DType
+    size: Expr
+    place: Place = Place.PARAMETER
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A computed value: number, type, and the block axes it has (those bound with tile > 1 that it depends on)."""
+
+    id: int
+    dtype: DType
+    axes: tuple[Axis, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"v{self.id}" + (f"<{','.join(a.name for a in self.axes)}>" if self.axes else "")
+
+
+def value_of(var: Var) -> Expr:
+    """The expression leaf that stands for `var`."""
+    return make("var", (), var.dtype, var.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """var = buffer[offset] in lanes where `mask` holds (None = all), else `other`. Masked lanes touch no memory.
+
+    The buffer's element is converted to `var.dtype` (a half is held as fp32). With `checked`, an offset that depends on
+    data has been clamped and `Check`ed before."""
+
+    var: Var
+    buffer: Buffer
+    offset: Expr
+    mask: Expr | None = None
+    other: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """var = expr, elementwise over the axes of `var`."""
+
+    var: Var
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[offset] = value, converted to the buffer's type, in lanes where `mask` holds. `axes` are its block axes.
+
+    `stream` says that nobody reads the data soon, so it may bypass the caches."""
+
+    buffer: Buffer
+    offset: Expr
+    value: Expr
+    axes: tuple[Axis, ...] = ()
+    mask: Expr | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Make `vars` a mutable state with these initial values. Only `Update`, `Fold` and `Prefix` change it."""
+
+    vars: tuple[Var, ...]
+    values: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Assign new values to states, all at once; lanes where `mask` fails keep the old ones."""
+
+    vars: tuple[Var, ...]
+    values: tuple[Expr, ...]
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collapse:
+    """vars = the merge, in a fixed order, of the states `parts` over their block axis `axis` (which `vars` lack)."""
+
+    vars: tuple[Var, ...]
+    parts: tuple[Var, ...]
+    reduction: Reduction
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """acc[m, n] += sum over k of a[m, k] * b[k, n]: the block axes of `acc` are those of `a` and `b` without `k`."""
+
+    acc: Var
+    a: Var
+    b: Var
+    k: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """If `condition` (bool) fails in any lane of `mask`, the run reports error number `code` (index out of range, ...)
+    after it ends; nothing is touched out of bounds because loads use clamped offsets."""
+
+    condition: Expr
+    code: int
+    axes: tuple[Axis, ...] = ()
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """for base in range(start, stop, tile): bind `axis` to base .. base+tile-1; run `body`. Sequential."""
+
+    axis: Axis
+    start: Expr
+    stop: Expr
+    tile: int
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Run `body` if the scalar condition holds, else `orelse`."""
+
+    condition: Expr
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
+
+
+Stmt = Load | Compute | Store | Declare | Update | Collapse | Dot | Check | Loop | Branch
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """One dimension of the grid: `axis` takes 0 .. extent-1, one value per point (a tile number if loops refine it)."""
+
+    axis: Axis
+    extent: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TileProgram:
+    """`params` in calling order, `grid` outermost first, and the body of one grid point."""
+
+    params: tuple[Buffer, ...]
+    grid: tuple[GridAxis, ...]
+    body: tuple[Stmt, ...]
+    scratch: tuple[Buffer, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def statements(self) -> Iterator[Stmt]:
+        """Every statement, outer before inner."""
+        yield from _each(self.body)
+
+    def loops(self) -> list[Loop]:
+        """Every loop, outer before inner."""
+        return [s for s in self.statements() if isinstance(s, Loop)]
+
+    def show(self) -> str:
+        """The program as text."""
+        lines = ["program(" + ", ".join(f"{b.name}:{b.dtype}[{show(b.size)}]" for b in self.params) + ")"]
+        lines += [f"  scratch {b.name}:{b.dtype}[{show(b.size)}]" for b in self.scratch]
+        lines += [f"  grid {g.axis.name} < {show(g.extent)}" for g in self.grid]
+        _show(self.body, 1, lines)
+        return "\n".join(lines)
+
+    def verify(self) -> None:
+        """Raise ValueError unless values are defined before use, axes are bound where used, and states stay states."""
+        bound = {g.axis for g in self.grid}
+        known = {b.name for b in (*self.params, *self.scratch)}
+        _verify(self.body, set(), set(), bound, known)
+
+
+def _each(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            yield from _each(s.body)
+        elif isinstance(s, Branch):
+            yield from _each(s.body)
+            yield from _each(s.orelse)
+
+
+def expressions(s: Stmt) -> list[Expr]:
+    """The expressions that a statement evaluates itself (not those of its body)."""
+    match s:
+        case Load():
+            found = [s.offset, s.mask, s.other]
+        case Compute():
+            found = [s.expr]
+        case Store():
+            found = [s.offset, s.value, s.mask]
+        case Declare():
+            found = list(s.values)
+        case Update():
+            found = [*s.values, s.mask]
+        case Check():
+            found = [s.condition, s.mask]
+        case Loop():
+            found = [s.start, s.stop]
+        case Branch():
+            found = [s.condition]
+        case Collapse() | Dot():
+            found = []
+    return [e for e in found if e is not None]
+
+
+def defines(s: Stmt) -> tuple[Var, ...]:
+    """The values that a statement defines."""
+    match s:
+        case Load() | Compute():
+            return (s.var,)
+        case Declare() | Collapse():
+            return s.vars
+        case _:
+            return ()
+
+
+def uses(s: Stmt) -> tuple[int, ...]:
+    """Numbers of the values that a statement reads."""
+    found = [x.value for e in expressions(s) for x in walk(e) if x.op == "var"]
+    if isinstance(s, Collapse):
+        found += [v.id for v in s.parts]
+    if isinstance(s, Dot):
+        found += [s.acc.id, s.a.id, s.b.id]
+    return tuple(v for v in found if isinstance(v, int))
+
+
+def _verify(body: Sequence[Stmt], known: set[int], states: set[int], bound: set[Axis], buffers: set[str]) -> None:
+    known, states = set(known), set(states)
+    for s in body:
+        loose = [v for v in uses(s) if v not in known]
+        if loose:
+            raise ValueError(f"{s}: uses v{loose[0]} before definition")
+        for e in expressions(s):
+            unbound = [x for x in walk(e) if isinstance(x.value, Axis) and x.op == "axis" and x.value not in bound]
+            if unbound:
+                raise ValueError(f"{s}: axis {unbound[0]} is not bound here")
+        if isinstance(s, (Load, Store)) and s.buffer.name not in buffers:
+            raise ValueError(f"{s}: unknown buffer {s.buffer.name}")
+        if isinstance(s, Update) and not all(v.id in states for v in s.vars):
+            raise ValueError(f"{s}: updates a value that is not a state")
+        known |= {v.id for v in defines(s)}
+        if isinstance(s, Declare):
+            states |= {v.id for v in s.vars}
+        if isinstance(s, Loop):
+            if s.axis in bound:
+                raise ValueError(f"axis {s.axis.name} is bound twice")
+            _verify(s.body, known, states, bound | {s.axis}, buffers)
+        if isinstance(s, Branch):
+            _verify(s.body, known, states, bound, buffers)
+            _verify(s.orelse, known, states, bound, buffers)
+
+
+def _suffix(mask: Expr | None) -> str:
+    return "" if mask is None else f" if {show(mask)}"
+
+
+def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
+    pad = "  " * depth
+    for s in body:
+        match s:
+            case Load():
+                other = "" if s.other is None else f" else {show(s.other)}"
+                lines.append(f"{pad}{s.var} = {s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}")
+            case Compute():
+                lines.append(f"{pad}{s.var} = {show(s.expr)}")
+            case Store():
+                lines.append(f"{pad}{s.buffer.name}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}")
+            case Declare():
+                lines.append(f"{pad}state {', '.join(map(repr, s.vars))} = {', '.join(map(show, s.values))}")
+            case Update():
+                lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {', '.join(map(show, s.values))}{_suffix(s.mask)}")
+            case Collapse():
+                of = ", ".join(map(repr, s.parts))
+                lines.append(f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over {s.axis.name}")
+            case Dot():
+                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}")
+            case Check():
+                lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}")
+            case Loop():
+                step = f" step {s.tile}" if s.tile != 1 else ""
+                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}")
+                _show(s.body, depth + 1, lines)
+            case Branch():
+                lines.append(f"{pad}if {show(s.condition)}")
+                _show(s.body, depth + 1, lines)
+                if s.orelse:
+                    lines.append(f"{pad}else")
+                    _show(s.orelse, depth + 1, lines)
+
+
+def rewrite_body(body: Sequence[Stmt], change: Callable[[Stmt], Sequence[Stmt] | None]) -> tuple[Stmt, ...]:
+    """Replace statements bottom up: `change` returns the statements that stand for one (None = keep)."""
+    out: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Loop):
+            s = replace(s, body=rewrite_body(s.body, change))
+        elif isinstance(s, Branch):
+            s = replace(s, body=rewrite_body(s.body, change), orelse=rewrite_body(s.orelse, change))
+        changed = change(s)
+        out.extend((s,) if changed is None else changed)
+    return tuple(out)
