@@ -1,0 +1,358 @@
+"""The fp64 rule: whether a result is as good as eager's, judged by the same program in float64.
+
+`y` is the result under test, `e` eager's, `r` the same program's in float64 from the same inputs. For every
+output tensor, with u the unit roundoff of its dtype:
+
+(a) NaN and each infinity stand at the same places in y and e;
+(b) RMS(y - r) <= k RMS(e - r) + u RMS(r);
+(c) |y - r| <= k (Q + u |r|) + u RMS(r) for each element, Q the 99.9 % quantile of |e - r|.
+
+k is 2, and 3 for half types. The smallest k that passes is part of the verdict. One exception to (a): y may
+be finite where eager overflowed and r is finite too (then (c) binds it); never the reverse. Integers and
+bools equal eager's, except where a near tie decided; those are counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
+
+QUANTILE = 0.999
+FLOAT64_ULPS = 16.0
+"""A float64 output has no wider reference: eager's own error is taken to be this many u RMS(r)."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """The floats behind an integer output: eager's, those of float64, and how far apart the candidates lie.
+
+    `gap` has the output's shape: in float64, the distance between the floats at our choice and at eager's.
+    """
+
+    eager: Tensor
+    reference: Tensor
+    gap: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of one output tensor; prints as one line."""
+
+    passed: bool
+    reason: str
+    """Why it failed; empty where it passed."""
+    k: float
+    smallest_k: float
+    """The smallest k with which (b) and (c) hold; infinite where no k helps."""
+    elements: int
+    worst_element: tuple[int, ...] | None
+    """Where (c) is tightest (floats), or the first difference (integers); None if there is none."""
+    worst_values: tuple[float, float, float] | None
+    """y, e and r at that element."""
+    rms_ours: float = 0.0
+    rms_eager: float = 0.0
+    rescued: int = 0
+    """Elements where eager overflowed and y, like r, is finite."""
+    near_ties: int = 0
+    """Integer elements that differ from eager's because a near tie decided."""
+
+    def __str__(self) -> str:
+        """`PASS smallest k 0.98 of 2 (rms error 1.1e-07, eager 1.2e-07, 4096 elements)`."""
+        text = f"{'PASS' if self.passed else 'FAIL'} smallest k {self.smallest_k:.3g} of {self.k:g}"
+        text += f" (rms error {self.rms_ours:.2g}, eager {self.rms_eager:.2g}, {self.elements} elements"
+        text += f", {self.rescued} finite where eager overflows" if self.rescued else ""
+        text += f", {self.near_ties} near ties" if self.near_ties else ""
+        text += ")"
+        if not self.passed:
+            text += f": {self.reason}"
+            if self.worst_element is not None and self.worst_values is not None:
+                ours, eager, exact = self.worst_values
+                text += (
+                    f"; at {list(self.worst_element)} ours {ours:.9g}, eager {eager:.9g}, fp64 {exact:.9g}"
+                )
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class TreeVerdict:
+    """The judgement of a whole result: one `Verdict` per leaf, by its path."""
+
+    leaves: tuple[tuple[str, Verdict], ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every leaf passed."""
+        return all(verdict.passed for _, verdict in self.leaves)
+
+    @property
+    def smallest_k(self) -> float:
+        """The largest of the leaves' smallest k."""
+        return max((verdict.smallest_k for _, verdict in self.leaves), default=0.0)
+
+    def __str__(self) -> str:
+        """One line per leaf."""
+        return "\n".join(f"{path or 'output'}: {verdict}" for path, verdict in self.leaves)
+
+
+def default_k(dtype: torch.dtype) -> float:
+    """3 for half types, else 2."""
+    return 3.0 if dtype in (torch.float16, torch.bfloat16) else 2.0
+
+
+def compare(
+    y: Tensor, e: Tensor, r: Tensor, *, k: float | None = None, deciding: Deciding | None = None
+) -> Verdict:
+    """Judge one tensor. Shapes must agree, and the dtypes of `y` and `e`; `r` is float64 or y's integers.
+
+    `k` overrides the default of the dtype. `deciding` names the floats behind an integer output; without it a
+    difference counts as a near tie only where the float64 program sides with y, so that eager itself erred.
+    """
+    k = default_k(e.dtype) if k is None else k
+    if y.shape != e.shape or r.shape != e.shape:
+        return _refuse(y, k, f"shape {list(y.shape)}, eager {list(e.shape)}, fp64 {list(r.shape)}")
+    if y.dtype != e.dtype:
+        return _refuse(y, k, f"dtype {y.dtype}, eager {e.dtype}")
+    y, e, r = (t.detach().cpu() for t in (y, e, r))
+    if e.dtype.is_complex:
+        y, e, r = (torch.view_as_real(t.resolve_conj()) for t in (y, e, r))
+    if e.dtype.is_floating_point:
+        return _compare_floats(y, e, r.double(), k)
+    return _compare_exact(y, e, r, k, deciding)
+
+
+def compare_trees(y: object, e: object, r: object, *, k: float | None = None) -> TreeVerdict:
+    """Judge nested tuples, lists, dicts and registered classes leaf by leaf; leaves that are no tensors too.
+
+    Numbers are judged as tensors without dims (floats as float32), anything else must be equal.
+    """
+    ours, eager, exact = (_leaves(tree) for tree in (y, e, r))
+    paths = [[path for path, _ in leaves] for leaves in (ours, eager, exact)]
+    if paths[0] != paths[1] or paths[2] != paths[1]:
+        reason = f"structure {paths[0]}, eager {paths[1]}, fp64 {paths[2]}"
+        return TreeVerdict((("", _refuse(torch.empty(0), k or 2.0, reason)),))
+    judged: list[tuple[str, Verdict]] = []
+    for (path, a), (_, b), (_, c) in zip(ours, eager, exact, strict=True):
+        tensors = [_as_tensor(leaf) for leaf in (a, b, c)]
+        if all(t is None for t in tensors):
+            same = a == b
+            judged.append(
+                (path, Verdict(same, "" if same else f"{a!r}, eager {b!r}", k or 2.0, 0.0, 1, None, None))
+            )
+        elif any(t is None for t in tensors):
+            judged.append(
+                (path, _refuse(torch.empty(0), k or 2.0, f"{type(a).__name__}, eager {type(b).__name__}"))
+            )
+        else:
+            ty, te, tr = (t for t in tensors if t is not None)
+            judged.append((path, compare(ty, te, tr, k=k)))
+    return TreeVerdict(tuple(judged))
+
+
+def _leaves(tree: object) -> list[tuple[str, object]]:
+    return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(tree)[0]]
+
+
+def _as_tensor(leaf: object) -> Tensor | None:
+    if isinstance(leaf, Tensor):
+        return leaf
+    if isinstance(leaf, bool | int):
+        return torch.tensor(leaf)
+    return torch.tensor(leaf, dtype=torch.float32) if isinstance(leaf, float) else None
+
+
+def _refuse(y: Tensor, k: float, reason: str) -> Verdict:
+    return Verdict(False, reason, k, math.inf, y.numel(), None, None)
+
+
+def _place(flat: int, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
+
+
+def _compare_floats(y: Tensor, e: Tensor, r: Tensor, k: float) -> Verdict:
+    u = torch.finfo(e.dtype).eps / 2
+    wide_y, wide_e = y.double().reshape(-1), e.double().reshape(-1)
+    flat_r = r.reshape(-1)
+    finite_y, finite_e = wide_y.isfinite(), wide_e.isfinite()
+    rescued = finite_y & ~finite_e & flat_r.isfinite()
+    same = finite_y & finite_e | rescued | (wide_y == wide_e) | (wide_y.isnan() & wide_e.isnan())
+
+    def at(i: int) -> tuple[tuple[int, ...], tuple[float, float, float]]:
+        return _place(i, e.shape), (float(wide_y[i]), float(wide_e[i]), float(flat_r[i]))
+
+    if not bool(same.all()):
+        where, values = at(int((~same).int().argmax()))
+        reason = f"{int((~same).sum())} elements where NaN or infinity stand differently"
+        return Verdict(False, reason, k, math.inf, e.numel(), where, values, rescued=int(rescued.sum()))
+    judged = finite_y & (finite_e | rescued)
+    if not bool(judged.any()):
+        return Verdict(True, "", k, 0.0, e.numel(), None, None)
+    # Where r is not finite although y and e are, it says nothing: eager stands in for it.
+    exact = torch.where(flat_r.isfinite(), flat_r, wide_e)
+    numbers = _smallest_k(wide_y, wide_e, exact, judged, judged & finite_e, u, e.dtype == torch.float64)
+    where, values = at(numbers.worst)
+    reason = f"smallest k is {numbers.k:.3g} by {numbers.by}" if numbers.k > k else ""
+    return Verdict(
+        passed=numbers.k <= k,
+        reason=reason,
+        k=k,
+        smallest_k=numbers.k,
+        elements=e.numel(),
+        worst_element=where,
+        worst_values=values,
+        rms_ours=numbers.rms_ours,
+        rms_eager=numbers.rms_eager,
+        rescued=int(rescued.sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    k: float
+    by: str
+    worst: int
+    rms_ours: float
+    rms_eager: float
+
+
+def _smallest_k(
+    y: Tensor, e: Tensor, r: Tensor, judged: Tensor, trusted: Tensor, u: float, widest: bool
+) -> _Numbers:
+    """The smallest k of (b) and (c) over flat float64 tensors, on the elements `judged`.
+
+    Eager's error is taken over `trusted`, the elements where eager is finite.
+    """
+    ours, exact = (y - r)[judged].abs(), r[judged].abs()
+    eager = (e - r)[trusted].abs()
+    size = _rms(exact)
+    noise, quantile = _rms(eager), _quantile(eager)
+    if widest:
+        noise, quantile = max(noise, FLOAT64_ULPS * u * size), max(quantile, FLOAT64_ULPS * u * size)
+    by_rms = _ratio(_rms(ours) - u * size, noise)
+    excess, room = ours - u * size, quantile + u * exact
+    ratios = torch.where(excess <= 0, torch.zeros_like(excess), excess / room)  # excess / 0 is infinite
+    worst = int(ratios.argmax()) if float(ratios.max()) > 0 else int(ours.argmax())
+    by_element = max(0.0, float(ratios.max()))
+    index = int(judged.nonzero()[worst])
+    label = "its rms error" if by_rms >= by_element else "one element"
+    return _Numbers(max(by_rms, by_element), label, index, _rms(ours), _rms(eager))
+
+
+def _rms(x: Tensor) -> float:
+    """Root mean square, scaled so that squares neither overflow nor vanish."""
+    top = float(x.max()) if x.numel() else 0.0
+    return top * float((x / top).square().mean().sqrt()) if top > 0 else 0.0
+
+
+def _quantile(x: Tensor) -> float:
+    """The smallest value that at least QUANTILE of the elements do not exceed."""
+    return float(x.kthvalue(math.ceil(QUANTILE * x.numel())).values) if x.numel() else 0.0
+
+
+def _ratio(excess: float, room: float) -> float:
+    if excess <= 0:
+        return 0.0
+    return excess / room if room > 0 else math.inf
+
+
+def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding | None) -> Verdict:
+    differs = (y != e).reshape(-1)
+    if not bool(differs.any()):
+        return Verdict(True, "", k, 0.0, e.numel(), None, None)
+    if deciding is None:
+        excused = differs & (y == r).reshape(-1)
+    else:
+        near = _near(deciding, k)
+        excused = differs & near.reshape(-1)
+    wrong = differs & ~excused
+    first = int((wrong if bool(wrong.any()) else differs).int().argmax())
+    values = tuple(float(t.reshape(-1)[first]) for t in (y, e, r))
+    count = int(wrong.sum())
+    return Verdict(
+        passed=count == 0,
+        reason=f"{count} integers differ from eager's" if count else "",
+        k=k,
+        smallest_k=math.inf if count else 0.0,
+        elements=e.numel(),
+        worst_element=_place(first, e.shape),
+        worst_values=(values[0], values[1], values[2]),
+        near_ties=int(excused.sum()),
+    )
+
+
+def _near(deciding: Deciding, k: float) -> Tensor:
+    """Where the gap between the candidates is within what (c) grants at the largest deciding float."""
+    u = torch.finfo(deciding.eager.dtype).eps / 2
+    r = deciding.reference.detach().double().reshape(-1)
+    error = (deciding.eager.detach().double().reshape(-1) - r).abs()
+    error, r = error[error.isfinite()], r[r.isfinite()].abs()
+    bound = k * (_quantile(error) + u * (float(r.max()) if r.numel() else 0.0)) + u * _rms(r)
+    return deciding.gap.detach().double().abs() <= bound
+
+
+# The same program in float64.
+
+
+class _Wide(TorchDispatchMode):
+    """Runs every op on float64 in place of narrower floats: arguments, requested dtypes and results."""
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,  # pyright: ignore[reportPrivateUsage]
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        narrow: list[tuple[Tensor, Tensor]] = []
+
+        def widen(x: object) -> object:
+            if isinstance(x, torch.dtype) and x.is_floating_point:
+                return torch.float64
+            if isinstance(x, Tensor) and x.dtype.is_floating_point and x.dtype != torch.float64:
+                narrow.append((x, x.double()))
+                return narrow[-1][1]
+            return x
+
+        wide_args, wide_kwargs = tree_map(widen, args), tree_map(widen, kwargs or {})
+        result = func(*wide_args, **wide_kwargs)
+        if func._schema.is_mutable:  # pyright: ignore[reportPrivateUsage]
+            for original, wide in narrow:
+                original.copy_(wide)
+        return tree_map(widen, result)
+
+
+@contextlib.contextmanager
+def float64_mode() -> Generator[None]:
+    """Within it, eager torch computes in float64 wherever the program says float32 or a half type.
+
+    Forward only: autograd casts a gradient back to the dtype of its variable. Library ops without a float64
+    kernel fail with torch's own error.
+    """
+    with torch.no_grad(), _Wide():
+        yield
+
+
+def in_float64(function: Callable[P, R]) -> Callable[P, R]:
+    """The same program in float64: its tensors, weights and casts widened; inputs are rounded nowhere."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with float64_mode():
+            # Widened copies: what the program writes into its inputs is not rounded, nor seen outside.
+            wide_args, wide_kwargs = tree_map(_widened, args), tree_map(_widened, kwargs)
+            return function(*wide_args, **wide_kwargs)  # pyright: ignore[reportCallIssue]
+
+    return run
+
+
+def _widened(x: object) -> object:
+    return x.to(torch.float64, copy=True) if isinstance(x, Tensor) and x.dtype.is_floating_point else x
