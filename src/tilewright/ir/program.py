@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from .dims import ONE
 from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
 from .reduction import Reduction
@@ -173,12 +174,17 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class TileProgram:
-    """`params` in calling order, `grid` outermost first, and the body of one grid point."""
+    """`params` in calling order, `grid` outermost first, and the body of one grid point.
+
+    `lane` is the axis that becomes vector lanes where the machine has vectors of elements (None: all is scalar).
+    `grain` is how many grid points are worth handing to another thread at once."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
     body: tuple[Stmt, ...]
     scratch: tuple[Buffer, ...] = ()
+    lane: Axis | None = None
+    grain: Expr = ONE
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def statements(self) -> Iterator[Stmt]:

@@ -1,0 +1,71 @@
+"""Which ops become one launch, and the other steps of a cover: library calls and views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .expr import Expr
+from .graph import Graph, Layout, Op, Value
+from .program import TileProgram
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """Ops that become one launch, in topological order, with the values it stores. Inputs are derived; convexity is
+    not asked. `reason` says why its boundary is where it is, for people."""
+
+    ops: tuple[Op, ...]
+    outputs: tuple[Value, ...]
+    reason: str = ""
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """Values read and not made inside, in order of first use."""
+        made = {v for op in self.ops for v in op.outputs}
+        return tuple(dict.fromkeys(v for op in self.ops for v in op.inputs if v not in made))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryStep:
+    """Run `op.call` on `op.inputs`; it makes `op.outputs`, with the strides that the call states.
+
+    `choice` is True where a kernel could have been generated and the library was chosen for speed. `origins` are the
+    captured nodes that the call stands for."""
+
+    op: Op
+    choice: bool
+    origins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewStep:
+    """`value` is the memory of `source` seen with other strides: no work. Offset and strides in elements."""
+
+    value: Value
+    source: Value
+    layout: Layout
+    offset: Expr
+
+
+Step = Kernel | LibraryStep | ViewStep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cover:
+    """The steps that compute a graph, in order, and the layout of every value that is in memory."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    layouts: Mapping[Value, Layout] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scheduled:
+    """A kernel with its decisions and its tile program; `params[k]` is the value behind `program.params[k]` (inputs,
+    then outputs). `schedule` prints as one line."""
+
+    kernel: Kernel
+    schedule: object
+    program: TileProgram
+    params: tuple[Value, ...]
