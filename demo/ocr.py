@@ -157,7 +157,7 @@ def decode(scores: Array, alphabet: Sequence[str]) -> tuple[str, float]:
 
 
 def recognise(parts: Sequence[Image.Image], model: Model, alphabet: Sequence[str]) -> list[tuple[str, float]]:
-    """Text and score of each part, in the order given; batches hold lines of similar length (less padding)."""
+    """Text and score of each part, in the order given; batches hold lines of similar length."""
     order = sorted(range(len(parts)), key=lambda i: parts[i].width / parts[i].height)
     results: list[tuple[str, float]] = [("", 0.0)] * len(parts)
     for start in range(0, len(order), BATCH):

@@ -1,0 +1,485 @@
+"""Time several runtimes side by side, fairly: the core of `bench`, of the demo and of the benchmarks.
+
+Contestants run in turn (A B C, B C A, ...), each after a pause and one untimed call: the worker threads of
+a runtime spin for a while after its call and would slow the next one's, and what one leaves in the caches
+would help or hurt the next. Statistics keep every sample; ratios compare samples of the same round, so that
+a machine that slows down for a second harms both sides alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.metadata
+import math
+import os
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from tilewright.errors import TilewrightError
+
+PAUSE = 0.03
+"""Seconds of silence before a sample; longer than any of the runtimes here lets its threads spin."""
+
+BLOCK = 1e-3
+"""Calls shorter than this are timed several at once, so that the clock's own cost stays below a thousandth.
+"""
+
+SLACK = 0.05
+"""How far below its lower bound a timing may lie before it counts as impossible."""
+
+Run = Callable[[], object]
+Call = Callable[..., tuple[torch.Tensor, ...]]
+Report = Callable[[int, int], None]
+Dims = Mapping[str, Mapping[int, str]]
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A contestant that cannot run, and why, in one line."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"not available: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the contestants run: a module in eval mode or the path of a model file, and its inputs by
+    position.
+
+    `dims` names dynamic dims per input, as for `tilewright.compile`; None leaves the choice to each
+    contestant.
+    """
+
+    name: str
+    target: torch.nn.Module | Path
+    inputs: tuple[torch.Tensor, ...]
+    dims: Dims | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a peer returns: a callable from tensors to a tuple of tensors, and its coverage line."""
+
+    call: Call
+    coverage: Callable[[], str] = lambda: ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A contestant that has run once. Seconds and bytes; `peak_bytes` is None where the system does not tell.
+
+    `build_seconds` is spent before the first call (load, trace, compile), `first_call_seconds` in it. The
+    growth of resident memory over both and one more call is `peak_bytes`.
+    """
+
+    name: str
+    call: Call
+    build_seconds: float
+    first_call_seconds: float
+    peak_bytes: int | None
+    coverage: str
+
+    @property
+    def ready_seconds(self) -> float:
+        """From the model to its first result: the cold start that a user waits for."""
+        return self.build_seconds + self.first_call_seconds
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call of one contestant, one sample per round, in order."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def minimum(self) -> float:
+        """The fastest sample, in seconds."""
+        return min(self.samples)
+
+    @property
+    def maximum(self) -> float:
+        """The slowest sample, in seconds."""
+        return max(self.samples)
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean, in seconds."""
+        return statistics.fmean(self.samples)
+
+    @property
+    def median(self) -> float:
+        """Median, in seconds."""
+        return statistics.median(self.samples)
+
+    @property
+    def throughput(self) -> float:
+        """Calls per second."""
+        return 1.0 / self.mean
+
+    @property
+    def variation(self) -> float:
+        """Coefficient of variation: standard deviation over mean; 0 for one sample."""
+        return statistics.stdev(self.samples) / self.mean if len(self.samples) > 1 else 0.0
+
+    def percentile(self, percent: float) -> float:
+        """The smallest sample that at least `percent` % of the samples do not exceed (nearest rank), in
+        seconds.
+        """
+        if not 0 < percent <= 100:
+            raise TilewrightError(
+                f"percentile {percent} is not in (0, 100]", phase="measure", hint="use 50, 90, 99"
+            )
+        return sorted(self.samples)[math.ceil(len(self.samples) * percent / 100) - 1]
+
+    def summary(self) -> dict[str, float]:
+        """Milliseconds under trtexec's names, `throughput` in calls per second, `cv` as a fraction."""
+        times = {
+            "min": self.minimum,
+            "mean": self.mean,
+            "median": self.median,
+            "max": self.maximum,
+            "p90": self.percentile(90),
+            "p95": self.percentile(95),
+            "p99": self.percentile(99),
+        }
+        result = {name: seconds * 1e3 for name, seconds in times.items()}
+        return result | {"throughput": self.throughput, "cv": self.variation, "samples": len(self.samples)}
+
+
+def ratio(first: Timing, second: Timing) -> float:
+    """How many times longer `first` takes than `second`: the median over rounds of the two samples' ratio.
+
+    Both come from one call of `measure`; with different counts of samples the ratio of medians is taken.
+    """
+    if len(first.samples) != len(second.samples):
+        return first.median / second.median
+    return statistics.median(a / b for a, b in zip(first.samples, second.samples, strict=True))
+
+
+def geomean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers; NaN if there are none."""
+    return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan
+
+
+@contextlib.contextmanager
+def settings(threads: int) -> Generator[None]:
+    """Torch with `threads` threads and without gradients inside the block; restored after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure(
+    contestants: Mapping[str, Run],
+    *,
+    seconds: float = 2.0,
+    rounds: tuple[int, int] = (7, 200),
+    pause: float = PAUSE,
+    report: Report = lambda done, most: None,
+) -> dict[str, Timing]:
+    """Time each contestant in turn and return its samples, in the mapping's order.
+
+    Rounds go on until about `seconds` per contestant are spent, at least `rounds[0]`, at most `rounds[1]`.
+    A sample is one call, or the mean of a block of calls if one is shorter than `BLOCK`. `report(done,
+    most)` is called after each round. Calls run with the caller's settings: wrap in `settings(threads)`.
+    """
+    names = list(contestants)
+    calls = {name: _calls_per_sample(contestants[name]) for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    fewest, most = rounds
+    start = time.perf_counter()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for done in range(most):
+            if done >= fewest and time.perf_counter() - start >= seconds * len(names):
+                break
+            shift = done % max(1, len(names))
+            for name in names[shift:] + names[:shift]:
+                samples[name].append(_sample(contestants[name], calls[name], pause))
+            report(done + 1, most)
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+
+def _calls_per_sample(run: Run) -> int:
+    run()
+    start = time.perf_counter()
+    run()
+    once = max(time.perf_counter() - start, 1e-7)
+    if once >= BLOCK:
+        return 1
+    start = time.perf_counter()
+    count = math.ceil(BLOCK / once)
+    for _ in range(count):
+        run()
+    return max(1, math.ceil(BLOCK * count / (time.perf_counter() - start)))
+
+
+def _sample(run: Run, calls: int, pause: float) -> float:
+    if pause > 0:
+        time.sleep(pause)
+    run()
+    if calls == 1:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    turns = range(calls)
+    start = time.perf_counter()
+    for _ in turns:
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def lower_bound(
+    *, moved: float = 0.0, bandwidth: float = math.inf, flops: float = 0.0, peak: float = math.inf
+) -> float:
+    """Seconds that no kernel can beat: the larger of moved bytes / (bytes/s) and flops / (flops/s)."""
+    return max(moved / bandwidth, flops / peak)
+
+
+def is_possible(seconds: float, bound: float) -> bool:
+    """Whether a timing is at most `SLACK` below its lower bound. One that is not measured something else."""
+    return seconds >= bound * (1 - SLACK)
+
+
+def require_possible(name: str, timing: Timing, bound: float) -> Timing:
+    """Return `timing`; raise `TilewrightError` if its fastest sample lies below `bound` seconds by more than
+    `SLACK`.
+    """
+    if is_possible(timing.minimum, bound):
+        return timing
+    raise TilewrightError(
+        f"{name} took {timing.minimum * 1e6:.1f} us, but no run can take less than {bound * 1e6:.1f} us",
+        phase="measure",
+        hint="the result was not computed, or the bandwidth given is not this machine's",
+    )
+
+
+class PeakMemory:
+    """The growth of resident memory within a `with` block: `bytes` afterwards, None where the system does
+    not tell.
+
+    Linux resets the high-water mark on request; freed heap is given back first, so that the block cannot
+    hide in it.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        self._base = 0
+        self._reset = False
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        _give_back_heap()
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._base, self._reset = _status("VmRSS"), True
+        except OSError:
+            self._base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._reset:
+            self.bytes = max(0, _status("VmHWM") - self._base)
+        elif sys.platform == "linux":
+            self.bytes = max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._base)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def _give_back_heap() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+Peer = Callable[[Workload, int], Built | Unavailable]
+"""Builds one contestant for a workload with a number of threads. May raise: `prepare` turns that into a
+reason.
+"""
+
+
+def eager(workload: Workload, threads: int) -> Built | Unavailable:
+    """Torch as it is. A model file is run as the torch module that our importer makes of it."""
+    del threads
+    module = torch_module(workload.target)
+    return Built(lambda *inputs: flatten(module(*inputs)))
+
+
+def inductor(workload: Workload, threads: int) -> Built | Unavailable:
+    """`torch.compile` with its default backend and its freezing of weights, which needs a call without
+    gradients.
+    """
+    from torch._inductor import config
+
+    del threads
+    module = torch_module(workload.target)
+    compiled = torch.compile(module, dynamic=True if workload.dims else None)
+    # Freezing is process-wide state that other backends would see too; only the compiling call may see it.
+    with config.patch(freezing=True):
+        compiled(*workload.inputs)
+    return Built(lambda *inputs: flatten(compiled(*inputs)))
+
+
+def onnxruntime(workload: Workload, threads: int) -> Built | Unavailable:
+    """ONNX Runtime on the CPU with the same number of threads; a module is exported first."""
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError:
+        return Unavailable("onnxruntime is not installed")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    with _model_file(workload) as path:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [item.name for item in session.get_inputs()]
+
+    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        feeds = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+        return flatten(session.run(None, feeds))
+
+    return Built(call)
+
+
+def tilewright(workload: Workload, threads: int) -> Built | Unavailable:
+    """Our compiler through `tilewright.compile`, weights frozen."""
+    del threads
+    compile_ = importlib.import_module("tilewright").compile
+    target = str(workload.target) if isinstance(workload.target, Path) else workload.target
+    compiled = compile_(target, workload.inputs, dims=workload.dims, freeze=True)
+    return Built(lambda *inputs: flatten(compiled(*inputs)), lambda: str(compiled.coverage))
+
+
+PEERS: Mapping[str, Peer] = MappingProxyType(
+    {"eager": eager, "inductor": inductor, "onnxruntime": onnxruntime, "tilewright": tilewright}
+)
+
+
+def torch_module(target: torch.nn.Module | Path) -> torch.nn.Module:
+    """The module itself in eval mode, or the one that the importer makes of a model file."""
+    if isinstance(target, torch.nn.Module):
+        return target.eval()
+    return importlib.import_module("tilewright.capture.onnx").load(target).eval()
+
+
+@contextlib.contextmanager
+def _model_file(workload: Workload) -> Generator[Path]:
+    if isinstance(workload.target, Path):
+        yield workload.target
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        # The exporter that needs no further package; it writes warnings about itself to stderr.
+        with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
+            torch.onnx.export(workload.target, workload.inputs, str(path), dynamo=False)
+        yield path
+
+
+def flatten(result: object) -> tuple[torch.Tensor, ...]:
+    """All tensors of a result (tensor, array, sequence or mapping, nested) in order; None entries are left
+    out.
+    """
+    if isinstance(result, torch.Tensor):
+        return (result,)
+    if isinstance(result, np.ndarray):
+        return (torch.from_numpy(result),)
+    if isinstance(result, Mapping):
+        return flatten(tuple(result.values()))
+    if isinstance(result, (tuple, list)):
+        return tuple(tensor for item in result if item is not None for tensor in flatten(item))
+    raise TilewrightError(f"a result holds a {type(result).__name__}", phase="measure", hint="return tensors")
+
+
+def prepare(name: str, workload: Workload, threads: int, peer: Peer | None = None) -> Prepared | Unavailable:
+    """Build the contestant `name` (or `peer`), run it once, and say what that cost; its failure becomes a
+    reason.
+    """
+    build = PEERS[name] if peer is None else peer
+    try:
+        with settings(threads), PeakMemory() as memory:
+            start = time.perf_counter()
+            built = build(workload, threads)
+            middle = time.perf_counter()
+            if isinstance(built, Unavailable):
+                return built
+            built.call(*workload.inputs)
+            end = time.perf_counter()
+            built.call(*workload.inputs)
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises, it must not stop the others
+        return Unavailable(one_line(error))
+    return Prepared(name, built.call, middle - start, end - middle, memory.bytes, built.coverage())
+
+
+def one_line(error: BaseException, width: int = 120) -> str:
+    """Type and first line of an error, at most `width` characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def compare(
+    prepared: Mapping[str, Prepared],
+    workload: Workload,
+    threads: int,
+    *,
+    seconds: float = 2.0,
+    report: Report = lambda done, most: None,
+) -> dict[str, Timing]:
+    """Time prepared contestants on the workload's inputs, about `seconds` each; see `measure`."""
+    runs = {name: _bind(item.call, workload.inputs) for name, item in prepared.items()}
+    with settings(threads):
+        return measure(runs, seconds=seconds, report=report)
+
+
+def _bind(call: Call, inputs: tuple[torch.Tensor, ...]) -> Run:
+    return lambda: call(*inputs)
+
+
+def environment() -> dict[str, str | int]:
+    """The machine and the versions behind a figure: CPU model, cores, system, Python and packages."""
+    facts: dict[str, str | int] = {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+    }
+    for package in ("tilewright", "torch", "onnxruntime", "onnx", "numpy", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
+    return facts
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
