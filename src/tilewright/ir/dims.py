@@ -71,7 +71,8 @@ def _product(a: Linear, b: Linear) -> Linear:
 
 
 def from_linear(form: Linear) -> Expr:
-    """The canonical expression of a normal form."""
+    """The canonical expression of a normal form; a quotient and its remainder are joined again."""
+    form = _joined(form)
     terms: list[Expr] = []
     for m, c in sorted(form.items(), key=lambda item: (not item[0], len(item[0]), [_key(a) for a in item[0]])):
         term: Expr | None = None
@@ -89,6 +90,21 @@ def from_linear(form: Linear) -> Expr:
         total = make("add", (total, term), i64)
     total.linear_memo = form
     return total
+
+
+def _joined(form: Linear) -> Linear:
+    """`c*(r % b) + c*b*(r // b)` is `c*r`: splitting an index and merging it again leaves no trace."""
+    for m in [m for m in form if any(atom.op == "mod" for atom in m)]:
+        for k, atom in enumerate(m):
+            if atom.op != "mod":
+                continue
+            r, b = atom.args
+            rest: Linear = {m[:k] + m[k + 1 :]: form[m]}
+            quotient = _product(rest, _product(linear(b), linear(floordiv(r, b))))
+            if quotient and all(form.get(n) == c for n, c in quotient.items()):
+                form = _sum(_sum(form, quotient, -1), _product(rest, {(atom,): 1}), -1)
+                return _joined(_sum(form, _product(rest, linear(r)), 1))
+    return form
 
 
 def add(*terms: Expr) -> Expr:
@@ -401,8 +417,24 @@ def _numeric(e: Expr | None, lower: bool) -> int | None:
 
 
 def equal(a: Expr, b: Expr) -> bool:
-    """Whether two index expressions are proved equal (normal forms are canonical, so usually `a is b`)."""
-    return a is b or not linear(sub(a, b))
+    """Whether two index expressions are proved equal (normal forms are nearly canonical, so usually `a is b`)."""
+    return a is b or not _without_mod(linear(sub(a, b)))
+
+
+def _without_mod(form: Linear) -> Linear:
+    """Remainders written as `r - b*(r // b)`, which makes sums with them canonical (but hides their bounds)."""
+    for m in [m for m in form if any(atom.op == "mod" for atom in m)]:
+        c = form[m]
+        term: Linear = {(): c}
+        for atom in m:
+            if atom.op == "mod":
+                r, b = atom.args
+                factor = _sum(linear(r), _product(linear(b), linear(floordiv(r, b))), -1)
+            else:
+                factor = {(atom,): 1}
+            term = _product(term, factor)
+        form = _sum(_sum(form, {m: c}, -1), term, 1)
+    return form
 
 
 def static(e: Expr) -> int | None:
