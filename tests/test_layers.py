@@ -42,7 +42,8 @@ FRONTEND_WORDS = re.compile(r"(?<![a-z])(aten|onnx)(?![a-z])", re.IGNORECASE)
 FRONTEND_ALLOWED: Mapping[str, str] = {
     "__init__": "says in one line what can be compiled",
     "door": "the suffix of a model file chooses the importer",
-    "cli": "the suffix of a model file, and its help",
+    "cli.command": "the help says which files it takes, and names a peer",
+    "cli.model": "the suffix of a model file chooses the importer",
     "measure": "a peer's model format",
 }
 MODEL_WORDS = re.compile(

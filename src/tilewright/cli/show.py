@@ -1,0 +1,106 @@
+"""How results look: tables on a terminal, and the same facts as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+Cell = str | int | float | None
+
+WIDTH = 200
+"""Columns of a table where the output is no terminal, so that nothing is folded in a log."""
+
+
+class Screen:
+    """Where a command writes: results to stdout, progress to stderr, facts to the JSON file.
+
+    With `json_path` `-`, JSON takes stdout and the tables go to stderr too.
+    """
+
+    def __init__(self, json_path: str | None) -> None:
+        self.json_path = json_path
+        self.facts: dict[str, Json] = {}
+        out = sys.stderr if json_path == "-" else sys.stdout
+        width = None if out.isatty() else WIDTH
+        self.out = Console(file=out, width=width, highlight=False)
+        self.err = Console(stderr=True, highlight=False)
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line of result, whatever characters it holds."""
+        self.out.print(plain(text), style=style, soft_wrap=True)
+
+    def block(self, text: str) -> None:
+        """Several lines as they are, for instance a kernel's source."""
+        for each in text.splitlines():
+            self.line(each)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """A table; numbers stand right."""
+        table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for i, column in enumerate(columns):
+            number = any(isinstance(row[i], int | float) for row in rows)
+            table.add_column(plain(column), justify="right" if number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(plain(cell_text(cell)) for cell in row))
+        self.out.print(table)
+
+    def write_json(self) -> None:
+        """Write the collected facts, if asked for. Raises OSError where the file cannot be written."""
+        if self.json_path is None:
+            return
+        text = json.dumps(strict_json(self.facts), indent=2, allow_nan=False) + "\n"
+        if self.json_path == "-":
+            sys.stdout.write(text)
+        else:
+            Path(self.json_path).write_text(text, encoding="utf-8")
+
+
+def plain(text: str) -> Text:
+    """Text that a terminal shows as it is: no markup, no control characters (names come from model files)."""
+    return Text("".join(c if c.isprintable() else "�" for c in text.expandtabs(4)))
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell: three significant digits for floats, thousands apart for integers, `-` for nothing."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if not math.isfinite(cell):
+        return str(cell)
+    return f"{cell:.3g}" if abs(cell) < 1000 else f"{cell:,.0f}"
+
+
+def strict_json(value: object) -> Json:
+    """A value that every JSON reader takes: infinities and NaN as strings, paths and types as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(each) for each in value]
+    return str(value)
+
+
+def size(count: float | None) -> str:
+    """Bytes for people: `12.0 MiB`."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

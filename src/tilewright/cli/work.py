@@ -1,0 +1,248 @@
+"""What the verbs do once their arguments are read."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tilewright import measure
+from tilewright.accuracy import compare_trees, in_float64
+from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape
+from tilewright.cli.request import CHECK_FAILED, OK, Request
+from tilewright.cli.show import Cell, Json, size
+from tilewright.errors import InputError
+from tilewright.options import PREFIX, Options
+
+
+class Phase(Protocol):
+    """One phase of a trace."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class KernelRecord(Protocol):
+    """One generated kernel: bytes and flops of one call, and why it ends where it does."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ops(self) -> Sequence[str]: ...
+    @property
+    def bytes_moved(self) -> int | None: ...
+    @property
+    def bytes_lower_bound(self) -> int | None: ...
+    @property
+    def flops(self) -> int | None: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Trace(Protocol):
+    """What a compilation did."""
+
+    @property
+    def phases(self) -> Sequence[Phase]: ...
+
+
+class Compiled(Protocol):
+    """What `tilewright.compile` returns, as far as the command line looks."""
+
+    @property
+    def coverage(self) -> object: ...
+    @property
+    def kernels(self) -> Sequence[KernelRecord]: ...
+    @property
+    def trace(self) -> Trace: ...
+    def __call__(self, *inputs: Tensor) -> object: ...
+
+
+# Reading the request.
+
+
+def options_of(request: Request) -> Options:
+    """Options from `--option` and `--threads`, over the environment."""
+    texts = parse_pairs(request.options, "--option")
+    environ = {PREFIX + name.upper(): value for name, value in texts.items()}
+    known = {PREFIX + name.upper() for name in Options.__dataclass_fields__}
+    for name in texts:
+        if PREFIX + name.upper() not in known:
+            Options.make({name: texts[name]})  # raises, with a hint at the nearest name
+    given: dict[str, object] = {}
+    if request.threads is not None:
+        given["threads"] = request.threads
+    base = Options.make(given)
+    typed = Options.make(None, environ)
+    return base.replace(**{name: getattr(typed, name) for name in texts})
+
+
+def inputs_of(request: Request, model: Model) -> tuple[Tensor, ...]:
+    """The inputs that the request names, by position."""
+    files = parse_pairs(request.files, "--input", "=@")
+    shapes = {name: parse_shape(text) for name, text in parse_pairs(request.shapes, "--shape").items()}
+    return inputs_for(model, files, shapes, request.seed)
+
+
+def compile_for(request: Request, model: Model, inputs: tuple[Tensor, ...] | None) -> Compiled:
+    """Compile as requested."""
+    compile_: Callable[..., Compiled] = importlib.import_module("tilewright.door").compile
+    target = str(model.target) if isinstance(model.target, Path) else model.target
+    return compile_(target, inputs, strict=request.strict, freeze=request.freeze, options=options_of(request))
+
+
+def threads_of(request: Request) -> int:
+    """`--threads`, else torch's own number."""
+    return request.threads or torch.get_num_threads()
+
+
+# Showing what was compiled.
+
+
+def show_compiled(request: Request, compiled: Compiled) -> None:
+    """Coverage and phases."""
+    screen = request.screen
+    coverage = str(compiled.coverage)
+    screen.line(coverage)
+    phases = [(phase.name, phase.seconds) for phase in compiled.trace.phases]
+    total = sum(seconds for _, seconds in phases)
+    rows: list[Sequence[Cell]] = [(name, seconds * 1e3) for name, seconds in phases]
+    screen.table("phases", ("phase", "ms"), [*rows, ("all", total * 1e3)])
+    screen.facts["coverage"] = coverage
+    screen.facts["phases"] = [{"name": name, "seconds": seconds} for name, seconds in phases]
+
+
+def _kernel_facts(kernel: KernelRecord, with_source: bool) -> dict[str, Json]:
+    facts: dict[str, Json] = {
+        "name": kernel.name,
+        "ops": [str(op) for op in kernel.ops],
+        "bytes_moved": kernel.bytes_moved,
+        "bytes_lower_bound": kernel.bytes_lower_bound,
+        "flops": kernel.flops,
+        "reason": kernel.reason,
+    }
+    return facts | ({"source": kernel.source} if with_source else {})
+
+
+def _show_kernels(request: Request, compiled: Compiled, with_source: bool) -> None:
+    rows: list[Sequence[Cell]] = []
+    for kernel in compiled.kernels:
+        moved, bound = kernel.bytes_moved, kernel.bytes_lower_bound
+        over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
+        ops = " ".join(str(op) for op in kernel.ops)
+        rows.append((kernel.name, size(moved), size(bound), over, kernel.flops, kernel.reason, ops))
+    columns = ("kernel", "bytes moved", "lower bound", "ratio", "flops", "why it ends there", "ops")
+    request.screen.table("kernels", columns, rows)
+    moved = sum(kernel.bytes_moved or 0 for kernel in compiled.kernels)
+    bound = sum(kernel.bytes_lower_bound or 0 for kernel in compiled.kernels)
+    request.screen.line(f"{len(compiled.kernels)} kernels move {size(moved)}; lower bound {size(bound)}")
+    request.screen.facts["kernels"] = [_kernel_facts(k, with_source) for k in compiled.kernels]
+
+
+# The verbs.
+
+
+def compile_model(request: Request) -> int:
+    """`compile`: coverage, phases and kernels. A file with dynamic sizes needs no inputs."""
+    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
+        model = load(request.model)
+        named = request.files or request.shapes or model.inputs is not None
+        compiled = compile_for(request, model, inputs_of(request, model) if named else None)
+    show_compiled(request, compiled)
+    request.screen.facts["kernels"] = [_kernel_facts(k, True) for k in compiled.kernels]
+    return OK
+
+
+def run_model(request: Request, save: str | None) -> int:
+    """`run`: one call, a line per output; `save` is a folder for `.npy` files."""
+    with request.progress(f"running {request.model}"), measure.settings(threads_of(request)):
+        model = load(request.model)
+        inputs = inputs_of(request, model)
+        compiled = compile_for(request, model, inputs)
+        outputs = measure.flatten(compiled(*inputs))
+    rows: list[Sequence[Cell]] = []
+    facts: list[Json] = []
+    for i, tensor in enumerate(outputs):
+        entry = _summary(i, tensor)
+        facts.append(entry)
+        shape = "x".join(str(n) for n in tensor.shape) or "scalar"
+        rows.append(
+            (str(i), shape, str(tensor.dtype).removeprefix("torch."), *(entry[k] for k in STATISTICS))
+        )
+    request.screen.line(str(compiled.coverage))
+    request.screen.table("outputs", ("output", "shape", "dtype", *STATISTICS), rows)
+    request.screen.facts |= {"coverage": str(compiled.coverage), "outputs": facts}
+    if save is not None:
+        _save(outputs, Path(save))
+    return OK
+
+
+STATISTICS = ("min", "mean", "max", "not finite")
+
+
+def _summary(i: int, tensor: Tensor) -> dict[str, int | float | None]:
+    wide = tensor.detach().double().reshape(-1)
+    finite = wide[wide.isfinite()]
+    entry: dict[str, int | float | None] = {"output": i, "min": None, "mean": None, "max": None}
+    if finite.numel():
+        entry |= {"min": float(finite.min()), "mean": float(finite.mean()), "max": float(finite.max())}
+    return entry | {"not finite": wide.numel() - finite.numel()}
+
+
+def _save(outputs: Sequence[Tensor], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, tensor in enumerate(outputs):
+            np.save(folder / f"{i}.npy", tensor.detach().numpy(), allow_pickle=False)
+    except (OSError, TypeError) as error:
+        raise InputError(f"cannot write outputs: {error}", phase="cli", place=str(folder)) from error
+
+
+def check_model(request: Request, k: float | None) -> int:
+    """`check`: the fp64 rule for every output; CHECK_FAILED if one fails."""
+    with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
+        model = load(request.model)
+        inputs = inputs_of(request, model)
+        compiled = compile_for(request, model, inputs)
+        ours = measure.flatten(compiled(*(value.clone() for value in inputs)))
+        eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
+        exact = measure.flatten(in_float64(model.eager)(*inputs))
+        verdict = compare_trees(ours, eager, exact, k=k)
+    for path, each in verdict.leaves:
+        request.screen.line(f"output {path}: {each}", style="" if each.passed else "red")
+    request.screen.line(str(compiled.coverage))
+    style = "green" if verdict.passed else "bold red"
+    request.screen.line(f"{'PASS' if verdict.passed else 'FAIL'}: smallest k {verdict.smallest_k:.3g}", style)
+    request.screen.facts |= {
+        "passed": verdict.passed,
+        "smallest_k": verdict.smallest_k,
+        "coverage": str(compiled.coverage),
+        "outputs": [
+            {"output": path, "passed": each.passed, "text": str(each)} for path, each in verdict.leaves
+        ],
+    }
+    return OK if verdict.passed else CHECK_FAILED
+
+
+def explain_model(request: Request, with_source: bool) -> int:
+    """`explain`: every kernel with its traffic and the reason of its boundary."""
+    with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
+        model = load(request.model)
+        named = request.files or request.shapes or model.inputs is not None
+        compiled = compile_for(request, model, inputs_of(request, model) if named else None)
+    show_compiled(request, compiled)
+    _show_kernels(request, compiled, with_source)
+    if with_source:
+        for kernel in compiled.kernels:
+            request.screen.line(f"\n// {kernel.name}", style="bold")
+            request.screen.block(kernel.source)
+    return OK
