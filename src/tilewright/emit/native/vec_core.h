@@ -189,6 +189,7 @@ template <class T, int L> TW_INLINE vec<T, L> operator~(vec<T, L> a) {
   template <class T, int L> TW_INLINE mask<L> operator op(vec<T, L> a, vec<T, L> b) {                \
     if constexpr (kind_of<T, L> == 2) return join(a.lo op b.lo, a.hi op b.hi);                       \
     else if constexpr (kind_of<T, L> == 0) return {{-i32(a.v op b.v)}};                              \
+    else if constexpr (sizeof(T) == 4) return {{a.v op b.v}};                                        \
     else return {recast<i32>(vec<int_like<T>, L>{(typename vec<int_like<T>, L>::raw)(a.v op b.v)})}; \
   }
 TW_COMPARE(<)
@@ -213,6 +214,7 @@ template <int L> TW_INLINE mask<L> first_lanes(i64 n) {
 template <class T, int L> TW_INLINE vec<T, L> select(mask<L> m, vec<T, L> a, vec<T, L> b) {
   if constexpr (kind_of<T, L> == 2) return {select(lo(m), a.lo, b.lo), select(hi(m), a.hi, b.hi)};
   else if constexpr (kind_of<T, L> == 0) return {m.m.v ? a.v : b.v};
+  else if constexpr (sizeof(T) == 4) return {m.m.v ? a.v : b.v};
   else return {recast<int_like<T>>(m.m).v ? a.v : b.v};
 }
 template <int L> TW_INLINE mask<L> select(mask<L> m, mask<L> a, mask<L> b) {

@@ -145,9 +145,16 @@ template <class T, int L> TW_INLINE void store_bits(void* p, vec<T, L> a) {
   } else __builtin_memcpy(p, &a.v, sizeof(a.v));
 }
 template <class T, int L> TW_INLINE reg<T, L> load(const T* p) {
-  return from_memory<T, L>(load_bits<memory<T>, L>(p));
+  if constexpr (same<T, memory<T>> && kind_of<T, L> < 2) {  // the common case in one call, for compile time
+    vec<T, L> r;
+    __builtin_memcpy(&r.v, p, sizeof(r.v));
+    return r;
+  } else return from_memory<T, L>(load_bits<memory<T>, L>(p));
 }
-template <class T, int L> TW_INLINE void store(T* p, vec<T, L> a) { store_bits(p, a); }
+template <class T, int L> TW_INLINE void store(T* p, vec<T, L> a) {
+  if constexpr (kind_of<T, L> < 2) __builtin_memcpy(p, &a.v, sizeof(a.v));
+  else store_bits(p, a);
+}
 template <int L> TW_INLINE void store(half* p, vec<float, L> a) { store_bits(p, to_half(a)); }
 template <int L> TW_INLINE void store(bf16* p, vec<float, L> a) { store_bits(p, to_bf16(a)); }
 template <int L> TW_INLINE void store(bool* p, mask<L> a) { store_bits(p, to_memory<bool, L>(a)); }
@@ -161,15 +168,12 @@ template <class T> constexpr bool masked_access = false;
 template <class T, int L> TW_INLINE vec<T, L> load_part_bits(const T* p, i64 n, vec<T, L> fill) {
   constexpr int bytes = int(sizeof(T)) * L;
   (void)bytes;
-  if (n >= L) return load_bits<T, L>(p);
-  if constexpr (kind_of<T, L> == 2 && masked_access<T>) {
-    if (n <= L / 2) return {load_part_bits<T, L / 2>(p, n, fill.lo), fill.hi};
-    return {load_bits<T, L / 2>(p), load_part_bits<T, L / 2>(p + L / 2, n - L / 2, fill.hi)};
-  }
+  if constexpr (kind_of<T, L> == 2 && masked_access<T>)
+    return {load_part_bits<T, L / 2>(p, n, fill.lo), load_part_bits<T, L / 2>(p + L / 2, n - L / 2, fill.hi)};
 #if defined(TW_AVX512)
   else if constexpr (bytes == 64 || (L == 16 && bytes < 64)) {
     typedef typename vec<T, L>::raw raw;
-    u32 k = n <= 0 ? 0u : (1u << n) - 1;
+    u32 k = (1u << (n < 0 ? 0 : n > L ? L : n)) - 1;  // no branch: a loop may use this for every step
     if constexpr (bytes == 64 && sizeof(T) == 4)
       return {(raw)__builtin_ia32_loadups512_mask((const float*)p, (f32x16)fill.v, u16(k))};
     else if constexpr (bytes == 64 && sizeof(T) == 8)
@@ -184,11 +188,11 @@ template <class T, int L> TW_INLINE vec<T, L> load_part_bits(const T* p, i64 n, 
 #if defined(__AVX2__)
   else if constexpr (bytes == 32 && sizeof(T) == 4) {
     typedef vec<i32, L> I;
-    I m = (iota<i32, L>() < splat<i32, L>(n < 0 ? 0 : i32(n))).m;
+    I m = first_lanes<L>(n).m;
     auto r = __builtin_ia32_maskloadd256((const i32x8*)p, m.v);
     return select(mask<L>{m}, vec<T, L>{(typename vec<T, L>::raw)r}, fill);
   } else if constexpr (bytes == 32 && sizeof(T) == 8) {
-    mask<L> m = iota<i32, L>() < splat<i32, L>(n < 0 ? 0 : i32(n));
+    mask<L> m = first_lanes<L>(n);
     auto r = __builtin_ia32_maskloadq256((const i64x4*)p, (i64x4)recast<i64>(m.m).v);
     return select(m, vec<T, L>{(typename vec<T, L>::raw)r}, fill);
   }
@@ -196,12 +200,14 @@ template <class T, int L> TW_INLINE vec<T, L> load_part_bits(const T* p, i64 n, 
   else return load_lanes(p, n, fill);
 }
 template <class T, int L> TW_INLINE vec<T, L> load_lanes(const T* p, i64 n, vec<T, L> fill) {
+  if (n >= L) return load_bits<T, L>(p);
   T buffer[L];
   store_bits(buffer, fill);
   for (i64 i = 0; i < n; i++) buffer[i] = p[i];
   return load_bits<T, L>(buffer);
 }
 template <class T, int L> TW_INLINE void store_lanes(T* p, vec<T, L> a, i64 n) {
+  if (n >= L) return store_bits(p, a);
   T buffer[L];
   store_bits(buffer, a);
   for (i64 i = 0; i < n; i++) p[i] = buffer[i];
@@ -209,15 +215,13 @@ template <class T, int L> TW_INLINE void store_lanes(T* p, vec<T, L> a, i64 n) {
 template <class T, int L> TW_INLINE void store_part_bits(T* p, vec<T, L> a, i64 n) {
   constexpr int bytes = int(sizeof(T)) * L;
   (void)bytes;
-  if (n >= L) return store_bits(p, a);
   if constexpr (kind_of<T, L> == 2 && masked_access<T>) {
-    if (n <= L / 2) return store_part_bits(p, a.lo, n);
-    store_bits(p, a.lo);
+    store_part_bits(p, a.lo, n);
     store_part_bits(p + L / 2, a.hi, n - L / 2);
   }
 #if defined(TW_AVX512)
   else if constexpr (bytes == 64 || (L == 16 && bytes < 64)) {
-    u32 k = n <= 0 ? 0u : (1u << n) - 1;
+    u32 k = (1u << (n < 0 ? 0 : n > L ? L : n)) - 1;
     if constexpr (bytes == 64 && sizeof(T) == 4)
       __builtin_ia32_storeups512_mask((float*)p, (f32x16)a.v, u16(k));
     else if constexpr (bytes == 64 && sizeof(T) == 8)
@@ -231,10 +235,12 @@ template <class T, int L> TW_INLINE void store_part_bits(T* p, vec<T, L> a, i64 
 #endif
 #if defined(__AVX2__)
   else if constexpr (bytes == 32 && sizeof(T) == 4) {
-    vec<i32, L> m = (iota<i32, L>() < splat<i32, L>(n < 0 ? 0 : i32(n))).m;
+    if (n >= L) return store_bits(p, a);  // masked stores are slow on some AVX2 machines
+    vec<i32, L> m = first_lanes<L>(n).m;
     __builtin_ia32_maskstored256((i32x8*)p, m.v, (i32x8)a.v);
   } else if constexpr (bytes == 32 && sizeof(T) == 8) {
-    mask<L> m = iota<i32, L>() < splat<i32, L>(n < 0 ? 0 : i32(n));
+    if (n >= L) return store_bits(p, a);
+    mask<L> m = first_lanes<L>(n);
     __builtin_ia32_maskstoreq256((i64x4*)p, (i64x4)recast<i64>(m.m).v, (i64x4)a.v);
   }
 #endif
