@@ -1,0 +1,1 @@
+"""Front ends: from torch and ONNX programs to the graph."""

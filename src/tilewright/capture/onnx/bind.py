@@ -1,0 +1,98 @@
+"""Matching what a caller passes with what an imported model declares."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tilewright.capture.onnx.module import InputSpec, OnnxModule
+from tilewright.capture.onnx.proto import torch_of
+from tilewright.errors import InputError
+
+ArrayLike = Tensor | np.ndarray | np.generic | int | float | bool
+
+
+def bind_inputs(
+    module: OnnxModule, args: Sequence[ArrayLike], kwargs: Mapping[str, ArrayLike]
+) -> tuple[Tensor, ...]:
+    """The inputs of `module` as tensors, in its own order.
+
+    `args` by position, `kwargs` by the model's input names; numpy arrays share memory where they can. Raises
+    InputError (place: the input's name) for a missing, doubled or unknown input, a wrong rank, dtype or size.
+    """
+    specs = module.input_specs
+    names = [s.name for s in specs]
+    if len(args) > len(specs):
+        raise _error(
+            f"{len(args)} inputs were given, the model takes {len(specs)}", "", f"it takes {', '.join(names)}"
+        )
+    given: dict[str, ArrayLike] = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            raise _error(
+                f"the model has no input {name!r}",
+                name,
+                f"did you mean {close[0]!r}?" if close else f"its inputs are {', '.join(names)}",
+            )
+        if name in given:
+            raise _error(f"input {name!r} is given twice", name, "by position or by name, not both")
+        given[name] = value
+    missing = [n for n in names if n not in given]
+    if missing:
+        raise _error(f"missing input {', '.join(map(repr, missing))}", missing[0], f"pass {missing[0]}=...")
+    return tuple(_check(spec, _tensor(spec, given[spec.name])) for spec in specs)
+
+
+def _error(message: str, place: str, hint: str) -> InputError:
+    return InputError(message, phase="input", place=place and f"input {place}", hint=hint)
+
+
+def _tensor(spec: InputSpec, value: ArrayLike) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            return torch_of(np.asarray(value))
+        except TypeError as error:
+            raise _error(str(error), spec.name, "pass a numeric array or a tensor") from error
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor(value, dtype=spec.dtype)
+    if spec.dtype is None:
+        return value
+    raise _error(
+        f"input {spec.name!r} is a {type(value).__name__}", spec.name, "pass a tensor or a numpy array"
+    )
+
+
+def _check(spec: InputSpec, value: Tensor) -> Tensor:
+    if spec.dtype is None:
+        return value
+    if value.dtype != spec.dtype:
+        wanted = str(spec.dtype).removeprefix("torch.")
+        raise _error(
+            f"input {spec.name!r} has dtype {str(value.dtype).removeprefix('torch.')}, the model takes {wanted}",
+            spec.name,
+            f"convert it to {wanted}",
+        )
+    if spec.dims is None:
+        return value
+    declared = ", ".join("?" if d is None else str(d) for d in spec.dims)
+    if value.dim() != len(spec.dims):
+        raise _error(
+            f"input {spec.name!r} has {value.dim()} dims, the model takes {len(spec.dims)}: [{declared}]",
+            spec.name,
+            "add or remove a dim (a batch dim of 1?)",
+        )
+    for i, (size, wanted) in enumerate(zip(value.shape, spec.dims, strict=True)):
+        if isinstance(wanted, int) and size != wanted:
+            raise _error(
+                f"dim {i} of input {spec.name!r} is {size}, the model takes {wanted}: [{declared}]",
+                spec.name,
+                f"give it the size {wanted}",
+            )
+    return value

@@ -1,0 +1,492 @@
+"""From the nodes of a model to the steps of a program.
+
+Every value has a kind known at load time: CONST (a tensor), TENSOR, or MAYBE (host numbers or a tensor, seen only
+when the model runs). Nodes over constants are folded, function bodies inlined, branches with a constant condition
+resolved; what is left becomes one step per node.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+from torch import Tensor
+
+from tilewright.capture.onnx.program import (
+    Convert,
+    Program,
+    Step,
+    convert_host,
+    convert_scalar,
+    convert_tensor,
+    host_call,
+    scalar_call,
+    tensor_call,
+)
+from tilewright.capture.onnx.proto import tensor_of
+from tilewright.capture.onnx.registry import EXTRAS, OpDef, lookup, lookup_host
+from tilewright.capture.onnx.values import MAX_HOST, Host, Value, as_host, as_tensor
+from tilewright.errors import ModelError, TilewrightError, UnsupportedError
+
+FOLD_BYTES = 16 << 20
+MAX_NODES = 1_000_000
+MAX_DEPTH = 64
+_CPU = torch.device("cpu")
+
+
+class Kind(enum.Enum):
+    """What is known about a value when the model is loaded."""
+
+    CONST = "const"
+    TENSOR = "tensor"
+    MAYBE = "maybe"
+
+
+@dataclass(eq=False)
+class Val:
+    """One value of the model: its kind, its slot in the owner's program, its tensor if constant."""
+
+    kind: Kind
+    owner: Builder | None = None
+    slot: int = -1
+    const: Tensor | None = None
+    small: Host | None = None
+
+    def host(self) -> Host:
+        """The constant as a host value."""
+        if self.small is None:
+            made = as_host(self.const)
+            assert isinstance(made, Host)
+            self.small = made
+        return self.small
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A body of If, Loop or Scan: its program and how many of its last inputs are captured values."""
+
+    program: Program
+    captures: int
+    reads_condition: bool
+
+
+@dataclass
+class Context:
+    """What all builders of one model share."""
+
+    folder: Path | None
+    functions: Mapping[tuple[str, str, str], FunctionProto]
+    control: Mapping[str, ControlBuilder]
+    constants: list[tuple[Val, int]] = field(default_factory=list)
+    data_dependent: list[str] = field(default_factory=list)
+    nodes: int = 0
+
+
+@dataclass
+class Scope:
+    """Names visible to a list of nodes; `opsets` gives the versions in force."""
+
+    builder: Builder
+    opsets: Mapping[str, int]
+    parent: Scope | None = None
+    names: dict[str, Val | None] = field(default_factory=dict)
+    attributes: Mapping[str, AttributeProto] | None = None
+    depth: int = 0
+
+    def find(self, name: str, place: str) -> Val | None:
+        """The value of a name; None for an absent optional input; ModelError if nothing defines it."""
+        if not name:
+            return None
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        raise ModelError(
+            f"input {name!r} is not defined before its use",
+            phase="capture",
+            place=place,
+            hint="is the file intact?",
+        )
+
+
+class Builder:
+    """Collects the steps of one program. `parent` is the builder of the enclosing program, if any."""
+
+    def __init__(self, context: Context, parent: Builder | None = None) -> None:
+        self.context = context
+        self.parent = parent
+        self.template: list[object] = [None, None]  # slot 0: device, slot 1: absent optional
+        self.steps: list[Step] = []
+        self.captures: list[tuple[int, int]] = []
+        self._local: dict[int, int] = {}
+        self._shared: list[object] = []
+
+    # slots
+
+    def new_slot(self, content: object = None) -> int:
+        """A fresh slot, with a value that never changes if `content` is given."""
+        self.template.append(content)
+        return len(self.template) - 1
+
+    def slot_of(self, val: Val) -> int:
+        """Where this program finds `val`: its own slot, a constant, or a value captured from outside."""
+        if val.owner is self:
+            return val.slot
+        key = id(val)
+        if key not in self._local:
+            slot = self.new_slot()
+            self._local[key] = slot
+            self._shared.append(val)
+            if self.parent is not None:
+                self.captures.append((self.parent.slot_of(val), slot))
+            else:
+                self.context.constants.append((val, slot))
+        return self._local[key]
+
+    def value(self, kind: Kind) -> Val:
+        """A new value made by this program."""
+        return Val(kind, self, self.new_slot())
+
+    # nodes
+
+    def add_nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
+        """Add nodes in order; their outputs enter `scope`."""
+        for index, node in enumerate(nodes):
+            self.context.nodes += 1
+            if self.context.nodes > MAX_NODES:
+                raise ModelError(f"more than {MAX_NODES} nodes", phase="capture")
+            self.add_node(node, scope, index)
+
+    def add_node(self, node: NodeProto, scope: Scope, index: int) -> None:
+        """Resolve one node: constant, control flow, own function, function body, in that order."""
+        label = label_of(node, index)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        vals = [scope.find(name, label) for name in node.input]
+        local = self.context.functions.get((domain, node.op_type, getattr(node, "overload", "")))
+        if local is not None:
+            outs = self.inline(local, node, vals, scope, label)
+        else:
+            version = scope.opsets.get(domain)
+            if version is None:
+                raise ModelError(f"no version of domain {domain!r} imported", phase="capture", place=label)
+            if not domain and node.op_type in self.context.control:
+                outs = self.context.control[node.op_type](self, node, vals, scope, label)
+            else:
+                outs = self.add_operator(node, domain, version, vals, scope, label)
+        for name, val in zip(node.output, outs, strict=False):
+            if name:
+                scope.names[name] = val
+
+    def add_operator(
+        self, node: NodeProto, domain: str, version: int, vals: list[Val | None], scope: Scope, label: str
+    ) -> list[Val | None]:
+        """One node with an entry in the table, or with a function body in the standard."""
+        entry = lookup(domain, node.op_type, version)
+        if entry is None:
+            body = schema_body(node, domain, version)
+            if body is not None:
+                return self.inline(body, node, vals, scope, label)
+            raise UnsupportedError(
+                f"operator {node.op_type} of domain {domain or 'ai.onnx'!r}, opset {version}, is not supported",
+                phase="capture",
+                op=node.op_type,
+                place=label,
+                hint="export the model with standard operators, or give this one a function body",
+            )
+        keywords = self.keywords(node, entry, version, scope, label)
+        constant = all(v is None or v.kind is Kind.CONST for v in vals)
+        if constant and entry.pure:
+            folded = self.fold(entry, keywords, vals, len(node.output), label)
+            if folded is not None:
+                return folded
+        return self.emit(entry, keywords, vals, len(node.output), label)
+
+    def keywords(
+        self, node: NodeProto, entry: OpDef, version: int, scope: Scope, label: str
+    ) -> dict[str, object]:
+        """The node's attributes as keyword arguments, plus the extras that the function asks for."""
+        result: dict[str, object] = {}
+        for attribute in node.attribute:
+            attribute = self.resolve(attribute, scope)
+            if attribute is None:
+                continue
+            if attribute.name not in entry.names or attribute.name in EXTRAS:
+                raise UnsupportedError(
+                    f"attribute {attribute.name!r} of {node.op_type} (opset {version}) is not supported",
+                    phase="capture",
+                    op=node.op_type,
+                    place=label,
+                    hint="is the attribute part of the standard at this opset?",
+                )
+            result[attribute.name] = self.attribute_value(attribute, label)
+        if "outputs" in entry.names:
+            result["outputs"] = len(node.output)
+        if "opset" in entry.names:
+            result["opset"] = version
+        return result
+
+    def resolve(self, attribute: AttributeProto, scope: Scope) -> AttributeProto | None:
+        """An attribute of a function body may stand for one of the caller's; None when that is absent."""
+        if not attribute.ref_attr_name:
+            return attribute
+        found = (scope.attributes or {}).get(attribute.ref_attr_name)
+        if found is None:
+            return None
+        copy = AttributeProto()
+        copy.CopyFrom(found)
+        copy.name = attribute.name
+        return copy
+
+    def attribute_value(self, attribute: AttributeProto, label: str) -> object:
+        """A python value: number, str, tuple or tensor."""
+        if attribute.type == AttributeProto.TENSOR:
+            return tensor_of(attribute.t, self.context.folder)
+        if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+            raise ModelError(
+                f"attribute {attribute.name!r} must not be a graph", phase="capture", place=label
+            )
+        try:
+            value = onnx.helper.get_attribute_value(attribute)
+        except ValueError as error:
+            raise ModelError(
+                f"attribute {attribute.name!r}: {error}", phase="capture", place=label
+            ) from error
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if isinstance(value, (int, float, str)):
+            return value
+        if isinstance(value, Sequence):
+            return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
+        raise UnsupportedError(
+            f"attribute {attribute.name!r} has an unsupported type",
+            phase="capture",
+            place=label,
+            hint="see the op",
+        )
+
+    # folding and emitting
+
+    def fold(
+        self,
+        entry: OpDef,
+        keywords: Mapping[str, object],
+        vals: Sequence[Val | None],
+        outputs: int,
+        label: str,
+    ) -> list[Val | None] | None:
+        """Evaluate a node over constants now; None when its outputs are too large to keep or not tensors."""
+        args: list[Value] = []
+        for i, val in enumerate(vals):
+            args.append(None if val is None else val.host() if i in entry.host else val.const)
+        if "device" in entry.names:
+            keywords = {**keywords, "device": _CPU}
+        try:
+            with torch.no_grad():
+                result = entry.function(*args, **keywords)
+        except TilewrightError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+            raise ModelError(
+                f"cannot be evaluated: {error}", phase="capture", op=entry.name, place=label
+            ) from error
+        items = result if isinstance(result, tuple) else (result,)
+        consts = [as_tensor(item, _CPU) for item in items[:outputs]]
+        if any(c is not None and not isinstance(c, Tensor) for c in consts):
+            return None
+        size = sum(c.numel() * c.element_size() for c in consts if isinstance(c, Tensor))
+        if size > FOLD_BYTES:
+            return None
+        return [
+            Val(Kind.CONST, const=c.detach().contiguous()) if isinstance(c, Tensor) else None for c in consts
+        ]
+
+    def emit(
+        self,
+        entry: OpDef,
+        keywords: Mapping[str, object],
+        vals: Sequence[Val | None],
+        outputs: int,
+        label: str,
+    ) -> list[Val | None]:
+        """One step: the function with its attributes bound, behind the conversions that its inputs need."""
+        surely = any(v.kind is Kind.TENSOR for v in vals if v is not None)
+        host_function = None if surely else lookup_host(entry.domain, entry.name)
+        ins: list[int] = []
+        converts: list[Convert | None] = []
+        number = _scalar_position(entry, vals)
+        for i, val in enumerate(vals):
+            slot, convert = self._operand(val, i in entry.host, i == number, host_function is not None)
+            ins.append(slot)
+            converts.append(convert)
+        call: Callable[..., object] = partial(entry.function, **keywords) if keywords else entry.function
+        if number is not None:
+            operand = vals[number]
+            assert operand is not None
+            if operand.kind is Kind.CONST and operand.const is not None and operand.const.dim() > 0:
+                call = scalar_call(call, operand.const.dim(), number)
+        wants_device = "device" in entry.names
+        converted = wants_device or host_function is not None or any(c is not None for c in converts)
+        if converted:
+            call = tensor_call(call, converts, wants_device)
+        if host_function is not None:
+            call = host_call(partial(host_function, **keywords), call)
+        kind = Kind.MAYBE if entry.gives_host or host_function is not None else Kind.TENSOR
+        outs = [self.value(kind) for _ in range(outputs)]
+        self.add_step(call, ([0] if converted else []) + ins, outs, label, settle=not entry.view)
+        return list(outs)
+
+    def _operand(
+        self, val: Val | None, on_host: bool, number: bool, dynamic: bool
+    ) -> tuple[int, Convert | None]:
+        """The slot and the conversion of one operand."""
+        if val is None:
+            return 1, None
+        if on_host:
+            if val.kind is Kind.CONST:
+                return self.new_slot(val.host()), None
+            return self.slot_of(val), convert_host
+        if val.kind is Kind.CONST:
+            assert val.const is not None
+            if number:
+                return self.new_slot(val.host().item()), None
+            if dynamic and val.const.numel() <= MAX_HOST:
+                return self.new_slot(val.host()), convert_tensor
+            return self.slot_of(val), None
+        if val.kind is Kind.MAYBE:
+            return self.slot_of(val), convert_scalar if number else convert_tensor
+        return self.slot_of(val), None
+
+    def add_step(
+        self,
+        call: Callable[..., object],
+        ins: Sequence[int],
+        outs: Sequence[Val],
+        label: str,
+        settle: bool = False,
+    ) -> None:
+        """Append one step."""
+        self.steps.append(Step(call, tuple(ins), tuple(v.slot for v in outs), (), label, settle))
+
+    # bodies
+
+    def inline(
+        self, function: FunctionProto, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+    ) -> list[Val | None]:
+        """The body of a function in place of the node that calls it."""
+        if scope.depth >= MAX_DEPTH:
+            raise ModelError(f"functions nest deeper than {MAX_DEPTH}", phase="capture", place=label)
+        attributes = {a.name: a for a in function.attribute_proto}
+        for attribute in node.attribute:
+            resolved = self.resolve(attribute, scope)
+            if resolved is not None:
+                attributes[attribute.name] = resolved
+        opsets = opset_table(function.opset_import) or dict(scope.opsets)
+        inner = Scope(self, opsets, attributes=attributes, depth=scope.depth + 1)
+        for i, name in enumerate(function.input):
+            inner.names[name] = vals[i] if i < len(vals) else None
+        self.add_nodes(function.node, inner)
+        return [inner.find(name, label) for name in function.output]
+
+    def subgraph(
+        self, graph: GraphProto, scope: Scope, inputs: int
+    ) -> tuple[Subgraph, list[int], list[Kind]]:
+        """A body as its own program. Returns it, the slots that it captures here, the kinds of its outputs."""
+        if len(graph.input) != inputs:
+            raise ModelError(f"a body has {len(graph.input)} inputs, not {inputs}", phase="capture")
+        inner = Builder(self.context, self)
+        body_scope = Scope(inner, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
+        if body_scope.depth > MAX_DEPTH:
+            raise ModelError(f"bodies nest deeper than {MAX_DEPTH}", phase="capture")
+        formal = [inner.value(Kind.MAYBE) for _ in graph.input]
+        for value_info, val in zip(graph.input, formal, strict=True):
+            body_scope.names[value_info.name] = val
+        add_initialisers(graph, body_scope)
+        inner.add_nodes(graph.node, body_scope)
+        results = [body_scope.find(o.name, graph.name) for o in graph.output]
+        program = inner.finish([v.slot for v in formal], results)
+        kinds = [Kind.CONST if r is None else r.kind for r in results]
+        reads = bool(kinds) and kinds[0] is Kind.TENSOR
+        captured = [outer for outer, _ in inner.captures]
+        return Subgraph(program, len(captured), reads), captured, kinds
+
+    def finish(self, inputs: Sequence[int], results: Sequence[Val | None]) -> Program:
+        """Drop steps that nobody reads, note where values die, freeze."""
+        outputs = [1 if r is None else self._result_slot(r) for r in results]
+        needed = set(outputs)
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            if not needed.isdisjoint(step.outs):
+                dead = sorted({s for s in (*step.ins, *step.outs) if s > 1 and s not in needed})
+                needed.update(step.ins)
+                kept.append(replace(step, dead=tuple(dead)))
+        kept.reverse()
+        all_inputs = (*inputs, *(local for _, local in self.captures))
+        return Program(tuple(self.template), tuple(all_inputs), tuple(outputs), tuple(kept))
+
+    def _result_slot(self, val: Val) -> int:
+        if (
+            val.kind is Kind.CONST
+            and self.parent is not None
+            and val.const is not None
+            and val.const.numel() <= 16
+        ):
+            return self.new_slot(val.host())
+        return self.slot_of(val)
+
+
+def _scalar_position(entry: OpDef, vals: Sequence[Val | None]) -> int | None:
+    """The position whose operand may become a plain number: the other operand must be a tensor."""
+    if len(vals) != 2 or not entry.scalar:
+        return None
+    for i in sorted(entry.scalar, reverse=True):
+        val, other = vals[i], vals[1 - i]
+        if val is None or other is None or other.kind is not Kind.TENSOR:
+            continue
+        if val.kind is Kind.MAYBE:
+            return i
+        if val.kind is Kind.CONST and val.const is not None and val.const.numel() == 1:
+            return i
+    return None
+
+
+ControlBuilder = Callable[[Builder, NodeProto, list["Val | None"], Scope, str], list["Val | None"]]
+"""Adds one control flow node: (builder, node, inputs, scope, label) to its outputs."""
+
+
+def add_initialisers(graph: GraphProto, scope: Scope) -> None:
+    """Enter the constants of a graph into its scope."""
+    folder = scope.builder.context.folder
+    if graph.sparse_initializer:
+        raise UnsupportedError(
+            "sparse initialisers", phase="capture", place=graph.name, hint="make them dense"
+        )
+    for proto in graph.initializer:
+        scope.names[proto.name] = Val(Kind.CONST, const=tensor_of(proto, folder))
+
+
+def opset_table(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Domain to version."""
+    return {"" if e.domain == "ai.onnx" else e.domain: e.version for e in entries}
+
+
+def label_of(node: NodeProto, index: int) -> str:
+    """How messages name a node."""
+    return f"{node.op_type} {node.name!r} (#{index})" if node.name else f"{node.op_type} (#{index})"
+
+
+def schema_body(node: NodeProto, domain: str, version: int) -> FunctionProto | None:
+    """The function body that the standard gives for an operator, if it has one that needs no types."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    if not schema.has_function:
+        return None
+    return schema.function_body

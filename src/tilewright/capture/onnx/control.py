@@ -1,0 +1,264 @@
+"""`If`, `Loop`, `Scan` and `SequenceMap`: bodies become programs of their own, run by plain python control flow.
+
+A branch or trip count that is constant or comes from sizes is settled while torch captures; one that depends on
+data is read when the model runs, and its node is listed in `data_dependent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from onnx import AttributeProto, GraphProto, NodeProto
+from torch import Tensor
+
+from tilewright.capture.onnx.build import (
+    Builder,
+    ControlBuilder,
+    Kind,
+    Scope,
+    Subgraph,
+    Val,
+    add_initialisers,
+)
+from tilewright.capture.onnx.values import Host, Value, as_tensor, scalar
+from tilewright.errors import ModelError, UnsupportedError
+
+MAX_TRIPS = 1_000_000
+MAX_UNROLLED = 4096
+_SMALL = 16
+
+
+def _graph(node: NodeProto, name: str, label: str) -> GraphProto:
+    for attribute in node.attribute:
+        if attribute.name == name and attribute.type == AttributeProto.GRAPH:
+            return attribute.g
+    raise ModelError(f"attribute {name!r} is missing", phase="capture", op=node.op_type, place=label)
+
+
+def _int(node: NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+def _ints(node: NodeProto, name: str, count: int, default: int = 0) -> list[int]:
+    values = next((list(a.ints) for a in node.attribute if a.name == name), [])
+    return values if values else [default] * count
+
+
+def read_flag(value: Value) -> bool:
+    """A condition as a python bool; reads data if it is a tensor."""
+    if isinstance(value, Tensor):
+        return bool(value.reshape(()).item())
+    assert isinstance(value, Host)
+    return bool(value.item())
+
+
+def read_count(value: Value) -> int:
+    """A trip count as a python int; reads data if it is a tensor."""
+    if isinstance(value, Tensor):
+        return int(value.reshape(()).item())
+    assert isinstance(value, Host)
+    return int(value.int())
+
+
+def _operand_slot(builder: Builder, val: Val | None) -> int:
+    """The slot of a carried value: small integer constants enter as host values."""
+    if val is None:
+        return 1
+    if val.kind is Kind.CONST and val.const is not None:
+        integral = not (val.const.dtype.is_floating_point or val.const.dtype.is_complex)
+        if integral and val.const.numel() <= _SMALL:
+            return builder.new_slot(val.host())
+    return builder.slot_of(val)
+
+
+def _run_if(then: Subgraph, other: Subgraph, device: torch.device, flag: Value, *captured: Value) -> object:
+    if read_flag(flag):
+        return then.program.run(device, captured[: then.captures])
+    return other.program.run(device, captured[then.captures :])
+
+
+def build_if(
+    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+) -> list[Val | None]:
+    """A constant condition inlines its branch; another becomes a step with two programs."""
+    flag = vals[0]
+    if flag is None:
+        raise ModelError("the condition is missing", phase="capture", op="If", place=label)
+    branches = [_graph(node, name, label) for name in ("then_branch", "else_branch")]
+    if flag.kind is Kind.CONST:
+        graph = branches[0] if bool(flag.host().item()) else branches[1]
+        inner = Scope(builder, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
+        add_initialisers(graph, inner)
+        builder.add_nodes(graph.node, inner)
+        return [inner.find(o.name, label) for o in graph.output]
+    if flag.kind is Kind.TENSOR:
+        builder.context.data_dependent.append(label)
+    then, then_slots, _ = builder.subgraph(branches[0], scope, 0)
+    other, other_slots, _ = builder.subgraph(branches[1], scope, 0)
+    outs = [builder.value(Kind.MAYBE) for _ in node.output]
+    ins = [0, builder.slot_of(flag), *then_slots, *other_slots]
+    builder.add_step(partial(_run_if, then, other), ins, outs, label)
+    return list(outs)
+
+
+def _run_loop(
+    body: Subgraph, carried: int, label: str, device: torch.device, trips: Value, flag: Value, *rest: Value
+) -> object:
+    state, captured = list(rest[:carried]), rest[carried:]
+    limit = None if trips is None else read_count(trips)
+    going = True if flag is None else read_flag(flag)
+    count, cap = 0, MAX_UNROLLED if torch.compiler.is_compiling() else MAX_TRIPS
+    scans: list[list[Value]] = [[] for _ in range(len(body.program.outputs) - 1 - carried)]
+    while going and (limit is None or count < limit):
+        if count >= cap:
+            raise UnsupportedError(
+                f"a loop runs more than {cap} times",
+                phase="capture",
+                op="Loop",
+                place=label,
+                hint="run the model eagerly, or lower its trip count",
+            )
+        results = body.program.run(device, [scalar(count), scalar(going, torch.bool), *state, *captured])
+        going = read_flag(results[0])
+        state = list(results[1 : 1 + carried])
+        for scan, value in zip(scans, results[1 + carried :], strict=True):
+            scan.append(as_tensor(value, device))
+        count += 1
+    return (*state, *[_stack(scan, 0, False) for scan in scans])
+
+
+def _stack(values: Sequence[Value], axis: int, reverse: bool) -> Value:
+    """Scan outputs as one tensor; with no iteration the element shape is unknown and the result is empty."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if not tensors:
+        return torch.zeros(0)
+    return torch.stack(tensors[::-1] if reverse else tensors, axis)
+
+
+def build_loop(
+    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+) -> list[Val | None]:
+    """A loop becomes one step; while torch captures, a known trip count unrolls it."""
+    vals = vals + [None] * (2 - len(vals))
+    carried = len(vals) - 2
+    body, captured, kinds = builder.subgraph(_graph(node, "body", label), scope, 2 + carried)
+    if len(kinds) < 1 + carried:
+        raise ModelError("the body has too few outputs", phase="capture", op="Loop", place=label)
+    if body.reads_condition or any(v is not None and v.kind is Kind.TENSOR for v in vals[:2]):
+        builder.context.data_dependent.append(label)
+    outs = [builder.value(Kind.MAYBE) for _ in node.output]
+    ins = [0, *[_operand_slot(builder, v) for v in vals], *captured]
+    builder.add_step(partial(_run_loop, body, carried, label), ins, outs, label)
+    return list(outs)
+
+
+def _run_scan(
+    body: Subgraph,
+    state_count: int,
+    axes: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
+    device: torch.device,
+    *args: Value,
+) -> object:
+    in_axes, in_back, out_axes, out_back = axes
+    values = [as_tensor(a, device) for a in args]
+    state, rest = values[:state_count], values[state_count:]
+    scanned = [v for v in rest[: len(in_axes)] if isinstance(v, Tensor)]
+    captured = args[state_count + len(in_axes) :]
+    length = scanned[0].shape[in_axes[0]]
+    outs: list[list[Value]] = [[] for _ in out_axes]
+    for t in range(length):
+        slices = [
+            x.select(axis, length - 1 - t if back else t)
+            for x, axis, back in zip(scanned, in_axes, in_back, strict=True)
+        ]
+        results = body.program.run(device, [*state, *slices, *captured])
+        state = [as_tensor(r, device) for r in results[:state_count]]
+        for out, value in zip(outs, results[state_count:], strict=True):
+            out.append(as_tensor(value, device))
+    stacked = [_stack(o, axis, bool(back)) for o, axis, back in zip(outs, out_axes, out_back, strict=True)]
+    return (*state, *stacked)
+
+
+def _run_batched_scan(
+    inner: Callable[..., object], device: torch.device, operands: int, *args: Value
+) -> object:
+    """Opset 8: every operand has a leading batch dim, and the sequence axis counts without it."""
+    values = [as_tensor(a, device) for a in args[:operands]]
+    first = next(v for v in values if isinstance(v, Tensor))
+    rows: list[tuple[Tensor, ...]] = []
+    for b in range(first.shape[0]):
+        row = [v.select(0, b) if isinstance(v, Tensor) else v for v in values]
+        rows.append(inner(device, *row, *args[operands:]))  # type: ignore[arg-type]
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def build_scan(
+    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+) -> list[Val | None]:
+    """A scan becomes one step that unrolls over the length of the scanned axis."""
+    count = _int(node, "num_scan_inputs", 1)
+    batched = scope.opsets.get("", 9) < 9
+    if batched:
+        if vals and vals[0] is not None:
+            raise UnsupportedError(
+                "sequence_lens", phase="capture", op="Scan", place=label, hint="export with opset 9 or newer"
+            )
+        vals = vals[1:]
+    states = len(vals) - count
+    body, captured, kinds = builder.subgraph(_graph(node, "body", label), scope, len(vals))
+    results = len(kinds) - states
+    if count < 1 or states < 0 or results < 0:
+        raise ModelError("wrong number of scan inputs or outputs", phase="capture", op="Scan", place=label)
+    directions = "directions" if batched else "scan_input_directions"
+    axes = (
+        _ints(node, "scan_input_axes", count),
+        _ints(node, directions, count),
+        _ints(node, "scan_output_axes", results),
+        _ints(node, "scan_output_directions", results),
+    )
+    run: Callable[..., object] = partial(_run_scan, body, states, axes)
+    if batched:
+        operands, inner = len(vals), run
+
+        def run_batched(device: torch.device, *args: Value) -> object:
+            return _run_batched_scan(inner, device, operands, *args)
+
+        run = run_batched
+    outs = [builder.value(Kind.MAYBE) for _ in node.output]
+    builder.add_step(
+        run, [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured], outs, label
+    )
+    return list(outs)
+
+
+def _run_sequence_map(body: Subgraph, operands: int, device: torch.device, *args: Value) -> object:
+    lists, captured = args[:operands], args[operands:]
+    first = lists[0]
+    assert isinstance(first, list)
+    outs: list[list[Value]] = [[] for _ in body.program.outputs]
+    for i in range(len(first)):
+        row = [v[i] if isinstance(v, list) else v for v in lists]
+        for out, value in zip(outs, body.program.run(device, [*row, *captured]), strict=True):
+            out.append(as_tensor(value, device))
+    return tuple(outs)
+
+
+def build_sequence_map(
+    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+) -> list[Val | None]:
+    """Map a body over the elements of a sequence."""
+    body, captured, _ = builder.subgraph(_graph(node, "body", label), scope, len(vals))
+    outs = [builder.value(Kind.TENSOR) for _ in node.output]
+    ins = [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured]
+    builder.add_step(partial(_run_sequence_map, body, len(vals)), ins, outs, label)
+    return list(outs)
+
+
+BUILDERS: dict[str, ControlBuilder] = {
+    "If": build_if,
+    "Loop": build_loop,
+    "Scan": build_scan,
+    "SequenceMap": build_sequence_map,
+}

@@ -1,0 +1,161 @@
+"""An ONNX model as a `torch.nn.Module` written with plain torch ops."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import onnx
+import torch
+from onnx import FunctionProto, ValueInfoProto
+from torch import Tensor
+
+import tilewright.capture.onnx.ops  # noqa: F401  (fills the operator table)
+from tilewright.capture.onnx.build import Builder, Context, Kind, Scope, Val, add_initialisers, opset_table
+from tilewright.capture.onnx.control import BUILDERS
+from tilewright.capture.onnx.program import Program
+from tilewright.capture.onnx.proto import default_opset, read_model
+from tilewright.capture.onnx.values import Value, as_tensor, torch_dtype
+from tilewright.errors import ModelError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the model declares about one input.
+
+    `dtype` is None for a sequence or an optional. `dims`: a size, a name, or None for an unknown size; None for
+    the whole tuple when the rank is unknown. Equal names are a hint that sizes are equal, not a proof.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    dims: tuple[int | str | None, ...] | None
+
+
+class OnnxModule(torch.nn.Module):
+    """A loaded model. Call it with tensors in the order of `input_specs`.
+
+    It returns a tensor for one output, else a tuple in the order of `output_names`. Weights are parameters
+    (`requires_grad` False) and buffers named p0, p1, ... `data_dependent` names the nodes whose control flow
+    depends on data: with any there, the model runs eagerly but cannot be exported as one graph.
+    """
+
+    input_specs: tuple[InputSpec, ...]
+    output_names: tuple[str, ...]
+    metadata: dict[str, str]
+    opset: int
+    data_dependent: tuple[str, ...]
+
+    def __init__(
+        self,
+        program: Program,
+        constants: list[tuple[Tensor, int]],
+        input_specs: tuple[InputSpec, ...],
+        output_names: tuple[str, ...],
+        metadata: dict[str, str],
+        opset: int,
+        data_dependent: tuple[str, ...],
+    ) -> None:
+        super().__init__()
+        self.input_specs = input_specs
+        self.output_names = output_names
+        self.metadata = metadata
+        self.opset = opset
+        self.data_dependent = data_dependent
+        names: list[str] = []
+        for i, (tensor, _) in enumerate(constants):
+            name = f"p{i}"
+            if tensor.is_floating_point():
+                self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+            else:
+                self.register_buffer(name, tensor)
+            names.append(name)
+        self._constant_names = tuple(names)
+        constant_slots = tuple(slot for _, slot in constants)
+        self._program = Program(
+            program.template, constant_slots + program.inputs, program.outputs, program.steps
+        )
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run the model."""
+        if len(inputs) != len(self.input_specs):
+            raise TypeError(f"the model takes {len(self.input_specs)} inputs, {len(inputs)} were given")
+        constants: list[Value] = [getattr(self, name) for name in self._constant_names]
+        device = _device_of((*inputs, *constants))
+        results = self._program.run(device, [*constants, *inputs])
+        tensors = tuple(as_tensor(r, device) for r in results)
+        return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
+
+
+def _device_of(values: tuple[Value, ...]) -> torch.device:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
+def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
+    """Import an ONNX model.
+
+    Raises ModelError for a file that is no valid model, UnsupportedError (with op, domain, opset, node) for an
+    operator or type outside the importer. External data are read only from plain files below the model's folder.
+    """
+    source = read_model(path)
+    model = source.model
+    functions: dict[tuple[str, str, str], FunctionProto] = {
+        ("" if f.domain == "ai.onnx" else f.domain, f.name, getattr(f, "overload", "")): f
+        for f in model.functions
+    }
+    context = Context(source.folder, functions, BUILDERS)
+    builder = Builder(context)
+    scope = Scope(builder, opset_table(model.opset_import))
+    add_initialisers(model.graph, scope)
+    specs: list[InputSpec] = []
+    slots: list[int] = []
+    for info in model.graph.input:
+        if info.name in scope.names:
+            if scope.names[info.name] is not None and info.name not in {s.name for s in specs}:
+                continue  # an initialiser that is also listed as an input: its default is used
+            raise ModelError(f"two inputs are named {info.name!r}", phase="capture", place=source.place)
+        specs.append(input_spec(info))
+        val = builder.value(Kind.TENSOR)
+        scope.names[info.name] = val
+        slots.append(val.slot)
+    builder.add_nodes(model.graph.node, scope)
+    results: list[Val | None] = [scope.find(o.name, source.place) for o in model.graph.output]
+    program = builder.finish(slots, results)
+    used = {i for step in program.steps for i in step.ins} | set(program.outputs)
+    constants = [(v.const, slot) for v, slot in context.constants if slot in used and v.const is not None]
+    return OnnxModule(
+        program,
+        constants,
+        tuple(specs),
+        tuple(o.name for o in model.graph.output),
+        {entry.key: entry.value for entry in model.metadata_props},
+        default_opset(model),
+        tuple(context.data_dependent),
+    )
+
+
+def input_spec(info: ValueInfoProto) -> InputSpec:
+    """The declaration of one input; names of dims that are no identifiers are dropped."""
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        if kind == "sparse_tensor_type" or kind == "map_type":
+            raise UnsupportedError(
+                f"input {info.name!r} is a {kind}", phase="capture", place=info.name, hint="use dense tensors"
+            )
+        return InputSpec(info.name, None, None)
+    tensor = info.type.tensor_type
+    dtype = torch_dtype(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return InputSpec(info.name, dtype, None)
+    dims: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        if dim.HasField("dim_value") and dim.dim_value > 0:
+            dims.append(dim.dim_value)
+        elif dim.HasField("dim_param") and dim.dim_param.isidentifier():
+            dims.append(dim.dim_param)
+        else:
+            dims.append(None)
+    return InputSpec(info.name, dtype, tuple(dims))

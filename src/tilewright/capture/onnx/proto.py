@@ -1,0 +1,203 @@
+"""Reading ONNX files without trusting them: the model proto, tensors, data kept in other files."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+import onnx
+import torch
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, numpy_helper
+from torch import Tensor
+
+from tilewright.capture.onnx.values import torch_dtype
+from tilewright.errors import ModelError, UnsupportedError
+
+OLDEST_OPSET = 7
+_EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
+_SIZES = {torch.bool: 1}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed model and the folder that its external data must lie in (None: none allowed)."""
+
+    model: onnx.ModelProto
+    folder: Path | None
+    place: str
+
+
+def read_model(path: str | os.PathLike[str] | onnx.ModelProto) -> Source:
+    """Parse a file (or take a proto) and check that it is an ONNX model with a graph.
+
+    Raises ModelError when the file is missing, truncated or something else than a model, UnsupportedError for
+    opsets before 7 or after the newest that the installed `onnx` knows.
+    """
+    if isinstance(path, onnx.ModelProto):
+        source = Source(path, None, "ModelProto")
+    else:
+        source = _parse(Path(os.fspath(path)))
+    model = source.model
+    if not model.HasField("graph") or not model.opset_import:
+        raise _bad("not an ONNX model: no graph or no opset", source.place)
+    if not model.graph.output:
+        raise _bad("the graph has no outputs", source.place)
+    version = default_opset(model)
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= version <= newest:
+        raise UnsupportedError(
+            f"opset {version} is outside {OLDEST_OPSET} to {newest}",
+            phase="capture",
+            place=source.place,
+            hint="convert the model with onnx.version_converter, or install a newer onnx",
+        )
+    return source
+
+
+def default_opset(model: onnx.ModelProto) -> int:
+    """Version of the standard operator set that the model imports (the oldest we take if none is named)."""
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            return entry.version
+    return OLDEST_OPSET
+
+
+def _parse(path: Path) -> Source:
+    place = str(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _bad(f"cannot read the file: {error.strerror}", place, "check the path") from error
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise _bad("not an ONNX model, or a damaged one: it does not parse", place) from error
+    return Source(model, path.parent, place)
+
+
+def _bad(message: str, place: str, hint: str = "is the file complete and an ONNX model?") -> ModelError:
+    return ModelError(message, phase="capture", place=place, hint=hint)
+
+
+def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
+    """A tensor with its own memory. ModelError when the data do not fit the declared shape and type."""
+    place = f"tensor {proto.name!r}"
+    dtype = torch_dtype(proto.data_type)
+    dims = tuple(proto.dims)
+    if any(d < 0 for d in dims):
+        raise _bad(f"negative size in {list(dims)}", place)
+    count = math.prod(dims)
+    if proto.data_location == TensorProto.EXTERNAL:
+        raw: bytes | None = _external(proto, folder, count * dtype.itemsize, place)
+    else:
+        raw = proto.raw_data if proto.HasField("raw_data") else None
+    if raw is not None:
+        if len(raw) != count * dtype.itemsize:
+            raise _bad(f"{len(raw)} bytes for shape {list(dims)} of {dtype}", place)
+        if count == 0:
+            return torch.empty(dims, dtype=dtype)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(dims)
+    if count > 0 and count > _field_count(proto):
+        raise _bad(f"{_field_count(proto)} elements for shape {list(dims)}", place)
+    try:
+        array = numpy_helper.to_array(proto)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _bad(f"inconsistent data: {error}", place) from error
+    return torch_of(np.array(array)).to(dtype)
+
+
+def _field_count(proto: TensorProto) -> int:
+    return max(
+        len(proto.float_data),
+        len(proto.int32_data),
+        len(proto.int64_data),
+        len(proto.double_data),
+        len(proto.uint64_data),
+    )
+
+
+def torch_of(array: np.ndarray) -> Tensor:
+    """A numpy array (ml_dtypes' bfloat16 and float8 included) as a tensor; shares memory where it can."""
+    name = array.dtype.name
+    if not array.flags.writeable or any(s < 0 for s in array.strides) or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), copy=True)
+    if array.dtype.kind in "biufc" and array.dtype.type.__module__ == "numpy":
+        return torch.from_numpy(array)
+    extended = {
+        "bfloat16": torch.bfloat16,
+        "float8_e4m3fn": torch.float8_e4m3fn,
+        "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+        "float8_e5m2": torch.float8_e5m2,
+        "float8_e5m2fnuz": torch.float8_e5m2fnuz,
+        "float8_e8m0fnu": torch.float8_e8m0fnu,
+    }
+    dtype = extended.get(name)
+    if dtype is None:
+        raise TypeError(f"numpy dtype {name} has no torch dtype")
+    width = np.uint16 if dtype.itemsize == 2 else np.uint8
+    return torch.from_numpy(np.ascontiguousarray(array).view(width).reshape(array.shape)).view(dtype)
+
+
+def _external(proto: TensorProto, folder: Path | None, size: int, place: str) -> bytes:
+    """The bytes of a tensor kept in another file.
+
+    The name must be relative and stay inside the model's folder; the file must be a regular one, not a link of
+    either kind, and hold the whole range.
+    """
+    fields: dict[str, str] = {}
+    for entry in proto.external_data:
+        if entry.key not in _EXTERNAL_KEYS:
+            raise _bad(f"unknown external data key {entry.key!r}", place)
+        fields[entry.key] = entry.value
+    location = fields.get("location", "")
+    if folder is None:
+        raise _bad("external data without a folder", place, "load the model from its file")
+    relative = PurePosixPath(location)
+    unsafe = (
+        not location
+        or "\0" in location
+        or "\\" in location
+        or relative.is_absolute()
+        or PureWindowsPath(location).drive
+        or ".." in relative.parts
+    )
+    if unsafe:
+        raise _bad(f"external data location {location!r} leaves the model's folder", place)
+    try:
+        offset, length = int(fields.get("offset", "0")), int(fields.get("length", str(size)))
+    except ValueError as error:
+        raise _bad("offset or length of external data is no integer", place) from error
+    if offset < 0 or length != size:
+        raise _bad(f"external data range {offset}+{length} for {size} bytes", place)
+    return _read_range(folder, relative, offset, length, place)
+
+
+def _read_range(folder: Path, relative: PurePosixPath, offset: int, length: int, place: str) -> bytes:
+    """Open each part of the path without following links, then read exactly one range."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    current = folder
+    for part in relative.parts[:-1]:
+        current = current / part
+        if current.is_symlink():
+            raise _bad(f"external data {str(relative)!r} goes through a symbolic link", place)
+    try:
+        handle = os.open(current / relative.parts[-1], flags | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise _bad(f"cannot open external data {str(relative)!r}: {error.strerror}", place) from error
+    with os.fdopen(handle, "rb") as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+            raise _bad(f"external data {str(relative)!r} is not a plain file of its own", place)
+        if offset + length > info.st_size:
+            raise _bad(f"external data {str(relative)!r} ends before byte {offset + length}", place)
+        file.seek(offset)
+        data = file.read(length)
+    if len(data) != length:
+        raise _bad(f"external data {str(relative)!r} is shorter than declared", place)
+    return data

@@ -1,0 +1,119 @@
+"""The table of ONNX operators: (domain, name) to python functions over torch ops, by opset version.
+
+The signature of a function is the operator's own: positional parameters are its inputs, keyword-only parameters
+its attributes with the standard's defaults. Three keyword names are not attributes: `outputs` (how many outputs
+the node names), `device` (where a tensor without tensor inputs is made), `opset` (the version in force).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tilewright.capture.onnx.values import Host, Value
+
+OpFunction = Callable[..., "Value | tuple[Value, ...]"]
+HostFunction = Callable[..., "Host | tuple[Host, ...] | None"]
+_F = TypeVar("_F", bound=Callable[..., object])
+
+EXTRAS = frozenset({"outputs", "device", "opset"})
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One operator from one opset version on.
+
+    host: input positions read as host values (sizes, axes, pads).
+    scalar: positions at which a one-element value may be passed as a plain number.
+    pure: same inputs give the same outputs (may be folded).
+    names: keyword-only parameters of the function; attributes outside them are refused.
+    gives_host: the result is a host value even for tensor inputs.
+    view: the function takes inputs of any strides (see `settle`).
+    """
+
+    domain: str
+    name: str
+    since: int
+    function: OpFunction
+    host: frozenset[int]
+    scalar: frozenset[int]
+    pure: bool
+    names: frozenset[str]
+    gives_host: bool
+    view: bool
+
+
+_OPS: dict[tuple[str, str], list[OpDef]] = {}
+_HOST_OPS: dict[str, HostFunction] = {}
+
+
+def op(
+    name: str,
+    *,
+    since: int = 1,
+    host: tuple[int, ...] = (),
+    scalar: tuple[int, ...] = (),
+    pure: bool = True,
+    domain: str = "",
+    gives_host: bool = False,
+    view: bool = False,
+) -> Callable[[_F], _F]:
+    """Enter the decorated function for operator `name` from opset `since` on."""
+
+    def enter(function: _F) -> _F:
+        names = frozenset(
+            p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
+        )
+        entry = OpDef(
+            domain=domain,
+            name=name,
+            since=since,
+            function=function,  # type: ignore[arg-type]
+            host=frozenset(host),
+            scalar=frozenset(scalar),
+            pure=pure,
+            names=names,
+            gives_host=gives_host,
+            view=view,
+        )
+        versions = _OPS.setdefault((domain, name), [])
+        versions.append(entry)
+        versions.sort(key=lambda e: e.since)
+        return function
+
+    return enter
+
+
+def host_op(*names: str) -> Callable[[_F], _F]:
+    """Enter the decorated function as the meaning of operators over host values only.
+
+    It may return None: then the host cannot do this one and the tensor function is called.
+    """
+
+    def enter(function: _F) -> _F:
+        for name in names:
+            _HOST_OPS[name] = function  # type: ignore[assignment]
+        return function
+
+    return enter
+
+
+def lookup(domain: str, name: str, version: int) -> OpDef | None:
+    """The newest entry not newer than `version`, or None."""
+    found: OpDef | None = None
+    for entry in _OPS.get((domain, name), ()):
+        if entry.since <= version:
+            found = entry
+    return found
+
+
+def lookup_host(domain: str, name: str) -> HostFunction | None:
+    """The host meaning of an operator of the standard domain, or None."""
+    return None if domain else _HOST_OPS.get(name)
+
+
+def known_operators() -> list[tuple[str, str]]:
+    """All (domain, name) pairs of the table, sorted."""
+    return sorted(_OPS)

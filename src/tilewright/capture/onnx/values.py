@@ -1,0 +1,212 @@
+"""The values that an imported model computes with: tensors, and small integers kept on the host.
+
+Shape arithmetic (`Shape`, then `Gather`, `Concat`, `Cast`, ...) is done on python numbers or torch's symbolic
+numbers, so that a symbolic size stays a symbol and no operation depends on data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from onnx import TensorProto
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from tilewright.errors import ModelError, UnsupportedError
+
+Number = int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
+"""One host number; the symbolic ones appear only while torch captures the model."""
+
+Dim = int | torch.SymInt
+
+MAX_HOST = 1024
+"""A constant with more elements than this is never treated as a host value."""
+
+MAX_ELEMENTS = 1 << 36
+"""A requested tensor with more elements is refused before it is allocated."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A small array whose elements are host numbers, in row-major order.
+
+    `shape` is static; `dtype` is the type that the array has when it becomes a tensor.
+    """
+
+    values: tuple[Number, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    def ints(self) -> list[int]:
+        """The elements as integers (symbolic ones are passed on as they are)."""
+        return [to_int(v) for v in self.values]
+
+    def floats(self) -> list[float]:
+        """The elements as floats (symbolic ones are passed on as they are)."""
+        return [v if isinstance(v, torch.SymFloat) else float(v) for v in self.values]  # type: ignore[misc]
+
+    def item(self) -> Number:
+        """The only element; ModelError when there is not exactly one."""
+        if len(self.values) != 1:
+            raise ModelError(f"expected one element, found shape {list(self.shape)}", phase="capture")
+        return self.values[0]
+
+    def int(self) -> int:
+        """The only element as an integer."""
+        return to_int(self.item())
+
+
+Value = Tensor | Host | list["Value"] | None
+"""What an edge of the model carries; a list is an ONNX sequence, None an absent optional."""
+
+
+def to_int(value: Number) -> int:
+    """Truncate to an integer; a symbolic number stays symbolic (typed as int, as torch itself does)."""
+    if isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
+    if isinstance(value, torch.SymFloat):
+        return torch.sym_int(value)  # type: ignore[return-value]
+    return int(value)
+
+
+def host(values: Iterable[Number], dtype: torch.dtype = torch.int64) -> Host:
+    """A host vector."""
+    items = tuple(values)
+    return Host(items, (len(items),), dtype)
+
+
+def scalar(value: Number, dtype: torch.dtype = torch.int64) -> Host:
+    """A host value of rank 0."""
+    return Host((value,), (), dtype)
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a number is one of torch's symbolic ones."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def surely(condition: object) -> bool:
+    """Whether a condition holds for all sizes; never adds a guard."""
+    if isinstance(condition, torch.SymBool):
+        return statically_known_true(condition)
+    return bool(condition)
+
+
+def known_equal(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are equal for all values of their symbols; never adds a guard."""
+    return surely(a == b)
+
+
+def has_symbols(x: Tensor) -> bool:
+    """Whether a size of x is symbolic."""
+    return type(x) is not Tensor and any(isinstance(d, torch.SymInt) for d in x.shape)
+
+
+def settle(x: Tensor) -> Tensor:
+    """A contiguous copy where torch would have to guess the order of symbolic strides.
+
+    Its rule for the strides of elementwise results asks whether a size divides a smaller stride, which becomes a
+    guard that export cannot prove. With static sizes, and with strides of known order, x is returned.
+    """
+    strides = x.stride()
+    if all(isinstance(s, int) for s in strides):
+        return x
+    for i, a in enumerate(strides):
+        for b in strides[i + 1 :]:
+            if not (isinstance(a, int) and isinstance(b, int)) and not surely(a >= b):
+                return x.contiguous()
+    return x
+
+
+def as_tensor(value: Value, device: torch.device) -> Value:
+    """A host value as a tensor on `device`; anything else unchanged."""
+    if not isinstance(value, Host):
+        return value
+    if not any(is_symbolic(v) for v in value.values):
+        return torch.tensor(value.values, dtype=value.dtype, device=device).reshape(value.shape)
+    parts = [torch.ops.aten.scalar_tensor.default(v, dtype=value.dtype, device=device) for v in value.values]
+    if value.rank == 0:
+        return parts[0]
+    return torch.stack(parts).reshape(value.shape)
+
+
+def as_host(value: Value) -> Value:
+    """A tensor as a host value (this reads its data); anything else unchanged."""
+    if not isinstance(value, Tensor):
+        return value
+    flat = value.reshape(-1)
+    if type(value) is Tensor or isinstance(value, torch.nn.Parameter):
+        items: Sequence[Number] = flat.tolist()
+    else:  # under a tracer one element at a time, so that each becomes a symbol
+        items = [flat[i].item() for i in range(flat.shape[0])]
+    return Host(tuple(items), tuple(int(d) for d in value.shape), value.dtype)
+
+
+def check_size(dims: Iterable[Dim], op: str) -> None:
+    """Refuse a tensor that no machine can hold; ModelError. Symbolic dims are not looked at."""
+    known = [d for d in dims if isinstance(d, int)]
+    if any(d < 0 for d in known):
+        raise ModelError(f"negative size in {known}", phase="capture", op=op)
+    if math.prod(known) > MAX_ELEMENTS:
+        raise ModelError(
+            f"a tensor of shape {known} is too large", phase="capture", op=op, hint="is the file intact?"
+        )
+
+
+_DTYPES: dict[int, torch.dtype] = {
+    TensorProto.FLOAT: torch.float32,
+    TensorProto.DOUBLE: torch.float64,
+    TensorProto.FLOAT16: torch.float16,
+    TensorProto.BFLOAT16: torch.bfloat16,
+    TensorProto.INT8: torch.int8,
+    TensorProto.INT16: torch.int16,
+    TensorProto.INT32: torch.int32,
+    TensorProto.INT64: torch.int64,
+    TensorProto.UINT8: torch.uint8,
+    TensorProto.UINT16: torch.uint16,
+    TensorProto.UINT32: torch.uint32,
+    TensorProto.UINT64: torch.uint64,
+    TensorProto.BOOL: torch.bool,
+    TensorProto.COMPLEX64: torch.complex64,
+    TensorProto.COMPLEX128: torch.complex128,
+    TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    TensorProto.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    TensorProto.FLOAT8E5M2: torch.float8_e5m2,
+    TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+    TensorProto.FLOAT8E8M0: torch.float8_e8m0fnu,
+}
+
+WIDE = frozenset({torch.uint16, torch.uint32, torch.uint64})
+"""Unsigned types for which torch has few kernels: arithmetic goes through int64."""
+
+FLOAT8 = frozenset(
+    {
+        torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    }
+)
+
+
+def torch_dtype(code: int) -> torch.dtype:
+    """The torch dtype of an ONNX element type; UnsupportedError for strings and sub-byte types."""
+    found = _DTYPES.get(code)
+    if found is None:
+        known = code in TensorProto.DataType.values()
+        name = TensorProto.DataType.Name(code) if known else f"number {code}"
+        raise UnsupportedError(
+            f"element type {name} has no torch dtype",
+            phase="capture",
+            hint="convert the model to float, integer or bool tensors",
+        )
+    return found
