@@ -112,7 +112,23 @@ def add(*terms: Expr) -> Expr:
     form: Linear = {}
     for t in terms:
         form = _sum(form, linear(t), 1)
-    return from_linear(form)
+    return from_linear(_recombined(form))
+
+
+def _recombined(form: Linear) -> Linear:
+    """c*d*(n // d) + c*(n % d) is c*n."""
+    for m, c in form.items():
+        for k, atom in enumerate(m):
+            if atom.op != "mod":
+                continue
+            n, d = atom.args
+            whole = make("floordiv", (n, d), i64)
+            others = m[:k] + m[k + 1 :]
+            scaled = _product(_product({others: c}, linear(d)), {(whole,): 1})
+            if all(form.get(key) == value for key, value in scaled.items()):
+                rest = _sum(_sum(form, scaled, -1), {m: c}, -1)
+                return _recombined(_sum(rest, _product({others: c}, linear(n)), 1))
+    return form
 
 
 def sub(a: Expr, b: Expr) -> Expr:
@@ -214,33 +230,30 @@ def _reduced(op: str, r: Expr, b: Expr) -> Expr:
     assert mono is not None
     if op == "floordiv" and r.op == "floordiv" and at_least(r.args[1], 1):
         return floordiv(r.args[0], mul(r.args[1], b))
-    factor = mono[1]
-    for m, c in form.items():
-        if m:
-            factor = gcd(factor, c)
-    common: Monomial = mono[0]
-    for m in form:
-        if m or form[m]:
-            common = tuple(atom for atom in common if atom in m)
-    offset = form.get((), 0)
-    if factor > 1 and not common and len(form) > (1 if () in form else 0):
-        low = offset % factor
-        scaled = from_linear({m: c // factor for m, c in form.items() if m or c // factor})
-        small = _over(b, factor)
-        if op == "floordiv":
-            return floordiv(scaled, small)
-        return add(mul(mod(scaled, small), integer(factor)), integer(low))
-    if common and offset == 0:
-        scaled = from_linear({_quotient(m, common) or (): c for m, c in form.items()})
-        small = from_linear({_quotient(mono[0], common) or (): mono[1]})
-        if op == "floordiv":
-            return floordiv(scaled, small)
-        return mul(mod(scaled, small), from_linear({common: 1}))
+    for m, c in _common_factors(form, *mono):
+        quotient, rest = _split(form, m, c)
+        factor, low = from_linear({m: c}), from_linear(rest)
+        if quotient and (not rest or (at_least(low, 0) and at_least(sub(factor, low), 1))):
+            small = from_linear({_quotient(mono[0], m) or (): mono[1] // c})
+            high = from_linear(quotient)
+            return floordiv(high, small) if op == "floordiv" else add(mul(mod(high, small), factor), low)
     return make(op, (r, b), i64)
 
 
-def _over(b: Expr, factor: int) -> Expr:
-    return from_linear({m: c // factor for m, c in linear(b).items()})
+def _common_factors(form: Linear, m: Monomial, c: int) -> list[tuple[Monomial, int]]:
+    """Greatest common factors of the terms of `form` with c*m, other than 1; larger ones first."""
+    found: dict[tuple[Monomial, int], None] = {}
+    for n, d in form.items():
+        rest = list(m)
+        shared: list[Expr] = []
+        for atom in n:
+            if atom in rest:
+                rest.remove(atom)
+                shared.append(atom)
+        factor = (tuple(sorted(shared, key=_key)), gcd(c, d))
+        if factor != ((), 1):
+            found[factor] = None
+    return sorted(found, key=lambda f: (len(f[0]), f[1]), reverse=True)
 
 
 def ceildiv(a: Expr, b: Expr) -> Expr:

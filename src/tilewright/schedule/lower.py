@@ -1,0 +1,569 @@
+"""Form + Schedule -> TileProgram: scopes, passes, loops. One algorithm for every kernel.
+
+`scope` computes what is wanted where some axes are bound: it takes the outermost unbound class, gives every fold over
+it and every output that uses it a pass number, and writes one loop per pass. A pass number belongs to folds and
+outputs only; pointwise expressions are evaluated on demand wherever they are needed, with a memo per scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from ..errors import IllegalSchedule
+from ..ir import dims
+from ..ir.dtype import DType
+from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, cost, rebuild, walk
+from ..ir.program import (
+    Buffer, Check, Collapse, Compute, Declare, GridAxis, Load, Loop, Place, Stmt, Store, TileProgram, Update, Var, value_of,
+)  # fmt: skip
+from .form import Form, Item, folds_read
+from .schedule import Role, Schedule
+from .transport import degree
+
+INDEX_ERROR = 1
+"""Code of a failed index check (see `ir.program.Check`)."""
+
+
+def lower(form: Form, schedule: Schedule) -> TileProgram:
+    """The tile program of a form under a schedule. Raises IllegalSchedule, naming the law, if the roles are not legal."""
+    _check_roles(form, schedule)
+    lowering = _Lowering(form, schedule)
+    grid = lowering.bind_grid()
+    lowering.run()
+    buffers = lowering.params
+    program = TileProgram(
+        buffers, tuple(grid), tuple(lowering.out), tuple(lowering.scratch), schedule.lane, _grain(form, schedule)
+    )
+    program.verify()
+    return program
+
+
+def _check_roles(form: Form, schedule: Schedule) -> None:
+    roles = {c.axis: c for c in schedule.classes}
+    order = [c.axis for c in schedule.classes]
+    for item in form.items:
+        for a in item.axes:
+            if a not in roles:
+                raise IllegalSchedule(f"class {a.name} has no role", phase="schedule")
+        for a in item.reduce:
+            if roles[a].role is Role.GRID:
+                raise IllegalSchedule(f"fold {item.id} reduces grid class {a.name}", phase="schedule")
+        for d in item.kept:
+            for c in item.reduce:
+                if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
+                    raise IllegalSchedule(f"fold {item.id} keeps {d.name}, so it must be outside {c.name}", phase="schedule")
+        if item.scan is not None and (roles[item.scan].role is not Role.SCAN or roles[item.scan].tile != 1):
+            raise IllegalSchedule(f"{item.scan.name} is scanned, in steps of one", phase="schedule")
+
+
+def _grain(form: Form, schedule: Schedule) -> Expr:
+    """Grid points that together touch `grain_bytes`."""
+    grid = {c.axis: c.chunk for c in schedule.classes if c.role is Role.GRID}
+    best = dims.ONE
+    for item in form.items:
+        inner = [dims.integer(grid[a] or 1) if a in grid else a.extent for a in item.axes]
+        size = dims.prod(dims.maximum(e, dims.ONE) for e in inner)
+        if dims.static(size) is None or dims.at_least(dims.sub(size, best), 0):
+            best = size
+    fixed = dims.static(best)
+    if fixed is not None:
+        return dims.integer(max(1, schedule.grain_bytes // (8 * fixed)))
+    return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Where an expression is held in scratch between passes."""
+
+    buffer: Buffer
+    offset: Expr
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks."""
+
+    memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
+    results: dict[tuple[int, int], Expr] = field(default_factory=dict)
+    bound: dict[Axis, int] = field(default_factory=dict)
+    tails: dict[Axis, Expr] = field(default_factory=dict)
+
+    def child(self) -> _Scope:
+        return _Scope(dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails))
+
+
+class _Lowering:
+    def __init__(self, form: Form, schedule: Schedule) -> None:
+        self.form, self.schedule = form, schedule
+        self.params = tuple(Buffer(f"p{k}", v.dtype, size) for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True)))
+        self.scratch: list[Buffer] = []
+        self.out: list[Stmt] = []
+        self.scope = _Scope()
+        self.vars: dict[int, Var] = {}
+        self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
+        self.shared = _shared([r for i in form.items for r in i.roots])
+        self.kept: dict[Expr, _Kept] = {}
+        self.written: set[Expr] = set()
+        self.ready: set[Expr] = set()
+        self.states: dict[int, tuple[Var, ...]] = {}
+
+    # -- binding
+
+    def bind_grid(self) -> list[GridAxis]:
+        grid: list[GridAxis] = []
+        for c in self.schedule.classes:
+            if c.role is not Role.GRID:
+                continue
+            if c.chunk:
+                point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
+                start = dims.mul(axis(point), dims.integer(c.chunk))
+                stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
+                self.ranges[c.axis] = (start, stop)
+                grid.append(GridAxis(point, point.extent))
+            else:
+                self.scope.bound[c.axis] = 1
+                grid.append(GridAxis(c.axis, c.axis.extent))
+        return grid
+
+    def run(self) -> None:
+        resident = [c for c in self.schedule.classes if c.role is Role.RESIDENT]
+        self.nest([(c.axis, c.tile) for c in resident], lambda: self.compute([], self.form.outputs))
+
+    def nest(self, axes: Sequence[tuple[Axis, int]], inner: Callable[[], None]) -> None:
+        """Bind resident classes: loops of a single step whose tile covers the extent."""
+        if not axes:
+            inner()
+            return
+        (a, tile), *rest = axes
+        mask = None if dims.static(a.extent) == tile else call("lt", axis(a), a.extent)
+        body = self.block(a, tile, mask, lambda: self.nest(rest, inner))
+        self.out.append(Loop(a, dims.ZERO, dims.integer(tile), tile, body))
+
+    def block(self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None]) -> tuple[Stmt, ...]:
+        """The statements that `inner` writes with `a` bound; what it learns is forgotten afterwards."""
+        outer_scope, outer_out = self.scope, self.out
+        self.scope, self.out = outer_scope.child(), []
+        self.scope.bound[a] = tile
+        if mask is not None:
+            self.scope.tails[a] = mask
+        inner()
+        body = tuple(self.out)
+        self.scope, self.out = outer_scope, outer_out
+        return body
+
+    # -- scopes and passes
+
+    def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
+        """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
+        cone = self.cone([*wanted, *(f for o in outputs for f in folds_read(o.roots))])
+        users = [*cone, *outputs]
+        open_ = [c.axis for c in self.schedule.classes if c.axis not in self.scope.bound and any(c.axis in u.axes for u in users)]
+        if not open_:
+            for f in cone:
+                self.tile_fold(f)
+            for o in outputs:
+                self.store(o)
+            return
+        c = open_[0]
+        passes, merged = self.passes(cone, outputs, c)
+        over = lambda i: c in i.reduce or i.scan == c  # noqa: E731
+        self.choose_kept(cone, outputs, c, passes)
+        numbers = sorted({passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes})
+        for q in numbers:
+            self.free_folds(cone, c)
+            targets = [i for i in cone if over(i) and passes[i.id] == q]
+            self.loop(c, targets, [o for o in outputs if c in o.axes and passes[o.id] == q], merged, True)
+        self.compute([f.id for f in cone if c not in f.axes and f.id in wanted], [o for o in outputs if c not in o.axes])
+
+    def cone(self, roots: Iterable[int]) -> list[Item]:
+        """Folds needed for `roots` and not known here, producers first."""
+        order: list[Item] = []
+        seen: set[int] = set()
+
+        def visit(f: int) -> None:
+            if f in seen or (f, 0) in self.scope.results:
+                return
+            seen.add(f)
+            for d in folds_read(self.form.items[f].roots):
+                visit(d)
+            order.append(self.form.items[f])
+
+        for r in roots:
+            visit(r)
+        return order
+
+    def passes(self, cone: Sequence[Item], outputs: Sequence[Item], c: Axis) -> tuple[dict[int, int], dict[int, int]]:
+        """Pass numbers along `c`, and for each fold merged into its upstream's pass, that upstream (by transport)."""
+        numbers: dict[int, int] = {}
+        merged: dict[int, int] = {}
+        inside = {i.id: i for i in cone}
+        for i in (*cone, *outputs):
+            number, through = 0, []
+            for d in folds_read(i.roots):
+                if d not in inside:
+                    continue
+                up = inside[d]
+                if up.scan == c and c in i.kept:
+                    number = max(number, numbers[d])
+                elif c in up.reduce or up.scan == c:
+                    number = max(number, numbers[d] + 1)
+                    through.append(d)
+                else:
+                    number = max(number, numbers[d])
+            if self.schedule.online and self.transports(i, through, numbers, number, c, inside):
+                merged[i.id] = through[-1]
+                number -= 1
+            numbers[i.id] = number
+        return numbers, merged
+
+    def transports(self, i: Item, through: list[int], numbers: dict[int, int], number: int, c: Axis, inside: dict[int, Item]) -> bool:
+        late = [d for d in through if numbers[d] + 1 == number]
+        if len(late) != 1 or i.reduce != (c,) or inside[late[0]].reduce != (c,):
+            return False
+        through.append(late[0])
+        return degree(i, inside[late[0]]) is not None
+
+    def free_folds(self, cone: Sequence[Item], c: Axis) -> None:
+        """Before a loop over `c`: compute folds that do not use it and wait for nothing that does."""
+        known = {f for f, _ in self.scope.results}
+        ready: list[int] = []
+        for i in cone:
+            if i.id not in known and c not in i.axes and all(d in known or d in ready for d in folds_read(i.roots)):
+                ready.append(i.id)
+        if ready:
+            self.compute(ready, [])
+
+    # -- loops
+
+    def loop(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int], outermost: bool) -> None:
+        """One loop over `c` that advances the states of `targets` and stores `outs`."""
+        if outermost:
+            for t in targets:
+                self.declare(t)
+        self.hoist([r for i in (*targets, *outs) for r in i.roots], c)
+        tile = self.schedule.plan(c).tile
+        for start, stop, mask in self.segments(c, tile):
+            body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged))
+            self.out.append(Loop(c, start, stop, tile, body))
+        if outermost:
+            for t in targets:
+                self.finish(t, merged)
+            self.ready |= self.written
+
+    def segments(self, c: Axis, tile: int) -> list[tuple[Expr, Expr, Expr | None]]:
+        """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one."""
+        start, stop = self.ranges.get(c, (dims.ZERO, c.extent))
+        if tile == 1:
+            return [(start, stop, None)]
+        step = dims.integer(tile)
+        length = dims.sub(stop, start)
+        whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
+        mask = call("lt", axis(c), stop)
+        if dims.divisible(c.extent, tile):
+            return [(start, stop, None)]
+        if dims.static(length) is not None and dims.static(whole) == dims.static(start):
+            return [(start, stop, mask)]
+        return [(start, whole, None), (whole, stop, mask)]
+
+    def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
+        late: list[tuple[tuple[Var, ...], tuple[Expr, ...]]] = []
+        inner: dict[Axis, list[Item]] = {}
+        upstream = set(merged.values())
+        for t in targets:
+            rest = [c.axis for c in self.schedule.classes if c.axis in t.reduce and c.axis not in self.scope.bound]
+            if rest:
+                inner.setdefault(rest[0], []).append(t)
+            elif t.id in upstream:
+                late.append(self.run_ahead(t))
+            else:
+                self.update(t, merged.get(t.id))
+        for c, group in inner.items():
+            self.loop(c, group, [], merged, False)
+        for names, values in late:
+            self.out.append(Update(names, values))
+        if outs:
+            self.compute([], outs)
+
+    def declare(self, t: Item) -> None:
+        assert t.reduction is not None
+        blocks = tuple(a for a in t.axes if self.tile_of(a) > 1)
+        names = tuple(self.var(d, blocks) for d in t.reduction.state)
+        self.states[t.id] = names
+        self.out.append(Declare(names, t.reduction.identity))
+
+    def tile_of(self, a: Axis) -> int:
+        return self.scope.bound.get(a) or self.schedule.plan(a).tile
+
+    def lifted(self, t: Item) -> tuple[Expr, ...]:
+        assert t.reduction is not None
+        return t.reduction.lifted([self.eval(b) for b in t.body])
+
+    def update(self, t: Item, upstream: int | None) -> None:
+        """state = merge(state, element), after repair if the upstream maximum has just moved."""
+        assert t.reduction is not None
+        names = self.states[t.id]
+        old: list[Expr] = [value_of(v) for v in names]
+        lifted = self.lifted(t)
+        if upstream is not None:
+            k = degree(t, self.form.items[upstream])
+            assert k is not None
+            old = [call("mul", old[0], self.factor(upstream, k))]
+        values = t.reduction.merged(old, lifted)
+        self.out.append(Update(names, values, self.tail(t.reduce)))
+        if t.scan is not None:
+            self.result(t, [value_of(v) for v in names])
+
+    def run_ahead(self, t: Item) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
+        """The new running maximum, before its state is assigned: dependents of this pass read it guarded against -inf."""
+        (name,) = self.states[t.id]
+        (element,) = self.lifted(t)
+        moved = call("maximum", value_of(name), element)
+        mask = self.tail(t.reduce)
+        new = self.named(moved if mask is None else call("where", mask, moved, value_of(name)))
+        infinite = call("eq", new, const(float("-inf"), new.dtype))
+        self.scope.results[t.id, 0] = self.named(call("where", infinite, const(0.0, new.dtype), new))
+        return (name,), (new,)
+
+    def factor(self, upstream: int, k: Fraction) -> Expr:
+        (name,) = self.states[upstream]
+        gap = call("sub", value_of(name), self.scope.results[upstream, 0])
+        return self.named(call("exp", gap if k == 1 else call("mul", gap, const(k, gap.dtype))))
+
+    def finish(self, t: Item, merged: dict[int, int]) -> None:
+        """After the loops: merge the lanes of a state and compute its results."""
+        assert t.reduction is not None
+        if t.scan is not None:
+            return
+        parts = self.states[t.id]
+        if t.id in merged:
+            parts = (self.rescaled(t, merged[t.id]),)
+        self.result(t, [value_of(v) for v in self.collapse(t, parts)])
+
+    def rescaled(self, t: Item, upstream: int) -> Var:
+        """Lanes ran with maxima of their own: bring every lane to the common one before they are added."""
+        (name,), (lane,) = self.states[t.id], self.states[upstream]
+        if not lane.axes:
+            return name
+        k = degree(t, self.form.items[upstream])
+        assert k is not None
+        top = self.scope.results[upstream, 0]
+        zero, empty = const(0.0, name.dtype), call("eq", top, const(float("-inf"), top.dtype))
+        gap = call("sub", value_of(lane), call("where", empty, zero, top))
+        scaled = call("mul", value_of(name), call("exp", call("mul", gap, const(k, gap.dtype))))
+        var = self.var(name.dtype, name.axes)
+        self.out.append(Compute(var, scaled))
+        return var
+
+    def collapse(self, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
+        assert t.reduction is not None
+        for a in t.reduce:
+            if a in parts[0].axes:
+                rest = tuple(x for x in parts[0].axes if x != a)
+                names = tuple(self.var(p.dtype, rest) for p in parts)
+                self.out.append(Collapse(names, parts, t.reduction, a))
+                parts = names
+        return parts
+
+    def result(self, t: Item, state: Sequence[Expr]) -> None:
+        assert t.reduction is not None
+        for r, e in enumerate(t.reduction.finished(state)):
+            self.scope.results[t.id, r] = self.named(e)
+
+    def tile_fold(self, t: Item) -> None:
+        """A fold whose classes are all bound: computed in the tile."""
+        assert t.reduction is not None
+        mask = self.tail(t.reduce)
+        parts: list[Var] = []
+        blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
+        for e, identity in zip(self.lifted(t), t.reduction.identity, strict=True):
+            part = self.var(e.dtype, blocks)
+            self.out.append(Compute(part, e if mask is None else call("where", mask, e, identity)))
+            parts.append(part)
+        self.result(t, [value_of(v) for v in self.collapse(t, tuple(parts))])
+
+    def tail(self, axes: Iterable[Axis]) -> Expr | None:
+        mask: Expr | None = None
+        for a in axes:
+            mask = both(mask, self.scope.tails.get(a))
+        return mask
+
+    # -- what is kept in scratch between passes
+
+    def choose_kept(self, cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: dict[int, int]) -> None:
+        if not self.schedule.keep:
+            return
+        first: dict[Expr, int] = {}
+        again: dict[Expr, None] = {}
+        final = {i.id: passes[i.id] for i in cone if c in i.reduce}
+        for i in sorted((i for i in (*cone, *outputs) if c in i.axes), key=lambda i: passes[i.id]):
+            for x in (x for b in i.body for x in walk(b)):
+                if x in first and first[x] < passes[i.id]:
+                    again[x] = None
+                first.setdefault(x, passes[i.id])
+        chosen = [x for x in again if self.worth_keeping(x, c, first[x], final)]
+        inner = {y for x in chosen for y in walk(x) if y is not x}
+        for x in chosen:
+            if x not in inner and x not in self.kept:
+                self.keep(x)
+
+    def worth_keeping(self, x: Expr, c: Axis, at: int, final: dict[int, int]) -> bool:
+        if x.op in ("read", "value", "const", "axis") or axis(c) not in axes_of(x) or cost(x) < self.schedule.keep:
+            return False
+        if any(final.get(f, -1) >= at for f in folds_read([x])):
+            return False
+        return all(self.schedule.plan(a.value).role is not Role.SCAN for a in axes_of(x) if isinstance(a.value, Axis))
+
+    def keep(self, x: Expr) -> None:
+        free = {a.value for a in axes_of(x)}
+        axes = [p.axis for p in self.schedule.classes if p.axis in free and p.axis not in self.scope.bound]
+        offset, size = dims.ZERO, dims.ONE
+        for a in sorted(axes, key=lambda a: a == self.schedule.lane, reverse=True):
+            start, _ = self.ranges.get(a, (dims.ZERO, a.extent))
+            length = self.schedule.plan(a).chunk or a.extent
+            offset = dims.add(offset, dims.mul(dims.sub(axis(a), start), size))
+            size = dims.mul(size, length if isinstance(length, Expr) else dims.integer(length))
+        buffer = Buffer(f"s{len(self.scratch)}", x.dtype, size, Place.SCRATCH)
+        self.scratch.append(buffer)
+        self.kept[x] = _Kept(buffer, offset)
+
+    # -- evaluation
+
+    def var(self, dtype: DType, axes: tuple[Axis, ...]) -> Var:
+        v = Var(len(self.vars), dtype, axes)
+        self.vars[v.id] = v
+        return v
+
+    def blocks(self, e: Expr) -> tuple[Axis, ...]:
+        """Block axes of an evaluated expression."""
+        found: dict[Axis, None] = {}
+        for x in walk(e):
+            if x.op == "var" and isinstance(x.value, int):
+                found |= dict.fromkeys(self.vars[x.value].axes)
+            elif x.op == "axis" and isinstance(x.value, Axis) and self.scope.bound.get(x.value, 1) > 1:
+                found[x.value] = None
+        return tuple(found)
+
+    def named(self, e: Expr) -> Expr:
+        if not e.args:
+            return e
+        v = self.var(e.dtype, self.blocks(e))
+        self.out.append(Compute(v, e))
+        return value_of(v)
+
+    def eval(self, e: Expr, guard: Expr | None = None) -> Expr:
+        """`e` with reads loaded and folds resolved; `guard` is the condition under which its reads are meant."""
+        if e.op in ("const", "symbol", "axis"):
+            return e
+        key = (e, guard if guard is not None and _unsafe(e, self.params) else None)
+        done = self.scope.memo.get(key)
+        if done is None:
+            done = self.evaluated(e, key[1])
+            self.scope.memo[key] = done
+        return done
+
+    def evaluated(self, e: Expr, guard: Expr | None) -> Expr:
+        if e in self.kept and e in self.ready:
+            return self.reload(e)
+        if e.op == "value" and isinstance(e.value, tuple):
+            if e.value not in self.scope.results:
+                self.compute([e.value[0]], [])
+            return self.scope.results[e.value]
+        if e.op == "read":
+            return self.load(e, guard)
+        if e.op == "where":
+            condition = self.eval(e.args[0], guard)
+            yes = self.eval(e.args[1], both(guard, condition))
+            no = self.eval(e.args[2], both(guard, call("not", condition)))
+            result = call("where", condition, yes, no)
+        else:
+            result = rebuild(e, tuple(self.eval(a, guard) for a in e.args))
+        if e in self.kept:
+            result = self.named(result)
+            where = self.kept[e]
+            self.written.add(e)
+            blocks = self.blocks(result)
+            self.out.append(Store(where.buffer, where.offset, result, blocks, self.tail(blocks)))
+        return self.named(result) if e in self.shared and result.args else result
+
+    def reload(self, e: Expr) -> Expr:
+        where = self.kept[e]
+        blocks = self.blocks(where.offset)
+        var = self.var(e.dtype, blocks)
+        self.out.append(Load(var, where.buffer, where.offset, self.tail(blocks), const(0, e.dtype)))
+        return value_of(var)
+
+    def load(self, e: Expr, guard: Expr | None) -> Expr:
+        assert isinstance(e.value, int)
+        offset = self.eval(e.args[0], guard)
+        blocks = self.blocks(offset)
+        mask = both(self.tail(blocks), guard)
+        for condition in self.form.checks.get(e.args[0], ()):
+            tested = self.eval(condition, guard)
+            self.out.append(Check(tested, INDEX_ERROR, self.blocks(tested), both(self.tail(self.blocks(tested)), guard)))
+        if mask is not None:
+            blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
+        var = self.var(e.dtype, blocks)
+        self.out.append(Load(var, self.params[e.value], offset, mask, None if mask is None else const(0, e.dtype)))
+        return value_of(var)
+
+    def hoist(self, roots: Sequence[Expr], c: Axis) -> None:
+        """Evaluate before the loop what does not change in it."""
+        seen: set[Expr] = set()
+
+        def visit(x: Expr) -> None:
+            if x in seen or x.op in ("const", "axis", "symbol"):
+                return
+            seen.add(x)
+            if self.fixed(x, c):
+                if x.op != "value" and (x, None) not in self.scope.memo and not _unsafe(x, self.params) and not _is_index(x):
+                    self.scope.memo[x, None] = self.named(self.eval(x))
+                return
+            for a in x.args:
+                visit(a)
+
+        for r in roots:
+            visit(r)
+
+    def fixed(self, x: Expr, c: Axis) -> bool:
+        for y in walk(x):
+            if isinstance(y.value, Axis) and y.value not in self.scope.bound:
+                return False
+            if y.op == "value" and y.value not in self.scope.results:
+                return False
+        return True
+
+    def store(self, o: Item) -> None:
+        value = self.eval(o.body[0])
+        blocks = tuple(dict.fromkeys((*self.blocks(o.offset), *self.blocks(value))))
+        stream = o.param in self.schedule.stream
+        self.out.append(Store(self.params[o.param], o.offset, value, blocks, self.tail(blocks), stream))
+
+
+def _shared(roots: Sequence[Expr]) -> set[Expr]:
+    """Data expressions with more than one parent: they get a name, so they are computed once."""
+    parents: dict[Expr, int] = {}
+    seen: set[Expr] = set()
+    for r in roots:
+        parents[r] = parents.get(r, 0) + 1
+        for x in walk(r):
+            if x not in seen:
+                seen.add(x)
+                for a in x.args:
+                    parents[a] = parents.get(a, 0) + 1
+    return {x for x, n in parents.items() if n > 1 and x.op in SCALARS and not _is_index(x)}
+
+
+def _is_index(x: Expr) -> bool:
+    return all(y.op not in ("read", "value", "var") for y in walk(x))
+
+
+def _unsafe(e: Expr, params: Sequence[Buffer]) -> bool:
+    """Whether evaluating `e` where it is not meant could touch memory outside a buffer."""
+    for x in walk(e):
+        if x.op == "read" and isinstance(x.value, int):
+            offset = x.args[0]
+            if not (dims.at_least(offset, 0) and dims.at_least(dims.sub(params[x.value].size, offset), 1)):
+                return True
+    return False

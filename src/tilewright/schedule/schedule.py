@@ -1,0 +1,67 @@
+"""The decisions for one kernel, as a frozen value: a role and a tile for every class, and what is kept on chip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..ir.expr import Axis
+
+
+class Role(Enum):
+    """What a class becomes. GRID: parallel over tiles. RESIDENT: the whole extent in one tile. STREAMED: a sequential
+    loop in steps. SCAN: streamed in order, emitting at each step. (SPLIT is a rewrite into two folds before this.)"""
+
+    GRID = "grid"
+    RESIDENT = "resident"
+    STREAMED = "streamed"
+    SCAN = "scan"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPlan:
+    """`axis` in `role`, bound `tile` values at a time. A GRID class with `chunk` > 0 gives each grid point a run of
+    `chunk` values, walked by a loop of step `tile`; `chunk` is a multiple of `tile`."""
+
+    axis: Axis
+    role: Role
+    tile: int = 1
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        chunk = f"/{self.chunk}" if self.chunk else ""
+        tile = f"x{self.tile}" if self.tile > 1 else ""
+        return f"{self.axis.name}:{self.role.value}{chunk}{tile}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`classes` in order: grid classes outermost first, then the nest order of the loops, outermost first.
+
+    `lane` is the class that runs in vector lanes. `online` merges cascaded reductions into one pass where a transport
+    exists. Values that cost at least `keep` (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory
+    instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
+    work below which grid points are not worth another thread."""
+
+    classes: tuple[ClassPlan, ...]
+    lane: Axis | None = None
+    online: bool = False
+    keep: int = 0
+    stream: tuple[int, ...] = ()
+    grain_bytes: int = 1 << 15
+
+    def __str__(self) -> str:
+        parts = [str(c) for c in self.classes]
+        if self.lane:
+            parts.append(f"lane={self.lane.name}")
+        parts += [f"keep={self.keep}"] if self.keep else []
+        parts += ["online"] if self.online else []
+        parts += [f"stream={list(self.stream)}"] if self.stream else []
+        return " ".join(parts)
+
+    def plan(self, axis: Axis) -> ClassPlan:
+        """The plan of a class. Raises KeyError if it has none."""
+        for c in self.classes:
+            if c.axis == axis:
+                return c
+        raise KeyError(axis.name)

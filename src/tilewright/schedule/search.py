@@ -1,0 +1,175 @@
+"""Which schedule? A heuristic from the form and the target's figures, through the type that a search would fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir import dims
+from ..ir.expr import Axis, Expr, axis, walk
+from ..ir.graph import Layout, Value
+from ..ir.kernel import Kernel, Scheduled
+from ..options import Options
+from ..target import MemoryKind, Target
+from .form import Form, Item, make_form
+from .lower import lower
+from .schedule import ClassPlan, Role, Schedule
+
+TYPICAL = 64
+"""What an unknown size is taken for when alternatives are weighed."""
+
+CHUNK = 4096
+"""Elements of a parallel class that one task walks."""
+
+KEEP = 12
+"""Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
+
+
+def solve(kernel: Kernel, layouts: Mapping[Value, Layout], target: Target, options: Options) -> Scheduled:
+    """Form, schedule and tile program of one kernel. Raises IllegalSchedule if it cannot be one kernel."""
+    form = make_form(kernel, layouts, round_halves=options.round_intermediates)
+    schedule = heuristic(form, target)
+    return Scheduled(kernel, schedule, lower(form, schedule), form.params)
+
+
+def estimate(e: Expr) -> int:
+    """A number for an index expression over symbols: `TYPICAL` for a symbol, within its range."""
+    values: dict[str, int] = {}
+    for s in dims.symbols_of(e):
+        low, high = dims.int_range(s)
+        values[repr(s)] = max(low or 0, min(TYPICAL, high if high is not None else TYPICAL))
+    return dims.evaluate(e, values)
+
+
+def points(item: Item) -> int:
+    """Estimated evaluations of an item's body."""
+    return estimate(dims.prod(a.extent for a in item.axes))
+
+
+def lanes(target: Target) -> int:
+    """Elements of 4 bytes in a vector register (a power of two): the lanes of every block, whatever its type."""
+    return 1 << (target.vector_lanes(4).bit_length() - 1)
+
+
+def heuristic(form: Form, target: Target) -> Schedule:
+    """Grid: classes that every item keeps. Lane: the class along which most memory is contiguous. The rest streams."""
+    reduced = {a for i in form.items for a in i.reduce}
+    scans = {i.scan for i in form.items if i.scan is not None}
+    classes = form.classes()
+    grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
+    lane = _lane(form, [a for a in classes if a not in scans])
+    width = lanes(target)
+    tile = _tile(form, lane, width)
+    plans: list[ClassPlan] = []
+    inner = _nest_order(form, [a for a in classes if a not in grid], lane)
+    for a in grid:
+        if a == lane:
+            continue
+        plans.append(ClassPlan(a, Role.GRID, 1, 0))
+    if lane in grid:
+        assert lane is not None
+        plans.append(_grid_lane(form, lane, tile, len(grid) == 1))
+    for a in inner:
+        plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, tile if a == lane else 1))
+    return Schedule(tuple(plans), lane, keep=_keep(form, target), stream=_stream(form, target))
+
+
+def _grid_lane(form: Form, lane: Axis, tile: int, alone: bool) -> ClassPlan:
+    """The lane class on the grid: in chunks; without a fold, a short inner class is one chunk per point."""
+    folded = any(i.is_fold and lane in i.kept for i in form.items)
+    if folded:
+        return ClassPlan(lane, Role.GRID, tile, tile)
+    extent = dims.static(lane.extent)
+    if not alone and extent is not None and extent <= 4 * CHUNK:
+        whole = -(-max(extent, 1) // tile) * tile
+        return ClassPlan(lane, Role.GRID, tile, whole)
+    return ClassPlan(lane, Role.GRID, tile, CHUNK)
+
+
+def _tile(form: Form, lane: Axis | None, width: int) -> int:
+    """Several registers per block where one chain of dependent merges would wait for itself."""
+    if lane is None:
+        return 1
+    folds = [i for i in form.items if i.is_fold and lane in i.axes]
+    extent = dims.static(lane.extent)
+    limit = width
+    if folds and all(i.reduction is not None and len(i.reduction.state) == 1 for i in folds):
+        limit = 4 * width
+    elif folds:
+        limit = width
+    while limit > width and extent is not None and extent < limit:
+        limit //= 2
+    while limit > 1 and extent is not None and extent <= limit // 2:
+        limit //= 2
+    return limit
+
+
+def _lane(form: Form, classes: list[Axis]) -> Axis | None:
+    score: dict[Axis, int] = {}
+    for item in form.items:
+        weight = points(item)
+        for _, offset in item.accesses():
+            for a in classes:
+                factor = dims.coefficient(offset, axis(a))
+                if factor is dims.ONE:
+                    score[a] = score.get(a, 0) + 4 * weight
+                elif factor is not dims.ZERO:
+                    score[a] = score.get(a, 0) - weight
+    best = max(score, key=lambda a: score[a], default=None)
+    if best is None or score[best] <= 0 or best.extent is dims.ONE:
+        return None
+    return best
+
+
+def _nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis]:
+    """Kept classes outside the classes that a fold reduces; otherwise the lane innermost, short strides inside."""
+    outside: dict[Axis, set[Axis]] = {a: set() for a in classes}
+    for i in form.items:
+        for c in i.reduce:
+            outside[c] |= {d for d in i.kept if d in outside}
+    order: list[Axis] = []
+    rest = list(classes)
+    while rest:
+        free = [a for a in rest if not (outside[a] & set(rest))] or rest
+        pick = next((a for a in free if a != lane), free[0])
+        order.append(pick)
+        rest.remove(pick)
+    return order
+
+
+def _keep(form: Form, target: Target) -> int:
+    capacity = target.core.capacity
+    for i in form.items:
+        row = estimate(dims.prod(a.extent for a in i.reduce)) if i.is_fold else 0
+        if 4 * row > capacity:
+            return 0
+    return KEEP
+
+
+def _stream(form: Form, target: Target) -> tuple[int, ...]:
+    """Outputs too large for the last cache, which nobody reads soon."""
+    cache = target.level(MemoryKind.L2)
+    found: list[int] = []
+    for i in form.outputs:
+        v = form.params[i.param]
+        size = dims.static(v.numel)
+        if cache is not None and size is not None and size * v.dtype.bytes >= cache.capacity and _contiguous(i):
+            found.append(i.param)
+    return tuple(found)
+
+
+def _contiguous(i: Item) -> bool:
+    return any(dims.coefficient(i.offset, axis(a)) is dims.ONE for a in i.kept)
+
+
+def traffic(form: Form) -> int:
+    """Bytes between memory and cores if every access that uses no other class is made once (an estimate)."""
+    total = 0
+    seen: set[tuple[int, Expr]] = set()
+    for item in form.items:
+        for param, offset in item.accesses():
+            if (param, offset) in seen:
+                continue
+            seen.add((param, offset))
+            used = [a for a in item.axes if axis(a) in set(walk(offset))]
+            total += estimate(dims.prod(a.extent for a in used)) * form.params[param].dtype.bytes
+    return total
