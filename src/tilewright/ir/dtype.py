@@ -13,6 +13,7 @@ class Kind(Enum):
     UINT = "uint"
     INT = "int"
     FLOAT = "float"
+    OPAQUE = "opaque"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given."""
+    """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given.
+    `binds` are the symbols that a call returns as host scalars, after its tensors."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -81,6 +82,7 @@ class Op:
     expr: TensorExpr | None = None
     call: LibraryCall | None = None
     origin: int = -1
+    binds: tuple[Expr, ...] = ()
 
     @property
     def output(self) -> Value:
@@ -232,10 +234,10 @@ class Builder:
         self.ops.append(op)
         return outputs
 
-    def library(self, call: LibraryCall, inputs: Sequence[Value], results: Sequence[tuple[Sequence[Expr], DType]]) -> tuple[Value, ...]:
-        """Add an op that runs as a library call, with the shapes and types of its results."""
+    def library(self, call: LibraryCall, inputs: Sequence[Value], results: Sequence[tuple[Sequence[Expr], DType]], binds: Sequence[Expr] = ()) -> tuple[Value, ...]:
+        """Add an op that runs as a library call, with the shapes and types of its results, and the symbols it binds."""
         outputs = tuple(self.value(s, t) for s, t in results)
-        self.ops.append(Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin))
+        self.ops.append(Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin, binds=tuple(binds)))
         return outputs
 
     @contextmanager

@@ -1,0 +1,36 @@
+"""Why an op without a declaration is called in its library, for the coverage line."""
+
+from __future__ import annotations
+
+import torch
+
+_REASONS: dict[str, str] = {
+    "sort": "sort topk argsort kthvalue median nanmedian mode msort",
+    "random": "rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout multinomial normal"
+    " uniform exponential poisson rrelu_with_noise rrelu_with_noise_functional geometric cauchy log_normal",
+    "data-dependent shape": "nonzero masked_select unique _unique2 unique_dim unique_consecutive unique_dim_consecutive"
+    " repeat_interleave bincount _local_scalar_dense item",
+    "scatter": "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy masked_scatter put"
+    " index_reduce col2im embedding_dense_backward",
+    "running extremum": "cummax cummin",
+    "recurrent": "lstm gru rnn_tanh rnn_relu mkldnn_rnn_layer _cudnn_rnn _thnn_fused_lstm_cell",
+}
+_BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+def library_reason(target: object) -> str:
+    """One or two words: why the op `target` has no declaration."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return "control flow" if isinstance(target, torch._ops.HigherOrderOperator) else "no declaration"
+    name = target.overloadpacket.__name__
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return "random"
+    if torch.Tag.dynamic_output_shape in target.tags:
+        return "data-dependent shape"
+    if name.startswith(("_fft", "fft", "view_as_complex", "view_as_real")):
+        return "complex"
+    if name.startswith(("_linalg", "linalg", "cholesky", "triangular_solve")):
+        return "linear algebra"
+    return "backward" if name.endswith(("_backward", "_backward_data")) else "no declaration"

@@ -1,0 +1,189 @@
+"""Views, joins and pads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...ir import dims
+from ...ir.expr import Expr
+from ...ir.graph import Value
+from ...ir.ops import view as ops
+from .registry import Call, NoDeclaration, Number, Size, known, lower, size, sizes
+
+aten = torch.ops.aten
+_END = (1 << 63) - 1
+
+
+@lower(
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default, view=True
+)
+def _view(c: Call, x: Value, shape: Sequence[Size], *_: object) -> Value:
+    return ops.reshape(c.b, x, sizes(shape))
+
+
+@lower(aten.permute.default, view=True)
+def _permute(c: Call, x: Value, order: Sequence[int]) -> Value:
+    return ops.permute(c.b, x, order)
+
+
+@lower(aten.transpose.int, view=True)
+def _transpose(c: Call, x: Value, first: int, second: int) -> Value:
+    return ops.transpose(c.b, x, first, second)
+
+
+@lower(aten.t.default, view=True)
+def _t(c: Call, x: Value) -> Value:
+    return ops.transpose(c.b, x, 0, -1) if len(x.shape) == 2 else x
+
+
+@lower(aten.expand.default, view=True)
+def _expand(c: Call, x: Value, shape: Sequence[Size], implicit: bool = False) -> Value:
+    return ops.expand(c.b, x, sizes(shape))
+
+
+@lower(aten.unsqueeze.default, view=True)
+def _unsqueeze(c: Call, x: Value, dim: int) -> Value:
+    return ops.unsqueeze(c.b, x, dim)
+
+
+@lower(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, view=True)
+def _squeeze(c: Call, x: Value, over: int | Sequence[int] | None = None) -> Value:
+    if over is None:
+        over = range(len(x.shape))
+    return ops.squeeze(c.b, x, [over] if isinstance(over, int) else over)
+
+
+def _place(value: Size | None) -> Expr | None:
+    return None if value is None or (isinstance(value, int) and value >= _END) else size(value)
+
+
+@lower(aten.slice.Tensor, view=True)
+def _slice(
+    c: Call, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
+) -> Value:
+    return ops.slice_(c.b, x, dim, _place(start), _place(end), known(step))
+
+
+@lower(aten.select.int, view=True)
+def _select(c: Call, x: Value, dim: int, index: Size) -> Value:
+    return ops.select(c.b, x, dim, size(index))
+
+
+@lower(aten.split_with_sizes.default, view=True)
+def _split(c: Call, x: Value, split_sizes: Sequence[Size], dim: int = 0) -> tuple[Value, ...]:
+    return ops.split(c.b, x, sizes(split_sizes), dim)
+
+
+@lower(aten.split.Tensor, aten.chunk.default, view=True)
+def _pieces(c: Call, x: Value, split_size: Size = 0, dim: int = 0) -> tuple[Value, ...]:
+    return ops.split(c.b, x, [shape[dim] for shape in c.sizes_of_results], dim)
+
+
+@lower(aten.unbind.int, view=True)
+def _unbind(c: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(ops.select(c.b, x, dim, dims.integer(k)) for k in range(len(c.results)))
+
+
+@lower(aten.diagonal.default, view=True)
+def _diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    return ops.diagonal(c.b, x, offset, dim1, dim2)
+
+
+@lower(aten.unfold.default, view=True)
+def _unfold(c: Call, x: Value, dimension: int, size: int, step: int) -> Value:
+    return ops.unfold(c.b, x, dimension, size, step)
+
+
+@lower(aten.flip.default)
+def _flip(c: Call, x: Value, over: Sequence[int]) -> Value:
+    return ops.flip(c.b, x, over)
+
+
+@lower(aten.roll.default)
+def _roll(c: Call, x: Value, shifts: Sequence[Size], over: Sequence[int] = ()) -> Value:
+    return ops.roll(c.b, x, sizes(shifts), over)
+
+
+@lower(aten.repeat.default)
+def _repeat(c: Call, x: Value, repeats: Sequence[Size]) -> Value:
+    return ops.repeat(c.b, x, sizes(repeats))
+
+
+@lower(aten.pixel_shuffle.default)
+def _pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
+    return ops.pixel_shuffle(c.b, x, factor)
+
+
+@lower(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(c: Call, x: Value, factor: int) -> Value:
+    return ops.pixel_unshuffle(c.b, x, factor)
+
+
+@lower(aten.cat.default)
+def _cat(c: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    rank = max(len(t.shape) for t in tensors)
+    pieces = [
+        t for t in tensors if len(t.shape) == rank and not (len(t.shape) == 1 and t.shape[0] is dims.ZERO)
+    ]
+    same = [c.to(t, c.dtype) for t in pieces or tensors[:1]]
+    return ops.concat(c.b, same, dim)
+
+
+@lower(aten.stack.default)
+def _stack(c: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    return ops.stack(c.b, [c.to(t, c.dtype) for t in tensors], dim)
+
+
+def _around(x: Value, amounts: Sequence[Size]) -> tuple[list[Expr], list[Expr]]:
+    """Torch's pad list (last dim first, before and after) as two lists over all dims."""
+    before, after = [dims.ZERO] * len(x.shape), [dims.ZERO] * len(x.shape)
+    for k in range(len(amounts) // 2):
+        before[-1 - k], after[-1 - k] = size(amounts[2 * k]), size(amounts[2 * k + 1])
+    return before, after
+
+
+@lower(aten.constant_pad_nd.default)
+def _constant_pad(c: Call, x: Value, pad: Sequence[Size], value: Number = 0) -> Value:
+    return ops.pad(c.b, x, *_around(x, pad), c.number(value, x.dtype))
+
+
+@lower(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def _reflection_pad(c: Call, x: Value, padding: Sequence[Size]) -> Value:
+    return ops.border_pad(c.b, "reflect", x, *_around(x, padding))
+
+
+@lower(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def _replication_pad(c: Call, x: Value, padding: Sequence[Size]) -> Value:
+    return ops.border_pad(c.b, "replicate", x, *_around(x, padding))
+
+
+@lower(aten._pad_circular.default)
+def _circular_pad(c: Call, x: Value, padding: Sequence[Size]) -> Value:
+    return ops.border_pad(c.b, "circular", x, *_around(x, padding))
+
+
+@lower(aten.slice_scatter.default)
+def _slice_scatter(c: Call, x: Value, source: Value, dim: int = 0, start: Size | None = None, end: Size | None = None,
+                   step: Size = 1) -> Value:  # fmt: skip
+    return ops.slice_scatter(c.b, x, c.to(source, x.dtype), dim, _place(start), _place(end), known(step))
+
+
+@lower(aten.select_scatter.default)
+def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Size) -> Value:
+    return ops.select_scatter(c.b, x, c.to(source, x.dtype), dim, size(index))
+
+
+@lower(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    c: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    return ops.diagonal_scatter(c.b, x, c.to(source, x.dtype), offset, dim1, dim2)
+
+
+@lower(aten.view.dtype, view=True)
+def _bitcast(c: Call, x: Value, dtype: torch.dtype) -> Value:
+    if c.dtype == x.dtype:
+        return x
+    raise NoDeclaration("reinterpreted bits")

@@ -1,0 +1,356 @@
+"""From a captured torch graph (with a fake value on every node) to our `Graph`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..errors import UnsupportedError, VerifyError
+from ..ir import dims
+from ..ir.dtype import DType, Kind, bool_
+from ..ir.expr import Expr
+from ..ir.graph import Builder, Graph, Layout, LibraryCall, Operand, Value, Write
+from ..ir.ops import pointwise
+from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
+from .aten.library import library_reason
+from .symbols import Symbols
+
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
+_MISSING = object()
+
+
+def from_fx(gm: fx.GraphModule, *, frozen: Mapping[str, torch.Tensor] | None = None) -> Graph:
+    """The graph of `gm`, whose nodes carry `meta["val"]`. Placeholders named in `frozen` become constants of that
+    tensor. Copies into a placeholder become `Graph.writes`. Installs no guard.
+
+    Raises UnsupportedError for a size expression or a node that has no path, VerifyError for a defect of ours."""
+    return _Importer(gm, frozen or {}).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What one tensor result of a node must be."""
+
+    shape: tuple[Expr, ...]
+    dtype: DType
+    strides: tuple[Expr, ...]
+
+
+class _Importer:
+    def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, torch.Tensor]) -> None:
+        self.gm = gm
+        self.frozen = frozen
+        self.symbols = Symbols(_shape_env(gm))
+        self.b = Builder()
+        self.entries: dict[fx.Node, object] = {}
+        self.inputs: list[Value | Expr] = []
+        self.places: dict[fx.Node, int] = {}
+        self.layouts: dict[Value, Layout] = {}
+        self.writes: list[Write] = []
+
+    def run(self) -> Graph:
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.placeholder(node)
+            elif node.op == "get_attr":
+                self.entries[node] = self.attribute(node)
+            elif node.op == "call_function":
+                self.entries[node] = self.call(node)
+            elif node.op == "output":
+                return self.finish(node)
+            else:
+                raise UnsupportedError(f"a node of kind {node.op}", phase="capture", op=str(node.target))
+        raise VerifyError("the captured graph has no output", phase="capture")
+
+    def placeholder(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            result = self.result(val)
+            if node.name in self.frozen:
+                self.entries[node] = self.constant(self.frozen[node.name], result)
+                return
+            value = self.b.value(result.shape, result.dtype)
+            self.layouts[value] = Layout(result.strides)
+            self.entries[node], self.places[node] = value, len(self.inputs)
+            self.inputs.append(value)
+        elif isinstance(val, _NUMBERS):
+            self.entries[node] = self.symbols.expr(val)
+            self.inputs.append(self.symbols.expr(val))
+        else:
+            raise UnsupportedError(f"an input of type {type(val).__name__}", phase="capture", op=node.name)
+
+    def attribute(self, node: fx.Node) -> object:
+        held: object = self.gm
+        for part in str(node.target).split("."):
+            held = getattr(held, part)
+        return self.constant(held, self.result(held)) if isinstance(held, torch.Tensor) else held
+
+    def constant(self, tensor: torch.Tensor, result: _Result) -> Value:
+        value = self.b.constant(tensor, result.shape, result.dtype)
+        self.layouts[value] = Layout(result.strides)
+        return value
+
+    def result(self, t: torch.Tensor) -> _Result:
+        strides = self.symbols.shape(t.stride()) if t.layout is torch.strided else ()
+        return _Result(self.symbols.shape(t.shape), to_dtype(t.dtype), strides)
+
+    def call(self, node: fx.Node) -> object:
+        target = node.target
+        if target is operator.getitem:
+            return self.item(node)
+        val = node.meta.get("val")
+        if isinstance(val, _NUMBERS) and not isinstance(target, torch._ops.HigherOrderOperator):
+            return self.number(node, val)
+        name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else str(target)
+        if name in _DROPPED:
+            return None
+        if name == "copy_" and node.args[0] in self.places:
+            return self.write(node)
+        if name == "_assert_scalar" and self.holds(node.args[0]):
+            return None
+        with self.b.origin(_display(target), _place(node)) as origin:
+            return self.compute(node, origin, val)
+
+    def item(self, node: fx.Node) -> object:
+        source, index = self.argument(node.args[0]), node.args[1]
+        if not isinstance(source, tuple) or not isinstance(index, int):
+            raise UnsupportedError(
+                "an item of something that is not a tuple", phase="capture", place=_place(node)
+            )
+        return source[index]
+
+    def number(self, node: fx.Node, val: object) -> Expr:
+        """A host scalar. Reading it out of a tensor binds its symbol."""
+        assert isinstance(val, _NUMBERS)
+        made = self.symbols.expr(val)
+        sources = [a for a in node.all_input_nodes if isinstance(self.entries[a], Value)]
+        target = node.target
+        if (
+            isinstance(target, torch._ops.OpOverload)
+            and sources
+            and "sym_" not in target.overloadpacket.__name__
+        ):
+            with self.b.origin(_display(target), _place(node)) as origin:
+                call, inputs = self.library(node, (), library_reason(target))
+                self.b.library(call, inputs, (), binds=(made,))
+                self.b.close_origin(origin, call, inputs, ())
+        return made
+
+    def holds(self, condition: object) -> bool:
+        entry = self.argument(condition)
+        return entry is True or (isinstance(entry, Expr) and entry.op == "const" and bool(entry.value))
+
+    def write(self, node: fx.Node) -> Value:
+        target, source = node.args[0], self.argument(node.args[1])
+        assert isinstance(target, fx.Node) and isinstance(source, Value)
+        old = self.entries[target]
+        assert isinstance(old, Value)
+        if source.dtype != old.dtype or source.shape != old.shape:
+            with self.b.origin("copy_", _place(node)):
+                source = pointwise.to(self.b, source, old.dtype)
+                source = pointwise.pointwise(self.b, "copy", lambda _, e: e, old, source)
+        self.writes.append(Write(self.places[target], source))
+        return source
+
+    def argument(self, a: object) -> object:
+        """An argument with captured nodes replaced by what they became."""
+        if isinstance(a, fx.Node):
+            found = self.entries.get(a, _MISSING)
+            if found is _MISSING:
+                raise VerifyError(f"{a.name} is used before it is made", phase="capture")
+            return _plain_number(found)
+        if isinstance(a, (list, tuple)):
+            items = [self.argument(x) for x in a]
+            return tuple(items) if isinstance(a, tuple) else items
+        if isinstance(a, dict):
+            return {k: self.argument(x) for k, x in a.items()}
+        return a
+
+    def compute(self, node: fx.Node, origin: int, val: object) -> object:
+        """The declaration of the node's op if it has one, else its library call."""
+        several = isinstance(val, (list, tuple))
+        metas: Sequence[object] = list(val) if isinstance(val, (list, tuple)) else [val]
+        results = [self.result(t) if isinstance(t, torch.Tensor) else None for t in metas]
+        entry = TABLE.get(node.target)
+        reason = library_reason(node.target)
+        made: tuple[object, ...] | None = None
+        if entry is not None:
+            mark = len(self.b.ops)
+            try:
+                made = self.declared(node, entry, results)
+            except NoDeclaration as refused:
+                reason = refused.reason
+                del self.b.ops[mark:]
+        strides = [r.strides for r in results if r is not None]
+        call, inputs = self.library(node, strides, entry.reason if made is not None and entry else reason)
+        if made is None:
+            made = self.called(call, inputs, results, metas)
+        outputs = [v for v in made if isinstance(v, Value)]
+        view = entry is not None and entry.view and made is not None and call.reason == entry.reason
+        self.b.close_origin(origin, call, inputs, outputs, view=view)
+        return made if several else made[0]
+
+    def declared(self, node: fx.Node, entry: Entry, results: Sequence[_Result | None]) -> tuple[object, ...]:
+        tensors = [r for r in results if r is not None]
+        args = [self.argument(a) for a in node.args]
+        kwargs = {k: self.argument(a) for k, a in node.kwargs.items()}
+        opaque = [t.dtype for t in (*_values((args, kwargs)), *tensors) if t.dtype.kind is Kind.OPAQUE]
+        if opaque:
+            raise NoDeclaration("complex" if "complex" in opaque[0].name else f"type {opaque[0]}")
+        call = Call(self.b, tuple(r.dtype for r in tensors), _used(node), tuple(r.shape for r in tensors))
+        try:
+            out = entry.rule(call, *args, **kwargs)
+        except (ValueError, AssertionError) as bad:
+            raise VerifyError(
+                str(bad), phase="capture", op=_display(node.target), place=_place(node)
+            ) from bad
+        made = out if isinstance(out, tuple) else (out,)
+        for v, r in zip(made, results, strict=True):
+            if v is not None and r is not None:
+                _agree(node, v, r)
+        return made
+
+    def library(
+        self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str
+    ) -> tuple[LibraryCall, list[Value]]:
+        """The call of the torch op itself, and the tensors it reads."""
+        inputs: list[Value] = []
+
+        def hide(a: object) -> object:
+            if isinstance(a, Value):
+                if a not in inputs:
+                    inputs.append(a)
+                return Operand(inputs.index(a))
+            if isinstance(a, (list, tuple)):
+                items = [hide(x) for x in a]
+                return tuple(items) if isinstance(a, tuple) else items
+            return a
+
+        args = tuple(hide(self.argument(a)) for a in node.args)
+        kwargs = tuple((k, hide(self.argument(a))) for k, a in node.kwargs.items())
+        target = node.target
+        assert callable(target)
+        pure = (
+            not (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
+            and reason != "random"
+        )
+        if node.is_impure():
+            pure = False
+        return LibraryCall(_display(target), target, args, kwargs, tuple(strides), reason, pure), inputs
+
+    def called(
+        self,
+        call: LibraryCall,
+        inputs: list[Value],
+        results: Sequence[_Result | None],
+        metas: Sequence[object],
+    ) -> tuple[object, ...]:
+        made = iter(self.b.library(call, inputs, [(r.shape, r.dtype) for r in results if r is not None]))
+        out: list[object] = []
+        for r, meta in zip(results, metas, strict=True):
+            if r is not None:
+                out.append(next(made))
+            else:
+                out.append(self.symbols.expr(meta) if isinstance(meta, _NUMBERS) else None)
+        return tuple(out)
+
+    def finish(self, node: fx.Node) -> Graph:
+        (returned,) = node.args
+        outputs: list[Value | Expr | None] = []
+        for a in returned if isinstance(returned, (list, tuple)) else (returned,):
+            entry = self.argument(a)
+            if isinstance(entry, Value):
+                assert isinstance(a, fx.Node)
+                self.layouts.setdefault(entry, Layout(self.result(a.meta["val"]).strides))
+                outputs.append(entry)
+            elif isinstance(entry, _NUMBERS):
+                outputs.append(self.symbols.expr(entry))
+            elif entry is None or isinstance(entry, Expr):
+                outputs.append(entry)
+            else:
+                raise UnsupportedError(f"an output of type {type(entry).__name__}", phase="capture")
+        try:
+            graph = self.b.finish(self.inputs, outputs)
+        except ValueError as bad:
+            raise VerifyError(str(bad), phase="capture") from bad
+        return replace(graph, layouts=self.layouts, writes=tuple(self.writes))
+
+
+def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
+    for node in gm.graph.nodes:
+        for leaf in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return leaf.node.shape_env
+            if isinstance(leaf, torch.Tensor):
+                for s in leaf.shape:
+                    if isinstance(s, torch.SymInt):
+                        return s.node.shape_env
+    return None
+
+
+def _plain_number(entry: object) -> object:
+    """A host scalar that is a constant, as a Python number."""
+    if isinstance(entry, Expr) and entry.op == "const" and isinstance(entry.value, (bool, int, float)):
+        return bool(entry.value) if entry.dtype is bool_ else entry.value
+    return entry
+
+
+def _values(nested: object) -> Iterable[Value]:
+    if isinstance(nested, Value):
+        yield nested
+    elif isinstance(nested, (list, tuple)):
+        for x in nested:
+            yield from _values(x)
+    elif isinstance(nested, dict):
+        yield from _values(list(nested.values()))
+
+
+def _used(node: fx.Node) -> frozenset[int]:
+    """Which results of a node are read by anything."""
+    taken = [u.args[1] for u in node.users if u.target is operator.getitem]
+    if len(taken) < len(node.users):
+        return frozenset(range(64))
+    return frozenset(k for k in taken if isinstance(k, int))
+
+
+def _agree(node: fx.Node, v: Value, r: _Result) -> None:
+    """A declaration's result against torch's own: types and constant sizes must be equal (else it is a defect of ours);
+    symbolic sizes provably (else the library call stands in)."""
+    what = f"{v} declared, torch has {r.dtype}{list(r.shape)}"
+    if v.dtype != r.dtype or len(v.shape) != len(r.shape):
+        raise VerifyError(what, phase="capture", op=_display(node.target), place=_place(node))
+    for ours, theirs in zip(v.shape, r.shape, strict=True):
+        if not dims.equal(ours, theirs):
+            if dims.static(dims.sub(ours, theirs)) is None:
+                raise NoDeclaration(f"shape not proved: {what}")
+            raise VerifyError(what, phase="capture", op=_display(node.target), place=_place(node))
+
+
+def _display(target: object) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target.namespace}.{target.overloadpacket.__name__}"
+    named: Callable[..., object] | None = target if callable(target) else None
+    return getattr(named, "__name__", str(target))
+
+
+def _place(node: fx.Node) -> str:
+    """The last line of the user's own code that made the node, else the module that holds it."""
+    trace = node.meta.get("stack_trace")
+    if isinstance(trace, str):
+        lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+        if lines:
+            file, _, rest = lines[-1].removeprefix('File "').partition('", line ')
+            return f"{file}:{rest.partition(',')[0]}"
+    stack = node.meta.get("nn_module_stack")
+    if isinstance(stack, dict) and stack:
+        return str(list(stack.values())[-1][0])
+    return ""
+
+
+__all__ = ["from_fx"]

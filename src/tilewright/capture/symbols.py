@@ -1,0 +1,235 @@
+"""Torch's symbolic sizes as index expressions. Nothing here asks a question that could install a guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions as fn
+from torch.utils._sympy.numbers import int_oo
+
+from ..errors import UnsupportedError
+from ..ir import dims
+from ..ir.dtype import bool_, f64, i64
+from ..ir.expr import Expr, call, cast, const, integer, symbol, where
+
+SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
+_LIMIT = 1 << 63
+
+
+class Symbols:
+    """Translates the numbers of one captured graph; `env` is its ShapeEnv, or None if every size is a constant."""
+
+    def __init__(self, env: ShapeEnv | None) -> None:
+        self._env = env
+        self._memo: dict[sympy.Basic, Expr] = {}
+
+    def expr(self, value: SymbolicNumber) -> Expr:
+        """A host scalar: i64 for integers, f64 for floats, bool. Raises UnsupportedError for an unknown function."""
+        if isinstance(value, bool):
+            return const(value, bool_)
+        if isinstance(value, int):
+            return integer(value)
+        if isinstance(value, float):
+            return const(value, f64)
+        return self._sympy(value.node.expr)
+
+    def shape(self, sizes: Sequence[SymbolicNumber]) -> tuple[Expr, ...]:
+        """Sizes or strides of a tensor."""
+        return tuple(self.expr(s) for s in sizes)
+
+    def _sympy(self, e: sympy.Basic) -> Expr:
+        found = self._memo.get(e)
+        if found is None:
+            e_now = self._env.replace(e) if self._env is not None and isinstance(e, sympy.Expr) else e
+            found = self._memo[e] = self._convert(e_now)
+        return found
+
+    def _convert(self, e: sympy.Basic) -> Expr:
+        if isinstance(e, sympy.Symbol):
+            return self._symbol(e)
+        if isinstance(e, sympy.Integer):
+            return integer(int(e))
+        if isinstance(e, sympy.Float):
+            return const(float(e), f64)
+        if e is sympy.true or e is sympy.false:
+            return const(e is sympy.true, bool_)
+        rounding = _ROUNDING.get(type(e))
+        if rounding is not None:
+            return self._rounded(e.args[0], rounding)
+        build = _BUILD.get(type(e)) or _BUILD.get(e.func)
+        if build is None:
+            if isinstance(e, sympy.Pow) and isinstance(e.args[1], sympy.Integer) and int(e.args[1]) >= 0:
+                return _power(self._convert(e.args[0]), integer(int(e.args[1])))
+            raise UnsupportedError(f"size expression {e} of kind {type(e).__name__}", phase="capture")
+        return build(*[self._convert(a) for a in e.args])
+
+    def _symbol(self, e: sympy.Symbol) -> Expr:
+        low: int = -_LIMIT
+        high: int | None = None
+        bound = self._env.var_to_range.get(e) if self._env is not None else None
+        if bound is not None:
+            if bound.lower not in (-int_oo, -sympy.oo):
+                low = int(bound.lower)
+            if bound.upper not in (int_oo, sympy.oo) and int(bound.upper) < _LIMIT - 1:
+                high = int(bound.upper)
+        return symbol(e.name, low, high)
+
+    def _rounded(self, e: sympy.Basic, mode: str) -> Expr:
+        """A float brought to an integer; exact integer division where the float is a known ratio of integers."""
+        exact = self._ratio(e)
+        if exact is not None:
+            number, by = exact
+            if mode == "ceil":
+                return dims.ceildiv(number, by)
+            if mode == "floor" or dims.at_least(number, 0):
+                return dims.floordiv(number, by)
+        return cast(call(mode, _float(self._convert(e))), i64)
+
+    def _ratio(self, e: sympy.Basic) -> tuple[Expr, Expr] | None:
+        """(numerator, positive denominator) of a float that is a ratio of integers, if that can be read off."""
+        if isinstance(e, sympy.Integer):
+            return integer(int(e)), dims.ONE
+        if isinstance(e, sympy.Float):
+            value = Fraction(float(e))
+            return (
+                (integer(value.numerator), integer(value.denominator))
+                if value.denominator < 1 << 20
+                else None
+            )
+        if isinstance(e, fn.ToFloat):
+            return self._convert(e.args[0]), dims.ONE
+        if isinstance(e, sympy.Symbol):
+            return (self._symbol(e), dims.ONE) if e.is_integer else None
+        if not isinstance(e, (sympy.Mul, sympy.Add, fn.FloatTrueDiv, fn.IntTrueDiv)):
+            return None
+        parts = [self._ratio(a) for a in e.args]
+        known = [p for p in parts if p is not None]
+        if len(known) < len(parts):
+            return None
+        if isinstance(e, sympy.Mul):
+            return dims.mul(*[p[0] for p in known]), dims.mul(*[p[1] for p in known])
+        (n, d), *rest = known
+        for m, k in rest:
+            if isinstance(e, sympy.Add):
+                n, d = dims.add(dims.mul(n, k), dims.mul(m, d)), dims.mul(d, k)
+            elif dims.at_least(m, 1):
+                n, d = dims.mul(n, k), dims.mul(d, m)
+            else:
+                return None
+        return n, d
+
+
+def _float(e: Expr) -> Expr:
+    return cast(e, f64)
+
+
+def _fold(op: str, exact: Callable[..., Expr]) -> Callable[..., Expr]:
+    def build(*args: Expr) -> Expr:
+        if all(a.dtype is i64 for a in args):
+            return exact(*args)
+        total = _float(args[0])
+        for a in args[1:]:
+            total = call(op, total, _float(a))
+        return total
+
+    return build
+
+
+def _pairs(exact: Callable[[Expr, Expr], Expr]) -> Callable[..., Expr]:
+    def build(*args: Expr) -> Expr:
+        total = args[0]
+        for a in args[1:]:
+            total = exact(total, a)
+        return total
+
+    return build
+
+
+def _power(base: Expr, exponent: Expr) -> Expr:
+    times = dims.static(exponent)
+    if times is not None and times >= 0 and base.dtype is i64:
+        return dims.mul(*[base] * times)
+    return call("pow", _float(base), _float(exponent))
+
+
+def _divide(a: Expr, b: Expr) -> Expr:
+    return call("div", _float(a), _float(b))
+
+
+def _compare(op: str) -> Callable[[Expr, Expr], Expr]:
+    def build(a: Expr, b: Expr) -> Expr:
+        if a.dtype is b.dtype is i64:
+            gap = dims.static(dims.sub(a, b))
+            if gap is not None:
+                return const({"eq": gap == 0, "ne": gap != 0, "lt": gap < 0, "le": gap <= 0}[op], bool_)
+            return call(op, a, b)
+        return call(op, _float(a), _float(b))
+
+    return build
+
+
+def _swapped(op: str) -> Callable[[Expr, Expr], Expr]:
+    return lambda a, b: _compare(op)(b, a)
+
+
+def _logical(op: str) -> Callable[..., Expr]:
+    return _pairs(lambda a, b: call(op, a, b))
+
+
+def _unary(op: str) -> Callable[[Expr], Expr]:
+    return lambda a: call(op, _float(a))
+
+
+def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return where(condition, yes, no) if yes.dtype is no.dtype else where(condition, _float(yes), _float(no))
+
+
+_ROUNDING: dict[type, str] = {
+    fn.CeilToInt: "ceil",
+    fn.FloorToInt: "floor",
+    fn.TruncToInt: "trunc",
+    fn.RoundToInt: "round",
+    sympy.floor: "floor",
+    sympy.ceiling: "ceil",
+}
+
+_BUILD: dict[object, Callable[..., Expr]] = {
+    sympy.Add: _fold("add", dims.add),
+    sympy.Mul: _fold("mul", dims.mul),
+    fn.FloorDiv: _pairs(dims.floordiv),
+    fn.CleanDiv: _pairs(dims.floordiv),
+    fn.CeilDiv: _pairs(dims.ceildiv),
+    fn.Mod: _pairs(dims.mod),
+    fn.PythonMod: _pairs(dims.mod),
+    fn.ModularIndexing: lambda a, d, m: dims.mod(dims.floordiv(a, d), m),
+    fn.Max: _fold("maximum", _pairs(dims.maximum)),
+    fn.Min: _fold("minimum", _pairs(dims.minimum)),
+    sympy.Max: _fold("maximum", _pairs(dims.maximum)),
+    sympy.Min: _fold("minimum", _pairs(dims.minimum)),
+    fn.PowByNatural: _power,
+    fn.FloatPow: _power,
+    fn.FloatTrueDiv: _divide,
+    fn.IntTrueDiv: _divide,
+    fn.ToFloat: _float,
+    fn.TruncToFloat: _unary("trunc"),
+    fn.Identity: lambda a: a,
+    fn.Where: _where,
+    fn.OpaqueUnaryFn_sqrt: _unary("sqrt"),
+    fn.OpaqueUnaryFn_exp: _unary("exp"),
+    fn.OpaqueUnaryFn_log: _unary("log"),
+    fn.OpaqueUnaryFn_log2: _unary("log2"),
+    sympy.Abs: lambda a: dims.maximum(a, dims.mul(a, integer(-1))) if a.dtype is i64 else call("abs", a),
+    sympy.Eq: _compare("eq"),
+    sympy.Ne: _compare("ne"),
+    sympy.Lt: _compare("lt"),
+    sympy.Le: _compare("le"),
+    sympy.Gt: _swapped("lt"),
+    sympy.Ge: _swapped("le"),
+    sympy.And: _logical("and"),
+    sympy.Or: _logical("or"),
+    sympy.Not: lambda a: call("not", a),
+}
