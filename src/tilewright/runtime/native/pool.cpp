@@ -1,0 +1,308 @@
+// The thread pool that generated kernels run on: plain C ABI, POSIX threads, no C++ library.
+//
+// A region is one call of tw_parallel. One word, the gate, says whether a region is open, which one it is, and how many
+// workers are inside; workers watch it, first spinning, then asleep on a futex. The caller never waits for a worker that
+// has not come in: it takes every piece that nobody else took, closes the gate and waits only for those inside. So a
+// worker that is asleep, or not scheduled, costs nothing but its share.
+//
+// Pieces belong to workers in equal contiguous runs, so that the same worker meets the same data in the next kernel; who
+// has finished takes from the others.
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+#define TW_API extern "C" __attribute__((visibility("default")))
+
+typedef void (*tw_task)(void* context, int64_t begin, int64_t end, int64_t worker);
+
+namespace {
+constexpr int most_workers = 200;  // the gate counts them in 8 bits
+constexpr int64_t pieces_each = 8;
+constexpr uint32_t inside_mask = 0xff, open_bit = 0x100, region_step = 0x200;
+constexpr uint32_t spin_more_us = 100, spin_last_us = 20;
+
+struct alignas(64) Run {  // the pieces of one worker
+  int64_t next, end;
+};
+struct alignas(64) Word {
+  uint32_t value;
+};
+struct alignas(64) Job {
+  tw_task task;
+  void* context;
+  int64_t count, piece, runs;
+};
+
+Word gate, sleepers, busy, wanted = {1}, pinned, stopping, spin_us;
+Job job;
+Run runs[most_workers];
+pthread_t threads[most_workers];
+int started = 0;  // threads that exist, under `busy`
+uint32_t started_pinned = 0;
+bool fork_hook = false;
+
+inline uint32_t get(const Word& w) { return __atomic_load_n(&w.value, __ATOMIC_SEQ_CST); }
+inline void set(Word& w, uint32_t v) { __atomic_store_n(&w.value, v, __ATOMIC_SEQ_CST); }
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+int64_t now_ns() {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+int64_t spin_end() { return now_ns() + int64_t(get(spin_us)) * 1000; }
+
+// ---- sleeping ----
+#if defined(__linux__)
+void sleep_while(uint32_t seen) {
+  __atomic_fetch_add(&sleepers.value, 1, __ATOMIC_SEQ_CST);
+  syscall(SYS_futex, &gate.value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+  __atomic_fetch_sub(&sleepers.value, 1, __ATOMIC_SEQ_CST);
+}
+void wake(int most) {
+  if (get(sleepers)) syscall(SYS_futex, &gate.value, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
+}
+void reset_sleep() { set(sleepers, 0); }
+#else
+pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t sleep_signal = PTHREAD_COND_INITIALIZER;
+void sleep_while(uint32_t seen) {
+  pthread_mutex_lock(&sleep_lock);
+  __atomic_fetch_add(&sleepers.value, 1, __ATOMIC_SEQ_CST);
+  while (get(gate) == seen && !get(stopping)) pthread_cond_wait(&sleep_signal, &sleep_lock);
+  __atomic_fetch_sub(&sleepers.value, 1, __ATOMIC_SEQ_CST);
+  pthread_mutex_unlock(&sleep_lock);
+}
+void wake(int) {
+  if (!get(sleepers)) return;
+  pthread_mutex_lock(&sleep_lock);
+  pthread_cond_broadcast(&sleep_signal);
+  pthread_mutex_unlock(&sleep_lock);
+}
+void reset_sleep() {
+  set(sleepers, 0);
+  pthread_mutex_init(&sleep_lock, nullptr);
+  pthread_cond_init(&sleep_signal, nullptr);
+}
+#endif
+
+// ---- work ----
+void run_pieces(int64_t worker) {
+  const int64_t piece = job.piece, count = job.count, total = job.runs;
+  const int64_t first = worker < total ? worker : worker % total;
+  for (int64_t k = 0; k < total; k++) {
+    Run& run = runs[(first + k) % total];
+    while (__atomic_load_n(&run.next, __ATOMIC_RELAXED) < run.end) {
+      int64_t i = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED);
+      if (i >= run.end) break;
+      int64_t begin = i * piece, end = begin + piece;
+      job.task(job.context, begin, end < count ? end : count, worker);
+    }
+  }
+}
+
+void* worker_main(void* argument) {
+  const int64_t worker = (int64_t)(intptr_t)argument;
+  uint32_t last = 0;  // the region of the last visit; 0 is never a region
+  int64_t deadline = spin_end();
+  for (;;) {
+    uint32_t g = get(gate);
+    if (get(stopping)) return nullptr;
+    const uint32_t region = g & ~(inside_mask | open_bit);
+    if ((g & open_bit) && region != last) {
+      if (!__atomic_compare_exchange_n(&gate.value, &g, g + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
+      last = region;
+      run_pieces(worker);
+      __atomic_fetch_sub(&gate.value, 1, __ATOMIC_SEQ_CST);
+      deadline = spin_end();
+      continue;
+    }
+    for (int i = 0; i < 64 && __atomic_load_n(&gate.value, __ATOMIC_RELAXED) == g; i++) relax();
+    if (get(gate) != g) continue;
+    if (now_ns() < deadline) {
+      sched_yield();  // free when the core is ours; otherwise lets the caller work
+      continue;
+    }
+    sleep_while(g);
+    deadline = spin_end();  // woken too late for one region, be awake for the next
+  }
+}
+
+void pin_to_core(pthread_t thread, int worker) {
+#if defined(__linux__)
+  cpu_set_t allowed, one;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const int cores = CPU_COUNT(&allowed);
+  int skip = cores > 0 ? worker % cores : 0;
+  for (int c = 0; c < CPU_SETSIZE; c++)
+    if (CPU_ISSET(c, &allowed) && skip-- == 0) {
+      CPU_ZERO(&one);
+      CPU_SET(c, &one);
+      pthread_setaffinity_np(thread, sizeof one, &one);
+      return;
+    }
+#else
+  (void)thread, (void)worker;
+#endif
+}
+
+// All of the following run under `busy`.
+void stop_workers() {
+  if (!started) return;
+  set(stopping, 1);
+  set(gate, get(gate) + region_step);  // so that nobody falls asleep on the old word
+  wake(most_workers);
+  for (int i = 1; i <= started; i++) pthread_join(threads[i], nullptr);
+  started = 0;
+  set(stopping, 0);
+}
+void after_fork() {  // the child has only the thread that forked
+  started = 0;
+  set(gate, 0);
+  set(stopping, 0);
+  set(busy, 0);
+  reset_sleep();
+}
+void fit_workers() {
+  const int want = int(get(wanted)) - 1;
+  if (started == want && started_pinned == get(pinned)) return;
+  stop_workers();
+  if (!fork_hook) fork_hook = pthread_atfork(nullptr, nullptr, after_fork) == 0;
+  sigset_t every, before;  // signals belong to the program's own threads
+  sigfillset(&every);
+  pthread_sigmask(SIG_SETMASK, &every, &before);
+  started_pinned = get(pinned);
+  while (started < want) {
+    const int i = started + 1;
+    if (pthread_create(&threads[i], nullptr, worker_main, (void*)(intptr_t)i) != 0) break;
+    if (started_pinned) pin_to_core(threads[i], i);
+    started = i;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (started < want) set(wanted, uint32_t(started + 1));  // no more threads to be had: be content
+}
+bool enter() {
+  uint32_t free = 0;
+  return __atomic_compare_exchange_n(&busy.value, &free, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+void wait_outside() {  // spins while workers are inside; they are running, unless another program has their core
+  for (int i = 0; get(gate) & inside_mask; i++)
+    if (i < 256) relax();
+    else sched_yield();
+}
+
+// ---- scratch: one block for each thread ----
+struct Scratch {
+  void* block;
+  int64_t bytes;
+};
+pthread_key_t scratch_key;
+pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+bool scratch_ready = false;
+void drop_scratch(void* p) {
+  free(((Scratch*)p)->block);
+  free(p);
+}
+void make_scratch_key() { scratch_ready = pthread_key_create(&scratch_key, drop_scratch) == 0; }
+}  // namespace
+
+// Calls task(context, begin, end, worker) for ranges that together are [0, count), each starting at a multiple of
+// `grain` (the least work worth a call, at least 1). Returns when all are done. With more = 1 another region follows soon,
+// and workers spin up to 100 us for it, otherwise 20 us. When the pool is busy with another caller (or this is a worker),
+// the caller does everything itself as worker 0.
+TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grain, int more) {
+  if (count <= 0) return;
+  if (grain < 1) grain = 1;
+  const int64_t want = get(wanted);
+  if (want <= 1 || count <= grain || !enter()) return task(context, 0, count, 0);
+  fit_workers();
+  const int64_t total = started + 1;
+  int64_t grains = (count - 1) / grain + 1;
+  int64_t each = (grains - 1) / (total * pieces_each) + 1;  // grains in a piece
+  if (grains < 2 * total) each = (grains - 1) / total + 1;
+  const int64_t piece = each * grain, pieces = (count - 1) / piece + 1;
+  job.task = task;
+  job.context = context;
+  job.count = count;
+  job.piece = piece;
+  job.runs = pieces < total ? pieces : total;
+  set(spin_us, more ? spin_more_us : spin_last_us);
+  for (int64_t r = 0; r < job.runs; r++) {
+    runs[r].next = pieces * r / job.runs;
+    runs[r].end = pieces * (r + 1) / job.runs;
+  }
+  uint32_t region = (get(gate) & ~(inside_mask | open_bit)) + region_step;
+  if (region == 0) region = region_step;
+  set(gate, region | open_bit);
+  wake(int(job.runs - 1));
+  run_pieces(0);
+  __atomic_fetch_and(&gate.value, ~open_bit, __ATOMIC_SEQ_CST);
+  wait_outside();
+  set(busy, 0);
+}
+
+// Scratch of the calling thread, 64-byte aligned, at least `bytes` long, kept until the thread ends; its contents are not
+// kept when it grows. `worker` is the number that the task was given. Null when memory is exhausted.
+TW_API void* tw_scratch(int64_t worker, int64_t bytes) {
+  (void)worker;  // two callers may both be worker 0, so threads own scratch
+  pthread_once(&scratch_once, make_scratch_key);
+  if (!scratch_ready) return nullptr;
+  Scratch* s = (Scratch*)pthread_getspecific(scratch_key);
+  if (!s) {
+    s = (Scratch*)calloc(1, sizeof(Scratch));
+    if (!s || pthread_setspecific(scratch_key, s) != 0) {
+      free(s);
+      return nullptr;
+    }
+  }
+  if (s->bytes < bytes || !s->block) {
+    const int64_t size = ((bytes > 0 ? bytes : 1) + 4095) / 4096 * 4096;
+    free(s->block);
+    s->bytes = 0;
+    if (posix_memalign(&s->block, 64, size_t(size)) != 0) s->block = nullptr;
+    else s->bytes = size;
+  }
+  return s->block;
+}
+
+// Threads that the next region uses, the caller included.
+TW_API int64_t tw_workers(void) { return get(wanted); }
+
+// From the next region on, use n threads (the caller included, clamped to 1 .. 200); pin = 1 binds worker i to the
+// i-th core that the process may use, the caller is left alone.
+TW_API void tw_resize(int64_t n, int pin) {
+  n = n < 1 ? 1 : n > most_workers ? most_workers : n;
+  if (get(wanted) != uint32_t(n)) set(wanted, uint32_t(n));
+  if (get(pinned) != uint32_t(pin != 0)) set(pinned, uint32_t(pin != 0));
+}
+
+// Stops and joins the workers; until the next tw_resize regions run on their callers. Returns 0, or 1 if another
+// thread's region did not end within two seconds (its workers are then left running).
+TW_API int tw_shutdown(void) {
+  const int64_t deadline = now_ns() + 2000000000;
+  set(wanted, 1);
+  while (!enter()) {
+    if (now_ns() > deadline) return 1;
+    sched_yield();
+  }
+  stop_workers();
+  set(busy, 0);
+  return 0;
+}
+
+TW_API int64_t tw_version(void) { return 1; }
