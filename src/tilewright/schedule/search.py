@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, walk
+from ..ir.expr import Axis, Expr, axis
 from ..ir.graph import Layout, Value
 from ..ir.kernel import Kernel, Scheduled
 from ..options import Options
@@ -159,17 +159,3 @@ def _stream(form: Form, target: Target) -> tuple[int, ...]:
 
 def _contiguous(i: Item) -> bool:
     return any(dims.coefficient(i.offset, axis(a)) is dims.ONE for a in i.kept)
-
-
-def traffic(form: Form) -> int:
-    """Bytes between memory and cores if every access that uses no other class is made once (an estimate)."""
-    total = 0
-    seen: set[tuple[int, Expr]] = set()
-    for item in form.items:
-        for param, offset in item.accesses():
-            if (param, offset) in seen:
-                continue
-            seen.add((param, offset))
-            used = [a for a in item.axes if axis(a) in set(walk(offset))]
-            total += estimate(dims.prod(a.extent for a in used)) * form.params[param].dtype.bytes
-    return total

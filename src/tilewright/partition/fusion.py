@@ -1,0 +1,298 @@
+"""What shares a kernel: start with one op each, merge along edges while the modelled time does not grow.
+
+One rule serves T+T, T+R, R+R and R+T: a merge saves a launch and the bytes of the edge, and costs what it recomputes
+and the parallelism it loses; the price of the merged form says which is more. What has no legal form is not merged, and
+the reason is kept for the report.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import IllegalSchedule
+from ..ir import dims
+from ..ir.expr import axes_of, axis, cost, substitute
+from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+
+Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+
+INLINE_COST = 8
+"""A pointwise op of one memory operand that costs less than this is computed again in every kernel that reads it."""
+
+LARGEST = 48
+"""Ops in one kernel: beyond this the generated loop no longer fits the registers and instruction cache of a core."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """Ops that will share a kernel; `why` says what stopped it from growing."""
+
+    ops: set[Op]
+    price: float
+    why: str = ""
+    tried: set[int] = field(default_factory=set)
+
+
+def partition(graph: Graph, price: Price) -> Cover:
+    """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
+    IllegalSchedule."""
+    return _Partition(graph, price).cover()
+
+
+class _Partition:
+    def __init__(self, graph: Graph, price: Price) -> None:
+        self.graph, self.price = graph, price
+        self.position = {op: n for n, op in enumerate(graph.ops)}
+        self.producer = graph.producer()
+        self.consumers = graph.consumers()
+        self.layouts: dict[Value, Layout] = dict(graph.layouts)
+        for op in graph.ops:
+            if op.call is not None:
+                for v, strides in zip(op.outputs, op.call.strides, strict=False):
+                    self.layouts[v] = Layout(strides)
+        self.kept_values = graph.kept()
+        self.views = self.strided_views()
+        self.inlined = self.cheap()
+        self.group: dict[Op, _Group] = {}
+
+    # -- what is no kernel
+
+    def strided_views(self) -> dict[Value, ViewStep]:
+        """Views that a library call or the caller reads, where strides can say them."""
+        found: dict[Value, ViewStep] = {}
+        kept = self.graph.kept()
+        for op in self.graph.ops:
+            if op.expr is None or not op.expr.is_view() or len(op.inputs) != 1 or op.inputs[0].dtype != op.output.dtype:
+                continue
+            readers = self.consumers.get(op.output, [])
+            if op.output in kept or not all(r.call is not None for r in readers):
+                continue
+            step = self.view_step(op)
+            if step is not None:
+                found[op.output] = step
+                self.layouts[op.output] = step.layout
+        return found
+
+    def view_step(self, op: Op) -> ViewStep | None:
+        expr = op.expr
+        assert expr is not None
+        source = op.inputs[0]
+        layout = self.layouts.get(source) or Layout(dims.dense_strides(source.shape))
+        offset = dims.add(*(dims.mul(i, s) for i, s in zip(expr.body[0].args, layout.strides, strict=True)))
+        strides = [dims.coefficient(offset, axis(a)) for a in expr.axes]
+        base = substitute(offset, {axis(a): dims.ZERO for a in expr.axes})
+        known = [s for s in strides if s is not None and dims.at_least(s, 0)]
+        if len(known) != len(strides) or axes_of(base):
+            return None
+        whole = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
+        return ViewStep(op.output, source, Layout(tuple(known)), base) if whole is offset else None
+
+    def cheap(self) -> set[Op]:
+        """Pointwise ops that every reader computes for itself: nothing, or one value that is in memory anyway, is read."""
+        found: set[Op] = set()
+        for op in self.graph.ops:
+            if op.expr is None or not op.expr.is_pointwise or op.output in self.views:
+                continue
+            stored = [v for v in op.inputs if v.numel is not dims.ONE]
+            in_memory = all(self.in_memory(v) or self.producer[v] in found for v in stored)
+            few = len(stored) <= 1 and len(self.consumers.get(op.output, [])) > 1
+            if (not stored or (few and in_memory)) and cost(op.expr.body[0]) < INLINE_COST:
+                found.add(op)
+        return found
+
+    def in_memory(self, v: Value) -> bool:
+        op = self.producer.get(v)
+        return op is None or op.call is not None
+
+    # -- merging
+
+    def cover(self) -> Cover:
+        for op in self.graph.ops:
+            if op.expr is not None and op not in self.inlined and op.outputs[0] not in self.views:
+                self.group[op] = _Group({op}, self.cost_of({op}))
+        for op in list(self.group):
+            for producer in self.producers(op):
+                self.try_merge(self.group[producer], self.group[op])
+        self.merge_siblings()
+        return self.finish()
+
+    def producers(self, op: Op) -> list[Op]:
+        """Ops in kernels that `op` reads, also through inlined ones; nearest first."""
+        found: dict[Op, None] = {}
+        todo = list(op.inputs)
+        while todo:
+            p = self.producer.get(todo.pop())
+            if p is None:
+                continue
+            if p in self.inlined:
+                todo += p.inputs
+            elif p in self.group:
+                found[p] = None
+        return sorted(found, key=lambda p: -self.position[p])
+
+    def try_merge(self, a: _Group, b: _Group) -> bool:
+        if a is b or id(a) in b.tried or len(a.ops) + len(b.ops) > LARGEST:
+            return False
+        if self.cyclic(a, b):
+            b.why = b.why or "another kernel or library call stands between"
+            return False
+        try:
+            together = self.cost_of(a.ops | b.ops)
+        except IllegalSchedule as refused:
+            b.why = str(refused)
+            together = math.inf
+        if together > a.price + b.price:
+            b.tried.add(id(a))
+            b.why = b.why or "separate kernels are faster"
+            return False
+        merged = _Group(a.ops | b.ops, together)
+        for op in merged.ops:
+            self.group[op] = merged
+        return True
+
+    def cyclic(self, a: _Group, b: _Group) -> bool:
+        """Whether a path leaves one group and enters the other, or itself, through ops outside both."""
+        inside = a.ops | b.ops
+        last = max(self.position[op] for op in inside)
+        seen: set[int] = set()
+        todo = [r for op in inside for v in op.outputs for r in self.consumers.get(v, []) if r not in inside]
+        while todo:
+            op = todo.pop()
+            members = self.group[op].ops if op in self.group else {op}
+            key = id(self.group[op]) if op in self.group else id(op)
+            if key in seen:
+                continue
+            seen.add(key)
+            for m in members:
+                for v in m.outputs:
+                    for r in self.consumers.get(v, []):
+                        if r in inside:
+                            return True
+                        if self.position[r] <= last or r in self.group:
+                            todo.append(r)
+        return False
+
+    def merge_siblings(self) -> None:
+        """Small independent kernels that read a value in common share a launch."""
+        for readers in list(self.consumers.values()):
+            groups = list({id(self.group[r]): self.group[r] for r in readers if r in self.group}.values())
+            for other in groups[1:]:
+                first = self.group[next(iter(groups[0].ops))]
+                self.try_merge(first, self.group[next(iter(other.ops))])
+
+    def cost_of(self, ops: Iterable[Op]) -> float:
+        kernel = self.kernel(set(ops))
+        return self.price(kernel, self.layouts)
+
+    def kernel(self, ops: set[Op], why: str = "") -> Kernel:
+        """The kernel of a group, with the cheap ops that it computes for itself."""
+        inside = set(ops)
+        todo = list(ops)
+        while todo:
+            for v in todo.pop().inputs:
+                p = self.producer.get(v)
+                if p in self.inlined and p not in inside:
+                    assert p is not None
+                    inside.add(p)
+                    todo.append(p)
+        outputs = [v for op in self.sorted(ops) for v in op.outputs if self.leaves(v, inside)]
+        return Kernel(tuple(self.sorted(inside)), tuple(outputs), why)
+
+    def sorted(self, ops: Iterable[Op]) -> list[Op]:
+        return sorted(ops, key=lambda op: self.position[op])
+
+    def leaves(self, v: Value, inside: set[Op]) -> bool:
+        return v in self.kept_values or any(r not in inside for r in self.consumers.get(v, []) if r not in self.inlined) or (
+            any(r in self.inlined and self.wanted_outside(r, inside) for r in self.consumers.get(v, []))
+        )
+
+    def wanted_outside(self, op: Op, inside: set[Op]) -> bool:
+        """Whether an inlined op is computed by some kernel other than this one."""
+        return any(r not in inside and (r not in self.inlined or self.wanted_outside(r, inside)) for r in self.consumers.get(op.output, [])) or (
+            op.output in self.kept_values
+        )
+
+    # -- the steps in order
+
+    def finish(self) -> Cover:
+        groups = list({id(g): g for g in self.group.values()}.values())
+        stored = {v for op in self.graph.ops if op.call is not None for v in op.inputs} | self.kept_values
+        stored |= {s.source for s in self.views.values()}
+        for op in self.inlined:
+            if op.output in stored:
+                groups.append(_Group({op}, 0.0, "read by a library call or the caller"))
+        steps: list[Step] = [self.kernel(g.ops, g.why) for g in groups]
+        for op in self.graph.ops:
+            if op.call is not None:
+                choice = op.origin >= 0 and self.graph.origins[op.origin].call is op.call and op.call.reason in _CHOICE
+                steps.append(LibraryStep(op, choice, (op.origin,) if op.origin >= 0 else ()))
+        steps += list(self.views.values())
+        return Cover(self.graph, tuple(_ordered(steps, self.place_of)), self.layouts)
+
+    def place_of(self, step: Step) -> int:
+        """Where a step stands in the graph: at its last op."""
+        match step:
+            case Kernel():
+                return max(self.position[op] for op in step.ops)
+            case LibraryStep():
+                return self.position[step.op]
+            case ViewStep():
+                return self.position[self.producer[step.value]]
+
+
+_CHOICE = ("contraction", "convolution")
+
+
+def _reads(step: Step) -> tuple[Value, ...]:
+    match step:
+        case Kernel():
+            return step.inputs
+        case LibraryStep():
+            return step.op.inputs
+        case ViewStep():
+            return (step.source,)
+
+
+def _makes(step: Step) -> tuple[Value, ...]:
+    match step:
+        case Kernel():
+            return step.outputs
+        case LibraryStep():
+            return step.op.outputs
+        case ViewStep():
+            return (step.value,)
+
+
+def _ordered(steps: list[Step], position: Callable[[Step], int]) -> list[Step]:
+    """Producers before consumers, otherwise by `position`; calls with side effects keep their order."""
+    maker = {v: n for n, s in enumerate(steps) for v in _makes(s)}
+    before: list[set[int]] = [{maker[v] for v in _reads(s) if v in maker} - {n} for n, s in enumerate(steps)]
+    effects = sorted((position(s), n) for n, s in enumerate(steps) if isinstance(s, LibraryStep) and not _pure(s))
+    for (_, first), (_, second) in zip(effects, effects[1:], strict=False):
+        before[second].add(first)
+    after: dict[int, list[int]] = {}
+    for n, sources in enumerate(before):
+        for m in sources:
+            after.setdefault(m, []).append(n)
+    waiting = [len(sources) for sources in before]
+    ready = [(position(s), n) for n, s in enumerate(steps) if not waiting[n]]
+    heapq.heapify(ready)
+    order: list[Step] = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        order.append(steps[n])
+        for m in after.get(n, []):
+            waiting[m] -= 1
+            if not waiting[m]:
+                heapq.heappush(ready, (position(steps[m]), m))
+    if len(order) != len(steps):
+        raise ValueError("the cover has a cycle")
+    return order
+
+
+def _pure(step: LibraryStep) -> bool:
+    return step.op.call is None or step.op.call.pure

@@ -1,0 +1,68 @@
+"""Which captured nodes run as library calls: contractions, for now always by choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.expr import Expr, axes_of
+from ..ir.graph import Graph, Op, Origin, Value
+
+
+def is_contraction(op: Op) -> bool:
+    """Whether an op is a sum of products whose two reads split its parallel axes (matmul, convolution, ...)."""
+    e = op.expr
+    if e is None or e.reduction is None or e.reduction.combiner != "add" or e.scan is not None:
+        return False
+    factors = _product(e.body[0])
+    if len(factors) < 2:
+        return False
+    kept = {a for a in e.axes}
+    sides = [{x.value for x in axes_of(f)} & kept for f in factors]
+    return any(a - b and b - a for n, a in enumerate(sides) for b in sides[n + 1 :])
+
+
+def _product(e: Expr) -> list[Expr]:
+    """The factors of a product, seen through casts and guards."""
+    if e.op in ("cast", "narrow"):
+        return _product(e.args[0])
+    if e.op == "where":
+        return _product(e.args[1])
+    if e.op == "mul":
+        return _product(e.args[0]) + _product(e.args[1])
+    return [e]
+
+
+def select(graph: Graph) -> Graph:
+    """Replace each captured node that contains a contraction by its library call. Its other ops go with it."""
+    chosen: dict[int, Origin] = {}
+    for op in graph.ops:
+        if op.origin >= 0 and is_contraction(op) and graph.origins[op.origin].call is not None:
+            chosen[op.origin] = graph.origins[op.origin]
+    ops: list[Op] = []
+    done: set[int] = set()
+    made: set[Value] = set()
+    for op in graph.ops:
+        origin = chosen.get(op.origin)
+        if origin is None:
+            ops.append(op)
+            continue
+        if op.origin not in done and set(origin.outputs) & set(op.outputs):
+            done.add(op.origin)
+            call = origin.call
+            assert call is not None
+            ops.append(Op(call.name, origin.inputs, origin.outputs, call=call, origin=op.origin))
+            made |= set(origin.outputs)
+        else:
+            ops.append(op)
+    return replace(graph, ops=tuple(_live(graph, [op for op in ops if op.call is not None or not set(op.outputs) & made])))
+
+
+def _live(graph: Graph, ops: list[Op]) -> list[Op]:
+    """Ops whose results somebody reads, in order."""
+    needed = set(graph.kept())
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
+            kept.append(op)
+            needed |= set(op.inputs)
+    return kept[::-1]
