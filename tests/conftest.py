@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Torch writes its structured trace to a logger; a failing test would show thousands of empty lines of it.
+logging.getLogger("torch.__trace").propagate = False
 
 GOLDENS = Path(__file__).parent / "golden"
 
