@@ -1,0 +1,258 @@
+"""Normal form of a graph, in small steps that each keep its meaning: simplify, compose views, share, fold,
+drop.
+
+A step maps a graph to a graph. Values that replace others are replaced everywhere: in ops, outputs, writes,
+layouts and in the origins, whose library calls must keep fitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..interp.graph import run_graph, to_torch
+from ..ir import dims
+from ..ir.expr import Expr, read, transform
+from ..ir.graph import Graph, Op, Operand, Value
+from ..ir.pattern import Rewriter
+from .rules import IEEE_RULES
+
+Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
+"""Runs one op on frozen tensors and returns the frozen results."""
+
+FOLD_LIMIT = 1 << 16
+"""Elements that a folded result may have even if its inputs have fewer."""
+
+
+def normalise(graph: Graph, evaluate: Evaluate | None = None) -> Graph:
+    """The graph with simplified bodies, views composed into access maps, no op twice, none for nothing. With
+    `evaluate`, ops on frozen tensors are folded.
+
+    Views whose only reader is the library call of an origin stay in the graph: a cover that takes the call
+    needs them."""
+    graph = simplify(graph)
+    graph = compose_views(graph)
+    if evaluate is not None:
+        graph = fold_constants(graph, evaluate)
+    graph = simplify(graph)
+    graph = share(graph)
+    return drop_dead(graph)
+
+
+def simplify(graph: Graph) -> Graph:
+    """Bodies rewritten by the identities that always hold."""
+    rewriter = Rewriter(IEEE_RULES)
+
+    def change(op: Op) -> Op:
+        if op.expr is None:
+            return op
+        body = tuple(rewriter(b) for b in op.expr.body)
+        return op if body == op.expr.body else replace(op, expr=replace(op.expr, body=body))
+
+    return graph.with_ops([change(op) for op in graph.ops])
+
+
+def compose_views(graph: Graph) -> Graph:
+    """Reads of a pure view become reads of what it shows, through the composed access map.
+
+    Library calls and graph outputs keep reading the view itself."""
+    views: dict[Value, Op] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        new = _through_views(op, views)
+        if new.expr is not None and new.expr.is_view():
+            views[new.output] = new
+        ops.append(new)
+    return graph.with_ops(ops)
+
+
+def _through_views(op: Op, views: Mapping[Value, Op]) -> Op:
+    """`op` with reads of views replaced; its operands are those that it reads, once each, in order of first
+    use."""
+    if op.expr is None:
+        return op
+    operands: dict[Value, int] = {}
+
+    def change(r: Expr) -> Expr:
+        assert isinstance(r.value, int)
+        index = tuple(map_reads(a, change) for a in r.args)
+        source = op.inputs[r.value]
+        view = views.get(source)
+        if view is not None and view.expr is not None:
+            index = view.expr.at(index).args
+            (source,) = view.inputs
+        return read(operands.setdefault(source, len(operands)), index, r.dtype)
+
+    expr = op.expr.map_reads(change)
+    same = expr.body == op.expr.body and tuple(operands) == op.inputs
+    return op if same else replace(op, expr=expr, inputs=tuple(operands))
+
+
+def map_reads(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """`e` with its outermost reads replaced (None = keep)."""
+    return transform(e, lambda x: change(x) if x.op == "read" else None)
+
+
+def tidy_operands(op: Op) -> Op:
+    """`op` with the inputs that its expression reads, once each, in order of first use."""
+    return _through_views(op, {})
+
+
+def share(graph: Graph) -> Graph:
+    """One op for equal ops on equal inputs (tensor expressions and pure library calls).
+
+    An output of the graph is never shared with another: the caller may change one in place."""
+    kept = graph.kept()
+    bound = _bound_symbols(graph)
+    seen: dict[object, Op] = {}
+    same: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = tidy_operands(replace(op, inputs=tuple(same.get(v, v) for v in op.inputs)))
+        key = None if _binds(op, bound) else _identity(op)
+        first = op if key is None else seen.setdefault(key, op)
+        if first is op or kept & set(op.outputs):
+            ops.append(op)
+        else:
+            same |= dict(zip(op.outputs, first.outputs, strict=True))
+    return substitute_values(graph.with_ops(ops), same)
+
+
+def _identity(op: Op) -> object | None:
+    """Equal for ops that compute the same, None for those that must stay."""
+    types = tuple(v.dtype for v in op.outputs)
+    if op.expr is not None:
+        canonical = {a: replace(a, name=f"a{k}") for k, a in enumerate(op.expr.axes + op.expr.reduce)}
+        return op.inputs, types, op.expr.renamed(canonical)
+    if op.call is None or not op.call.pure:
+        return None
+    call = op.call
+    return (
+        op.inputs,
+        types,
+        call.function,
+        _plain(call.args),
+        _plain(call.kwargs),
+        tuple(v.shape for v in op.outputs),
+    )
+
+
+def _plain(argument: object) -> object:
+    """A hashable stand-in: equal by value for plain data, by identity for everything else."""
+    if isinstance(argument, (tuple, list)):
+        return type(argument), tuple(_plain(a) for a in argument)
+    if argument is None or isinstance(argument, (bool, int, float, str, Operand)):
+        return type(argument), repr(argument)
+    return argument if isinstance(argument, Expr) else _Same(argument)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that is kept alive and compares by its identity."""
+
+    of: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.of is self.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+
+def _bound_symbols(graph: Graph) -> set[Expr]:
+    """The sizes that the inputs bind."""
+    shapes = [v.shape if isinstance(v, Value) else (v,) for v in graph.inputs]
+    return {s for shape in shapes for e in shape for s in dims.symbols_of(e)}
+
+
+def _binds(op: Op, bound: set[Expr]) -> bool:
+    """Whether `op` is a library call that binds a size."""
+    return op.call is not None and any(
+        s not in bound for v in op.outputs for e in v.shape for s in dims.symbols_of(e)
+    )
+
+
+def substitute_values(graph: Graph, same: Mapping[Value, Value]) -> Graph:
+    """The graph with values replaced wherever they are used (not where they are made)."""
+    if not same:
+        return graph
+
+    def new(v: Value) -> Value:
+        while v in same:
+            v = same[v]
+        return v
+
+    each = lambda values: tuple(new(v) for v in values)  # noqa: E731
+    origins = tuple(replace(o, inputs=each(o.inputs), outputs=each(o.outputs)) for o in graph.origins)
+    return replace(
+        graph,
+        ops=tuple(replace(op, inputs=each(op.inputs)) for op in graph.ops),
+        outputs=tuple(new(v) if isinstance(v, Value) else v for v in graph.outputs),
+        writes=tuple(replace(w, value=new(w.value)) for w in graph.writes),
+        origins=origins,
+    )
+
+
+def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = FOLD_LIMIT) -> Graph:
+    """Ops that read only frozen tensors become frozen tensors, unless the result is larger than `limit` and
+    its inputs.
+
+    Views and ops without inputs (which cost nothing to compute in place) stay."""
+    constants = dict(graph.constants)
+    ops: list[Op] = []
+    for op in graph.ops:
+        if not _foldable(op, constants, limit):
+            ops.append(op)
+            continue
+        results = evaluate(op, [constants[v] for v in op.inputs])
+        constants |= dict(zip(op.outputs, results, strict=True))
+    return replace(graph, ops=tuple(ops), constants=constants)
+
+
+def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
+    if not op.inputs or not all(v in constants for v in op.inputs):
+        return False
+    if (op.expr is not None and op.expr.is_view()) or (op.call is not None and not op.call.pure):
+        return False
+    sizes = [dims.static(v.numel) for v in (*op.outputs, *op.inputs)]
+    if op.expr is not None:
+        sizes += [dims.static(a.extent) for a in op.expr.reduce]
+    known = [s for s in sizes if s is not None]
+    if len(known) < len(sizes):
+        return False
+    made, given = known[: len(op.outputs)], known[len(op.outputs) :]
+    return max(made) <= max(limit, *given[: len(op.inputs)])
+
+
+def drop_dead(graph: Graph) -> Graph:
+    """Without ops that nobody needs. Kept are: what leads to outputs and writes, library calls with effects,
+    ops that bind a size, and chains of views that the library call of a kept origin reads."""
+    producer = graph.producer()
+    bound = _bound_symbols(graph)
+    live: set[Op] = set()
+    stack = [op for op in graph.ops if op.call is not None and (not op.call.pure or _binds(op, bound))]
+    stack += [producer[v] for v in graph.kept() if v in producer]
+    while stack:
+        op = stack.pop()
+        if op in live:
+            continue
+        live.add(op)
+        stack += [producer[v] for v in op.inputs if v in producer]
+        origin = graph.origins[op.origin] if op.origin >= 0 else None
+        for v in origin.inputs if origin is not None and origin.call is not None else ():
+            maker = producer.get(v)
+            if maker is not None and maker.expr is not None and maker.expr.is_view():
+                stack.append(maker)
+    used = {v for op in live for v in op.inputs} | graph.kept()
+    used |= {v for op in live if op.origin >= 0 for v in graph.origins[op.origin].inputs}
+    constants = {v: t for v, t in graph.constants.items() if v in used}
+    return replace(graph, ops=tuple(op for op in graph.ops if op in live), constants=constants)
+
+
+def interpret(op: Op, tensors: Sequence[object]) -> list[object]:
+    """An `Evaluate` without a device: the interpreter for expressions, the library for calls. Returns torch
+    tensors."""
+    outputs = Graph(op.inputs, (op,), op.outputs)
+    return [to_torch(np.asarray(x)) for x in run_graph(outputs, tensors)]
