@@ -1,0 +1,166 @@
+"""The pipeline: the only file that knows all phases. Each phase's name, time and result is kept in a `Trace`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.capture.fx import from_fx
+from tilewright.errors import UnsupportedError
+from tilewright.ir.graph import Graph, Op
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.options import Options
+from tilewright.plan import Plan, build_plan
+from tilewright.plan.coverage import Coverage, coverage_of
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.stats import STATS
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One finished phase: name, seconds, and its result."""
+
+    name: str
+    seconds: float
+    result: object
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What each phase made, in order."""
+
+    phases: tuple[Phase, ...] = ()
+
+    def __getitem__(self, name: str) -> object:
+        """The result of phase `name`; raises KeyError if it did not run."""
+        for phase in self.phases:
+            if phase.name == name:
+                return phase.result
+        raise KeyError(name)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all phases together."""
+        return sum(p.seconds for p in self.phases)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{p.name:<12}{p.seconds * 1e3:9.1f} ms" for p in self.phases)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A graph that can run, with how it came about."""
+
+    executable: Executable
+    coverage: Coverage
+    trace: Trace
+
+
+class Recorder:
+    """Runs phases and writes the trace."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+
+    def __call__(self, name: str, phase: Callable[[], T]) -> T:
+        """Run one phase."""
+        start = time.perf_counter()
+        result = phase()
+        done = Phase(name, time.perf_counter() - start, result)
+        self.trace = replace(self.trace, phases=(*self.trace.phases, done))
+        return result
+
+
+def compile_fx(
+    gm: fx.GraphModule,
+    options: Options,
+    *,
+    frozen: Mapping[str, Tensor] | None = None,
+    trusted: bool = False,
+    kind: str = "inference",
+) -> Compiled:
+    """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
+
+    `trusted` says that the caller checks sizes and types on each call. Raises UnsupportedError under `strict`."""
+    run = Recorder()
+    with _guard_free(gm):
+        graph = run("capture", lambda: from_fx(gm, frozen=frozen))
+        aliases = output_aliases(gm)
+        cover = run("partition", lambda: library_cover(graph))
+        plan: Plan = run("plan", lambda: build_plan(cover, {}, aliases=aliases))
+    coverage = coverage_of(cover)
+    if options.strict:
+        refuse_needed(coverage)
+    constants = [t for t in graph.constants.values() if isinstance(t, Tensor)]
+    STATS.graphs += 1
+    return Compiled(Executable(plan, constants, trusted=trusted), coverage, run.trace)
+
+
+def refuse_needed(coverage: Coverage) -> None:
+    """Raise UnsupportedError if a library call is there by need and of no kind that `strict` admits."""
+    bad = coverage.refused()
+    if bad:
+        raise UnsupportedError(
+            f"strict: {', '.join(bad)} would run as library calls", phase="partition",
+            hint="compile without strict=True, and read .coverage",
+        )  # fmt: skip
+
+
+def library_cover(graph: Graph) -> Cover:
+    """Every captured node as its own library call: what runs where no C++ compiler is found.
+
+    Ops whose origin has no call, or whose origin's results they are not, must be calls themselves."""
+    steps: list[Kernel | LibraryStep] = []
+    done: set[int] = set()
+    for op in graph.ops:
+        if op.call is not None:
+            steps.append(LibraryStep(op, choice=False, origins=(op.origin,)))
+            done.add(op.origin)
+            continue
+        if op.origin < 0 or op.origin in done:
+            continue
+        origin = graph.origins[op.origin]
+        if origin.call is None:
+            raise UnsupportedError("an op without a library call", phase="partition", op=op.name)
+        done.add(op.origin)
+        call = Op(origin.call.name, origin.inputs, origin.outputs, call=origin.call, origin=op.origin)
+        steps.append(LibraryStep(call, choice=False, origins=(op.origin,)))
+    return Cover(graph, tuple(steps))
+
+
+def output_aliases(gm: fx.GraphModule) -> tuple[bool, ...]:
+    """For each output: whether the program returns memory of an input or of an earlier output."""
+    seen = {_storage(n) for n in gm.graph.nodes if n.op == "placeholder"}
+    (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
+    found: list[bool] = []
+    for node in returned if isinstance(returned, (list, tuple)) else (returned,):
+        storage = _storage(node) if isinstance(node, fx.Node) else None
+        found.append(storage is not None and storage in seen)
+        seen.add(storage)
+    return tuple(found)
+
+
+def _storage(node: fx.Node) -> int | None:
+    val = node.meta.get("val")
+    if not isinstance(val, Tensor) or val.layout is not torch.strided:
+        return None
+    return val.untyped_storage()._cdata
+
+
+def _guard_free(gm: fx.GraphModule) -> AbstractContextManager[object]:
+    """Under it, any attempt to add a guard is an error (from torch 2.12 on)."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for part in (*val.shape, val) if isinstance(val, Tensor) else (val,):
+            if isinstance(part, torch.SymInt):
+                freeze = getattr(part.node.shape_env, "error_on_new_guards", None)
+                return freeze() if freeze is not None else nullcontext()
+    return nullcontext()

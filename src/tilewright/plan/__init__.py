@@ -1,0 +1,33 @@
+"""What to run: buffers, launches, library calls, and how sizes are found from the inputs."""
+
+from tilewright.plan.build import build_plan
+from tilewright.plan.data import (
+    Binding,
+    Buffer,
+    Call,
+    Copy,
+    Home,
+    Launch,
+    Launches,
+    Measure,
+    Plan,
+    Segment,
+    Spec,
+    View,
+)
+
+__all__ = [
+    "Binding",
+    "Buffer",
+    "Call",
+    "Copy",
+    "Home",
+    "Launch",
+    "Launches",
+    "Measure",
+    "Plan",
+    "Segment",
+    "Spec",
+    "View",
+    "build_plan",
+]

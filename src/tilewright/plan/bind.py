@@ -1,0 +1,79 @@
+"""How size symbols are found from the inputs of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tilewright.errors import VerifyError
+from tilewright.ir import dims
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.plan.data import Binding, Buffer, Part, Plan, Segment, Spec
+
+
+def symbol_name(s: Expr) -> str:
+    """The name of a symbol leaf."""
+    assert isinstance(s.value, Symbol)
+    return s.value.name
+
+
+def names_in(exprs: Iterable[Expr]) -> Iterator[str]:
+    """Names of the size symbols that `exprs` use, with repetitions."""
+    for e in exprs:
+        for s in dims.symbols_of(e):
+            yield symbol_name(s)
+
+
+def _candidates(inputs: Sequence[Spec | Expr]) -> list[tuple[Expr, int, Part, int]]:
+    """Every host integer that a call brings: scalars and sizes in calling order, then strides."""
+    found: list[tuple[Expr, int, Part, int]] = []
+    for k, given in enumerate(inputs):
+        if isinstance(given, Spec):
+            found += [(e, k, Part.SIZE, d) for d, e in enumerate(given.shape)]
+        else:
+            found.append((given, k, Part.SCALAR, 0))
+    for k, given in enumerate(inputs):
+        if isinstance(given, Spec):
+            found += [(e, k, Part.STRIDE, d) for d, e in enumerate(given.strides)]
+    return found
+
+
+def bind_symbols(inputs: Sequence[Spec | Expr], *, scalars: bool = True) -> tuple[Binding, ...]:
+    """One binding per symbol that the inputs determine: the first integer that is linear in it once the symbols bound
+    before are known. Without `scalars`, host scalars are not looked at."""
+    known: dict[str, Binding] = {}
+    pending = [c for c in _candidates(inputs) if scalars or c[2] is not Part.SCALAR]
+    while True:
+        rest: list[tuple[Expr, int, Part, int]] = []
+        progress = False
+        for e, k, part, d in pending:
+            unknown = [s for s in dims.symbols_of(e) if symbol_name(s) not in known]
+            if not unknown:
+                continue
+            scale = dims.coefficient(e, unknown[0]) if len(unknown) == 1 else None
+            if scale is None or scale is dims.ZERO:
+                rest.append((e, k, part, d))
+                continue
+            shift = dims.sub(e, dims.mul(scale, unknown[0]))
+            name = symbol_name(unknown[0])
+            known[name] = Binding(name, k, part, d, scale, shift)
+            progress = True
+        if not progress or not rest:
+            return tuple(known.values())
+        pending = rest
+
+
+def check_bound(plan: Plan) -> None:
+    """Raise VerifyError unless every symbol that the plan uses is bound by an input or measured before its use."""
+    known = {b.symbol for b in plan.bindings}
+    for number, segment in enumerate(plan.segments):
+        missing = sorted(set(_used(plan.buffers, segment, number)) - known)
+        if missing:
+            raise VerifyError(f"nothing determines the sizes {', '.join(missing)}", phase="plan")
+        known |= {m.symbol for m in segment.measures}
+
+
+def _used(buffers: Sequence[Buffer], segment: Segment, number: int) -> Iterator[str]:
+    measured = {m.buffer for m in segment.measures}
+    for k, b in enumerate(buffers):
+        if b.segment == number and k not in measured:
+            yield from names_in((*b.spec.shape, *b.spec.strides, b.offset))

@@ -1,0 +1,281 @@
+"""From a cover to a plan: who owns which memory, how long, in which order, and how each size is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.errors import VerifyError
+from tilewright.ir import dims
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, LibraryCall, Value
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
+from tilewright.plan.bind import bind_symbols, check_bound, symbol_name
+from tilewright.plan.data import Buffer, Call, Copy, Home, Launch, Launches, Measure, Plan, Segment, Spec, Step, View
+
+Kernels = Mapping[Kernel, tuple[int, tuple[Value, ...]]]
+"""Kernel of the cover -> its number in the built unit, and the values behind its parameters."""
+
+
+def build_plan(
+    cover: Cover, kernels: Kernels, symbols: Sequence[str] = (), aliases: Sequence[bool] | None = None
+) -> Plan:
+    """The plan of `cover`.
+
+    `symbols` is the order in which generated code receives sizes. `aliases[k]` says that output k may share memory
+    with an input or an earlier output, as in the program; other outputs get memory of their own. Raises VerifyError
+    where a value has no home or a size symbol cannot be found.
+    """
+    return _Builder(cover, kernels, aliases).build(tuple(symbols))
+
+
+class _Builder:
+    def __init__(self, cover: Cover, kernels: Kernels, aliases: Sequence[bool] | None) -> None:
+        self.cover = cover
+        self.graph: Graph = cover.graph
+        self.kernels = kernels
+        self.aliases = tuple(aliases) if aliases is not None else (False,) * len(self.graph.outputs)
+        self.buffers: list[Buffer] = []
+        self.number: dict[Value, int] = {}
+        self.segments: list[Segment] = []
+        self.steps: list[Step] = []
+        self.shown: set[int] = set()
+        """View buffers that already have a tensor."""
+        self.clock = 0
+
+    def build(self, symbols: tuple[str, ...]) -> Plan:
+        graph = self.graph
+        arguments = [self._input(k, v) for k, v in enumerate(graph.inputs)]
+        for k, v in enumerate(graph.constants):
+            self._add(v, Home.CONSTANT, index=k)
+        inputs = tuple(self.buffers[b].spec if b >= 0 else v for b, v in zip(arguments, graph.inputs, strict=True))
+        bindings = bind_symbols(inputs)  # pyright: ignore[reportArgumentType]  (what has no buffer is a scalar)
+        known = {b.symbol for b in bindings}
+        for step in self.cover.steps:
+            match step:
+                case Kernel():
+                    self._kernel(step)
+                case LibraryStep():
+                    self._library(step, known)
+                case ViewStep():
+                    source = self._of(step.source)
+                    self._add(step.value, Home.VIEW, strides=step.layout.strides, source=source, offset=step.offset)
+            self.clock += 1
+        outputs = self._outputs()
+        self._writes()
+        self.segments.append(Segment(tuple(self.steps)))
+        kept = {o for o in outputs if isinstance(o, int)}
+        plan = Plan(
+            inputs=inputs,  # pyright: ignore[reportArgumentType]
+            arguments=tuple(arguments),
+            bindings=bindings,
+            buffers=tuple(self.buffers),
+            segments=_with_frees(self.segments, self.buffers, kept),
+            outputs=outputs,
+            written=tuple(sorted({w.input for w in graph.writes})),
+            symbols=symbols,
+        )
+        check_bound(plan)
+        return plan
+
+    # --- buffers ---
+
+    def _strides(self, v: Value) -> tuple[Expr, ...]:
+        layout = self.cover.layouts.get(v) or self.graph.layouts.get(v)
+        return layout.strides if layout else dims.dense_strides(v.shape)
+
+    def _add(
+        self, v: Value, home: Home, *, strides: tuple[Expr, ...] | None = None, index: int = -1, source: int = -1,
+        offset: Expr = dims.ZERO,
+    ) -> int:  # fmt: skip
+        spec = Spec(v.dtype, v.shape, self._strides(v) if strides is None else strides)
+        place = len(self.segments)
+        self.buffers.append(Buffer(spec, home, index, source, offset, self.clock, self.clock + 1, place))
+        self.number[v] = len(self.buffers) - 1
+        return self.number[v]
+
+    def _input(self, k: int, v: Value | Expr) -> int:
+        if isinstance(v, Expr):
+            return -1
+        layout = self.graph.layouts.get(v)
+        return self._add(v, Home.INPUT, strides=layout.strides if layout else None, index=k)
+
+    def _of(self, v: Value) -> int:
+        found = self.number.get(v)
+        if found is None:
+            raise VerifyError(f"{v} is read before any step makes it", phase="plan")
+        self._extend(found)
+        return found
+
+    def _extend(self, b: int) -> None:
+        """Keep buffer `b`, and what it is a view of, up to now."""
+        while b >= 0:
+            self.buffers[b] = replace(self.buffers[b], end=max(self.buffers[b].end, self.clock + 1))
+            b = self.buffers[b].source
+
+    def _root(self, b: int) -> int:
+        while self.buffers[b].source >= 0:
+            b = self.buffers[b].source
+        return b
+
+    def _tensor(self, b: int) -> int:
+        """Buffer `b`, with a step that makes its tensor if it is a view without one."""
+        if self.buffers[b].home is Home.VIEW and b not in self.shown:
+            self._tensor(self.buffers[b].source)
+            self.steps.append(View(b))
+            self.shown.add(b)
+        return b
+
+    # --- steps ---
+
+    def _kernel(self, kernel: Kernel) -> None:
+        number, params = self.kernels[kernel]
+        for v in kernel.outputs:
+            if v not in self.number:
+                self._add(v, Home.ARENA)
+        launch = Launch(number, tuple(self._of(v) for v in params))
+        last = self.steps[-1] if self.steps else None
+        if isinstance(last, Launches):
+            self.steps[-1] = Launches((*last.launches, launch))
+        else:
+            self.steps.append(Launches((launch,)))
+
+    def _library(self, step: LibraryStep, known: set[str]) -> None:
+        op, call = step.op, step.op.call
+        if call is None:
+            raise VerifyError("a library step without a call", phase="plan", op=op.name)
+        inputs = tuple(self._tensor(self._of(v)) for v in op.inputs)
+        alias = _returns_operand(call)
+        source = inputs[0] if alias and inputs else -1
+        outputs = [
+            self._add(v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source)
+            for k, v in enumerate(op.outputs)
+        ]
+        fresh = [
+            Measure(symbol_name(size), b, d)
+            for v, b in zip(op.outputs, outputs, strict=True)
+            for d, size in enumerate(v.shape)
+            if size.op == "symbol" and symbol_name(size) not in known
+        ]
+        for e in op.binds:
+            outputs.append(self._number(e.dtype))
+            if e.op == "symbol" and symbol_name(e) not in known:
+                fresh.append(Measure(symbol_name(e), outputs[-1], -1))
+        self.steps.append(Call(call, inputs, tuple(outputs), guarded=alias is None))
+        if fresh:
+            known |= {m.symbol for m in fresh}
+            self.segments.append(Segment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values())))
+            self.steps = []
+
+    def _number(self, dtype: DType) -> int:
+        place = len(self.segments)
+        self.buffers.append(Buffer(Spec(dtype, (), ()), Home.NUMBER, start=self.clock, end=self.clock + 1, segment=place))
+        return len(self.buffers) - 1
+
+    # --- what leaves ---
+
+    def _outputs(self) -> tuple[int | Expr | None, ...]:
+        taken: set[int] = set()
+        out: list[int | Expr | None] = []
+        for k, v in enumerate(self.graph.outputs):
+            if not isinstance(v, Value):
+                out.append(v)
+                continue
+            b = self._of(v)
+            out.append(self._leave(v, b, taken, may_alias=self.aliases[k]))
+        return tuple(out)
+
+    def _leave(self, v: Value, b: int, taken: set[int], *, may_alias: bool) -> int:
+        layout = self.graph.layouts.get(v)
+        wanted = layout.strides if layout else self.buffers[b].spec.strides
+        root = self._root(b)
+        home = self.buffers[root].home
+        foreign = home in (Home.INPUT, Home.CONSTANT) or root in taken
+        same = _same_strides(wanted, self.buffers[b].spec)
+        if same and (may_alias or not foreign) and home is not Home.CONSTANT:
+            taken.add(root)
+            if home is Home.ARENA:
+                self.buffers[root] = replace(self.buffers[root], home=Home.OUTPUT)
+            return self._tensor(b)
+        return self._copied(b, wanted)
+
+    def _copied(self, b: int, strides: tuple[Expr, ...]) -> int:
+        """A copy of buffer `b` in memory of its own."""
+        self._tensor(b)
+        spec = replace(self.buffers[b].spec, strides=strides)
+        place = len(self.segments)
+        self.buffers.append(Buffer(spec, Home.OUTPUT, start=self.clock, end=self.clock + 1, segment=place))
+        self.steps.append(Copy(len(self.buffers) - 1, b))
+        return len(self.buffers) - 1
+
+    def _writes(self) -> None:
+        """Writes into inputs come last; a value that lives in an input which another write changes is saved before."""
+        pending: list[tuple[int, int]] = []
+        targets = {self._argument(w.input) for w in self.graph.writes}
+        for w in self.graph.writes:
+            source, target = self._of(w.value), self._argument(w.input)
+            root = self._root(source)
+            if source == target:
+                continue
+            if root in targets:
+                source = self._copied(source, dims.dense_strides(w.value.shape))
+            pending.append((target, self._tensor(source)))
+        self.steps += [Copy(target, source) for target, source in pending]
+
+    def _argument(self, k: int) -> int:
+        v = self.graph.inputs[k]
+        if not isinstance(v, Value):
+            raise VerifyError(f"input {k} is written to and is no tensor", phase="plan")
+        return self.number[v]
+
+
+def _same_strides(wanted: tuple[Expr, ...], spec: Spec) -> bool:
+    """Whether two layouts are proved to address the same elements; strides of dims of size 1 do not matter."""
+    return all(
+        size is dims.ONE or dims.equal(a, b) for size, a, b in zip(spec.shape, wanted, spec.strides, strict=True)
+    )
+
+
+def _returns_operand(call: LibraryCall) -> bool | None:
+    """Whether a result is the memory of an operand, as the callable's schema says; None without a schema."""
+    schema = getattr(call.function, "_schema", None)
+    if schema is None:
+        return None
+    return any(r.alias_info is not None for r in schema.returns)
+
+
+def _touched(step: Step) -> tuple[int, ...]:
+    match step:
+        case Launches():
+            return tuple(p for launch in step.launches for p in launch.params)
+        case Call():
+            return (*step.inputs, *step.outputs)
+        case View():
+            return (step.buffer,)
+        case Copy():
+            return (step.target, step.source)
+
+
+def _with_frees(segments: Sequence[Segment], buffers: Sequence[Buffer], kept: set[int]) -> tuple[Segment, ...]:
+    """Segments with the buffers that each step uses last (results of library calls, views, inputs)."""
+
+    def chain(b: int) -> set[int]:
+        found: set[int] = set()
+        while b >= 0:
+            found.add(b)
+            b = buffers[b].source
+        return found
+
+    seen = {x for b in kept for x in chain(b)}
+    seen |= {m.buffer for s in segments for m in s.measures}
+    releasable = (Home.LIBRARY, Home.VIEW, Home.INPUT)
+    out: list[Segment] = []
+    for segment in reversed(segments):
+        frees: list[tuple[int, ...]] = []
+        for step in reversed(segment.steps):
+            last = {x for b in _touched(step) for x in chain(b)} - seen
+            seen |= last
+            frees.append(tuple(sorted(b for b in last if buffers[b].home in releasable)))
+        out.append(replace(segment, frees=tuple(reversed(frees))))
+    return tuple(reversed(out))

@@ -1,0 +1,93 @@
+"""How much of a captured program runs as generated code, and why the rest does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tilewright.ir.graph import LibraryCall
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+
+BY_CHOICE = frozenset({"contraction", "convolution"})
+"""Reasons that count as choice: a kernel could be generated, and the library is taken as the faster one."""
+ADMITTED = frozenset({*BY_CHOICE, "sort", "random"})
+"""Reasons that `strict` admits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Library calls of one op: how many captured nodes, and why."""
+
+    name: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Captured nodes (pure views are not counted) by how they run. Prints as one line."""
+
+    ops: int
+    generated: int
+    kernels: int
+    choice: tuple[Row, ...] = ()
+    need: tuple[Row, ...] = ()
+
+    def refused(self) -> tuple[str, ...]:
+        """Names of library calls by need that `strict` does not admit."""
+        return tuple(dict.fromkeys(row.name for row in self.need if row.reason not in ADMITTED))
+
+    def __add__(self, other: Coverage) -> Coverage:
+        """Both graphs together."""
+        return Coverage(
+            self.ops + other.ops,
+            self.generated + other.generated,
+            self.kernels + other.kernels,
+            _merged(self.choice + other.choice),
+            _merged(self.need + other.need),
+        )
+
+    def __str__(self) -> str:
+        plural = "kernel" if self.kernels == 1 else "kernels"
+        parts = [f"generated {self.generated} of {self.ops} ops in {self.kernels} {plural}"]
+        for rows, how in ((self.choice, "as library calls by choice"), (self.need, "as library calls")):
+            if rows:
+                listed = ", ".join(f"{r.name} x{r.count} ({r.reason})" for r in rows)
+                parts.append(f"{sum(r.count for r in rows)} {how}: {listed}")
+        return "; ".join(parts)
+
+
+def _merged(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    total: Counter[tuple[str, str]] = Counter()
+    for r in rows:
+        total[r.name, r.reason] += r.count
+    return tuple(Row(name, reason, n) for (name, reason), n in sorted(total.items(), key=lambda x: (-x[1], x[0])))
+
+
+def coverage_of(cover: Cover) -> Coverage:
+    """Count the captured nodes of `cover.graph` by how its steps run them.
+
+    A node is generated unless a library step stands for it: also one that was folded away or became a view."""
+    calls: dict[int, tuple[LibraryCall, bool]] = {}
+    loose: list[Row] = []
+    for step in cover.steps:
+        if not isinstance(step, LibraryStep) or step.op.call is None:
+            continue
+        call = step.op.call
+        chosen = step.choice or call.reason in BY_CHOICE
+        origins = step.origins or ((step.op.origin,) if step.op.origin >= 0 else ())
+        for origin in origins:
+            calls.setdefault(origin, (call, chosen))
+        if not origins:
+            loose.append(Row(call.name, call.reason, 1))
+    ops = [o for o in cover.graph.origins if not o.view]
+    rows: dict[bool, list[Row]] = {True: [], False: list(loose)}
+    generated = 0
+    for origin in ops:
+        found = calls.get(origin.id)
+        if found is None:
+            generated += 1
+        else:
+            rows[found[1]].append(Row(origin.name, found[0].reason, 1))
+    kernels = sum(isinstance(step, Kernel) for step in cover.steps)
+    return Coverage(len(ops), generated, kernels, _merged(tuple(rows[True])), _merged(tuple(rows[False])))

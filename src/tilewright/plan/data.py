@@ -1,0 +1,185 @@
+"""The plan of a graph as plain frozen data: numbers instead of values, expressions over size symbols for sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tilewright.ir.dims import ZERO
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import LibraryCall
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A tensor in memory: element type, shape and strides, both in elements."""
+
+    dtype: DType
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+
+
+class Home(Enum):
+    """Who owns the memory of a buffer."""
+
+    INPUT = "input"
+    CONSTANT = "constant"
+    OUTPUT = "output"
+    """A tensor of its own, made at the start of its segment; the caller gets it."""
+    ARENA = "arena"
+    """A part of the segment's one allocation."""
+    LIBRARY = "library"
+    """Whatever tensor the library call returned (with `source`, it is the memory of that buffer)."""
+    VIEW = "view"
+    """The memory of another buffer."""
+    NUMBER = "number"
+    """No memory: a host scalar that a library call returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`index` is the input or constant number; a view lies `offset` elements behind the start of buffer `source`.
+
+    The buffer is needed from time `start` up to, and not including, `end` (steps of the cover). `segment` is where it
+    is made."""
+
+    spec: Spec
+    home: Home
+    index: int = -1
+    source: int = -1
+    offset: Expr = ZERO
+    start: int = 0
+    end: int = 0
+    segment: int = 0
+
+
+class Part(Enum):
+    """Where a host integer is read."""
+
+    SCALAR = "scalar"
+    SIZE = "size"
+    STRIDE = "stride"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """`symbol` is the solution of found == scale * symbol + shift, where found is a part of input `input` (a scalar
+    itself, or its size or stride of `dim`). Scale and shift use only symbols bound before."""
+
+    symbol: str
+    input: int
+    part: Part
+    dim: int
+    scale: Expr
+    shift: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """After a library call: `symbol` is the size of `dim` of buffer `buffer`, or the number it holds if `dim` < 0."""
+
+    symbol: str
+    buffer: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run generated kernel number `kernel` on these buffers."""
+
+    kernel: int
+    params: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Generated kernels one after the other, with nothing between."""
+
+    launches: tuple[Launch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a library call on `inputs`; its results become `outputs`, tensors first.
+
+    With `guarded`, it is not known whether a result may be the memory of an operand."""
+
+    call: LibraryCall
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    guarded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Make the tensor of view buffer `buffer` (kernels address views without one)."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the elements of buffer `source` into buffer `target`, element by element."""
+
+    target: int
+    source: int
+
+
+Step = Launches | Call | View | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps whose sizes are all known once `measures` of the segments before have been taken.
+
+    `frees[i]` are the buffers that nothing needs after step i and whose memory is then given back."""
+
+    steps: tuple[Step, ...]
+    measures: tuple[Measure, ...] = ()
+    frees: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything needed to run a graph but its kernels and its constants.
+
+    `inputs` in calling order: a tensor's spec or the expression of a host scalar. `arguments[i]` is the buffer of input
+    i (-1: a scalar). `outputs`: a buffer, a host scalar, or None. `written` are inputs that the plan writes to.
+    """
+
+    inputs: tuple[Spec | Expr, ...]
+    arguments: tuple[int, ...]
+    bindings: tuple[Binding, ...]
+    buffers: tuple[Buffer, ...]
+    segments: tuple[Segment, ...]
+    outputs: tuple[int | Expr | None, ...]
+    written: tuple[int, ...] = ()
+    symbols: tuple[str, ...] = ()
+    """Size symbols in the order in which generated code receives them."""
+
+    def show(self) -> str:
+        """The plan as text."""
+        lines = [f"bind {b.symbol} from {b.part.value} {b.dim} of input {b.input}" for b in self.bindings]
+        for k, b in enumerate(self.buffers):
+            where = f"of b{b.source} + {b.offset}" if b.home is Home.VIEW else f"{b.index}" if b.index >= 0 else ""
+            lines.append(f"b{k}: {b.spec.dtype}{list(b.spec.shape)} strides {list(b.spec.strides)} {b.home.value} {where}")
+        for segment in self.segments:
+            lines.append("segment")
+            lines += [f"  {_show(step)}" for step in segment.steps]
+            lines += [f"  measure {m.symbol} from b{m.buffer}" for m in segment.measures]
+        lines.append("return " + ", ".join(f"b{o}" if isinstance(o, int) else repr(o) for o in self.outputs))
+        return "\n".join(lines)
+
+
+def _show(step: Step) -> str:
+    match step:
+        case Launches():
+            return "launch " + "; ".join(f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in step.launches)
+        case Call():
+            made = ", ".join(f"b{o}" for o in step.outputs)
+            return f"{made} = {step.call.name}({', '.join(f'b{i}' for i in step.inputs)})"
+        case View():
+            return f"view b{step.buffer}"
+        case Copy():
+            return f"b{step.target} <- b{step.source}"

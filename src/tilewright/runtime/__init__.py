@@ -1,0 +1,1 @@
+"""Finding the machine, building, caching, binding and launching."""

@@ -1,0 +1,185 @@
+"""A plan under exact sizes: numbers for every shape, packed memory, launch tables. And the workspace of one run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tilewright import allocate
+from tilewright.plan.bind import names_in
+from tilewright.ir.expr import Expr
+from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
+from tilewright.plan.host import Number, size
+from tilewright.runtime import steps
+from tilewright.runtime.launch import Table, Unit
+from tilewright.runtime.steps import Act, Tensors
+from tilewright.runtime.tensors import torch_dtype
+
+ALIGN = 64
+KEEP_BYTES = 1 << 28
+"""A workspace with more memory than this is not kept between calls."""
+
+
+class Layouts:
+    """Numbers of every buffer: shapes, strides (elements), dtypes, byte sizes, byte offsets of views."""
+
+    def __init__(self, plan: Plan, sizes: Mapping[str, Number]) -> None:
+        self.sizes = dict(sizes)
+        memo: dict[Expr, int] = {}
+
+        def number(e: Expr) -> int:
+            found = memo.get(e)
+            if found is None:
+                found = memo[e] = size(e, self.sizes)
+            return found
+
+        known = self.sizes.keys()
+        self.shapes: list[tuple[int, ...]] = []
+        self.strides: list[tuple[int, ...]] = []
+        self.offsets: list[int] = []
+        for b in plan.buffers:
+            ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
+            self.shapes.append(tuple(map(number, b.spec.shape)) if ready else ())
+            self.strides.append(tuple(map(number, b.spec.strides)) if ready else ())
+            self.offsets.append(number(b.offset) if ready else 0)
+
+    def bytes_of(self, plan: Plan, b: int) -> int:
+        """Bytes from the first to the last element of buffer `b`."""
+        shape = self.shapes[b]
+        if 0 in shape:
+            return 0
+        reach = sum((n - 1) * s for n, s in zip(shape, self.strides[b], strict=True))
+        return (reach + 1) * plan.buffers[b].spec.dtype.bytes
+
+
+class Part:
+    """One segment under exact sizes: what to allocate and what to do."""
+
+    def __init__(self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None) -> None:
+        self.plan = plan
+        self.segment = segment
+        self.unit = unit
+        self.layouts = Layouts(plan, sizes)
+        self.sizes = array("q", [int(sizes.get(name, 0)) for name in plan.symbols] or [0])
+        mine = [k for k, b in enumerate(plan.buffers) if b.segment == number]
+        arena = [k for k in mine if plan.buffers[k].home is Home.ARENA]
+        blocks = [
+            allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end) for k in arena
+        ]
+        places, self.arena_bytes = allocate.pack(blocks, ALIGN)
+        self.place = dict(zip(arena, places, strict=True))
+        self.outputs = tuple(
+            (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
+            for k in mine
+            if plan.buffers[k].home is Home.OUTPUT
+        )
+
+    def allocate_outputs(self, tensors: Tensors) -> None:
+        """Make the tensors that leave the plan, but those that the caller brought."""
+        for b, shape, strides, dtype in self.outputs:
+            if tensors[b] is None:
+                tensors[b] = torch.empty_strided(shape, strides, dtype=dtype)
+
+
+class Workspace:
+    """Memory and prepared steps for one run of one segment at a time."""
+
+    def __init__(self, part: Part, constants: Sequence[Tensor]) -> None:
+        self.part = part
+        plan = part.plan
+        self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8)
+        self.bases = array("Q", [0] * (len(plan.buffers) + 1))
+        self.arena_slot = len(plan.buffers)
+        self.bases[-1] = self.arena.data_ptr()
+        self.views: list[tuple[int, Tensor]] = []
+        used = set(_tensors_used(part.segment))
+        for b, place in part.place.items():
+            if b in used or any(x.source == b for x in plan.buffers):
+                self.views.append((b, self._view(b, place)))
+        for k, b in enumerate(plan.buffers):
+            if b.home is Home.CONSTANT:
+                self.bases[k] = constants[b.index].data_ptr()
+        self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
+        self.tables: list[Table] = []
+        self.acts = self._prepare()
+
+    def _view(self, b: int, place: int) -> Tensor:
+        part = self.part
+        flat = self.arena[place : place + part.layouts.bytes_of(part.plan, b)]
+        typed = flat.view(torch_dtype(part.plan.buffers[b].spec.dtype))
+        return typed.as_strided(part.layouts.shapes[b], part.layouts.strides[b])
+
+    def _roots(self, step: Launches) -> set[int]:
+        return {self._locate(p)[0] for launch in step.launches for p in launch.params}
+
+    def _locate(self, b: int) -> tuple[int, int]:
+        """Slot in `bases` and byte offset behind it where buffer `b` starts."""
+        buffers = self.part.plan.buffers
+        offset = 0
+        while buffers[b].home is Home.VIEW:
+            offset += self.part.layouts.offsets[b] * buffers[b].spec.dtype.bytes
+            b = buffers[b].source
+        if buffers[b].home is Home.ARENA:
+            return self.arena_slot, offset + self.part.place.get(b, 0)
+        return b, offset
+
+    def _prepare(self) -> tuple[Act, ...]:
+        acts: list[Act] = []
+        segment, plan = self.part.segment, self.part.plan
+        layouts = self.part.layouts
+        for step, frees in zip(segment.steps, segment.frees, strict=True):
+            match step:
+                case Launches():
+                    acts.append(self._launches(step))
+                case Call():
+                    acts.append(steps.calling(step, layouts.sizes))
+                    if step.guarded:
+                        acts.append(steps.guarding(step))
+                    acts += self._results(step)
+                case View(buffer=b):
+                    source = plan.buffers[b].source
+                    acts.append(
+                        steps.viewing(b, source, layouts.shapes[b], layouts.strides[b], layouts.offsets[b])
+                    )
+                case Copy():
+                    acts.append(steps.copying(step.target, step.source))
+            if frees:
+                acts.append(steps.freeing(frees))
+        return tuple(acts)
+
+    def _launches(self, step: Launches) -> Act:
+        unit = self.part.unit
+        assert unit is not None
+        sizes = self.part.sizes.buffer_info()[0]
+        launches = [(x.kernel, [self._locate(p) for p in x.params]) for x in step.launches]
+        table = Table(unit, launches, sizes)
+        self.tables.append(table)
+        return steps.launching(unit.launch, table.address, table.count, self.bases.buffer_info()[0], sizes)
+
+    def _results(self, step: Call) -> list[Act]:
+        """What follows a call: its results in the layout that was promised, and their addresses for kernels."""
+        acts: list[Act] = []
+        layouts = self.part.layouts
+        for b in step.outputs:
+            if self.part.plan.buffers[b].home is Home.NUMBER:
+                continue
+            acts.append(steps.laying(b, layouts.shapes[b], layouts.strides[b]))
+            if b in self.addressed:
+                acts.append(steps.pointing(b, self.bases, b))
+        return acts
+
+
+def _tensors_used(segment: Segment) -> list[int]:
+    found: list[int] = []
+    for step in segment.steps:
+        match step:
+            case Call():
+                found += step.inputs
+            case Copy():
+                found += (step.source, step.target)
+            case View() | Launches():
+                pass
+    return found

@@ -1,0 +1,292 @@
+"""The callable: checks what it is given, finds the sizes, runs the plan. Safe to call from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import InputError
+from tilewright.ir.expr import Expr
+from tilewright.plan.data import Binding, Home, Plan, Spec
+from tilewright.plan.data import Part as Where
+from tilewright.plan.host import Number, number, size
+from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
+from tilewright.runtime.launch import Unit
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.tensors import copy_into, memory_range, relaid, repeats_memory, same_layout, torch_dtype
+
+PLANS = 256
+"""Size tables kept per executable."""
+
+Argument = Tensor | int | float | bool
+Result = Tensor | int | float | bool | None
+
+
+class Bound:
+    """A plan whose input sizes are known: what the inputs must look like, and the parts that do the work."""
+
+    def __init__(self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor]) -> None:
+        self.plan = plan
+        self.sizes = sizes
+        self.constants = constants
+        self.unit = unit
+        self.first = Part(plan, plan.segments[0], 0, sizes, unit)
+        layouts = self.first.layouts
+        self.inputs = tuple((k, b) for k, b in enumerate(plan.arguments) if b >= 0)
+        self.strides = tuple((k, layouts.strides[b]) for k, b in self.inputs)
+        self.free: list[Workspace] = []
+        self.dynamic = any(isinstance(o, Expr) for o in plan.outputs)
+        self.slots = tuple((k, b) for k, b in self.inputs)
+
+    def workspace(self) -> Workspace:
+        """One that nobody uses."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return Workspace(self.first, self.constants)
+
+
+class Executable:
+    """Runs `plan` with built kernels `unit` and frozen tensors `constants`.
+
+    With `trusted`, the caller has checked sizes, types and devices of the inputs (Dynamo's guards, or our own)."""
+
+    def __init__(
+        self, plan: Plan, constants: Sequence[Tensor] = (), unit: Unit | None = None, *, trusted: bool = False
+    ) -> None:
+        self.plan = plan
+        self.constants = tuple(constants)
+        self.unit = unit
+        self.trusted = trusted
+        self._tables: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
+        self._lock = threading.Lock()
+        self._recent: Bound | None = None
+        self._readers = tuple(_reader(b) for b in plan.bindings)
+        self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
+        self._template = [None] * len(plan.buffers)
+        self._constants = tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT)
+        self._single = len(plan.segments) == 1
+
+    # --- calling ---
+
+    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Run on `args` (the plan's inputs in order); the list is emptied, so that the plan can free what it has read.
+
+        `out` are tensors for the outputs that are tensors, in order. Raises InputError for inputs that do not fit."""
+        bound = self._bind(args)
+        tensors: list[Tensor | None] = self._template[:]
+        for k, b in bound.slots:
+            tensors[b] = args[k]  # pyright: ignore[reportArgumentType]
+        back = self._lay(bound, args, tensors)
+        for b, index in self._constants:
+            tensors[b] = self.constants[index]
+        late = self._place_outputs(bound, tensors, out) if out is not None else ()
+        args.clear()
+        results = self._run(bound, tensors)
+        for original, laid in back:
+            copy_into(original, laid)
+        for given, k in late:
+            made = results[k]
+            assert isinstance(made, Tensor)
+            copy_into(given, made)
+            results[k] = given
+        return results
+
+    def _run(self, bound: Bound, tensors: list[Tensor | None]) -> list[Result]:
+        sizes = bound.sizes
+        part = bound.first
+        held: list[Workspace] = []
+        for number, segment in enumerate(self.plan.segments):
+            if number:
+                part = Part(self.plan, segment, number, sizes, self.unit)
+            workspace = bound.workspace() if not number else Workspace(part, self.constants)
+            held.append(workspace)
+            part.allocate_outputs(tensors)
+            for b, view in workspace.views:
+                tensors[b] = view
+            for b in workspace.addressed:
+                if b < len(tensors) and (t := tensors[b]) is not None:
+                    workspace.bases[b] = t.data_ptr()
+            for act in workspace.acts:
+                act(tensors)
+            if segment.measures:
+                sizes = dict(sizes)
+                for m in segment.measures:
+                    found = tensors[m.buffer]
+                    sizes[m.symbol] = found.shape[m.dim] if isinstance(found, Tensor) else found  # pyright: ignore[reportArgumentType]  (a number, as the plan says)
+        results = [_result(o, tensors, sizes) for o in self.plan.outputs]
+        if bound is self._recent and bound.first.arena_bytes <= KEEP_BYTES:
+            bound.free.append(held[0])
+        return results
+
+    # --- sizes ---
+
+    def _bind(self, args: Sequence[Argument]) -> Bound:
+        if self.trusted:
+            key: tuple[object, ...] = tuple([read(args) for read in self._readers])
+        else:
+            try:
+                key = tuple([
+                    (a.shape, a.dtype, a.is_cpu) if isinstance(a, Tensor) else (type(a), a) for a in args
+                ])  # fmt: skip
+            except TypeError as error:
+                raise InputError(f"an input cannot be used: {error}", phase="input") from error
+        bound = self._tables.get(key)
+        if bound is None:
+            return self._miss(key, args)
+        if bound is not self._recent:
+            self._use(bound)
+        return bound
+
+    def _use(self, bound: Bound) -> None:
+        """Keep workspaces only of the sizes seen last."""
+        recent, self._recent = self._recent, bound
+        if recent is not None:
+            recent.free.clear()
+
+    def _miss(self, key: tuple[object, ...], args: Sequence[Argument]) -> Bound:
+        sizes = solve(self.plan.bindings, args, self._readers) if self.trusted else self._checked(args)
+        bound = Bound(self.plan, sizes, self.unit, self.constants)
+        STATS.plan_misses += 1
+        with self._lock:
+            self._tables[key] = bound
+            while len(self._tables) > PLANS:
+                self._tables.popitem(last=False)
+        self._use(bound)
+        return bound
+
+    def _checked(self, args: Sequence[Argument]) -> dict[str, Number]:
+        """The sizes that `args` determine. Raises InputError unless every input fits the plan."""
+        plan = self.plan
+        if len(args) != len(plan.inputs):
+            raise InputError(f"{len(args)} inputs were given, {len(plan.inputs)} are needed", phase="input")
+        for k, (spec, a) in enumerate(zip(plan.inputs, args, strict=True)):
+            if isinstance(spec, Spec):
+                _check_tensor(k, spec, a)
+            elif not isinstance(a, (bool, int, float)):
+                raise InputError(f"input {k} must be a number, not {type(a).__name__}", phase="input")
+        sizes = solve(plan.bindings, args, self._readers)
+        for k, (spec, a) in enumerate(zip(plan.inputs, args, strict=True)):
+            if isinstance(spec, Spec):
+                assert isinstance(a, Tensor)
+                wanted = tuple(size(e, sizes) for e in spec.shape)
+                if wanted != tuple(a.shape):
+                    raise InputError(
+                        f"input {k} has the shape {tuple(a.shape)}, {wanted} fits the other inputs",
+                        phase="input", place=f"input {k}", hint=f"it was compiled for {list(spec.shape)}",
+                    )  # fmt: skip
+        return sizes
+
+    def _lay(
+        self, bound: Bound, args: Sequence[Argument], tensors: list[Tensor | None]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Copy inputs whose strides differ from those compiled for; returns (input, copy) of those written to."""
+        back: list[tuple[Tensor, Tensor]] = []
+        for k, strides in bound.strides:
+            t = args[k]
+            assert isinstance(t, Tensor)
+            if t.stride() == strides or same_layout(t.shape, t.stride(), strides):
+                continue
+            laid = tensors[self.plan.arguments[k]] = relaid(t, strides)
+            STATS.input_copies += 1
+            if k in self.plan.written:
+                back.append((t, laid))
+        return back
+
+    # --- outputs of the caller ---
+
+    def _place_outputs(
+        self, bound: Bound, tensors: list[Tensor | None], out: Sequence[Tensor]
+    ) -> list[tuple[Tensor, int]]:
+        """Let the plan write into `out` where it can; returns those that must be copied to afterwards."""
+        wanted = [(k, o) for k, o in enumerate(self.plan.outputs) if o is not None]
+        if len(out) != len(wanted):
+            raise InputError(f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input")
+        inputs = [(k, memory_range(t)) for k, b in bound.inputs if (t := tensors[b]) is not None]
+        late: list[tuple[Tensor, int]] = []
+        taken: list[tuple[int, int]] = []
+        layouts = bound.first.layouts
+        for given, (k, b) in zip(out, wanted, strict=True):
+            if not isinstance(b, int):
+                raise InputError("out= needs outputs that are tensors", phase="input", place=f"output {k}")
+            buffer = self.plan.buffers[b]
+            _check_out(k, given, torch_dtype(buffer.spec.dtype), layouts.shapes[b] if not buffer.segment else None)
+            low, high = memory_range(given)
+            clash = [i for i, (a, z) in inputs if a < high and low < z]
+            if clash or any(a < high and low < z for a, z in taken):
+                what = f"input {clash[0]}" if clash else "another output"
+                raise InputError(f"out {k} overlaps {what}", phase="input", hint="give each its own memory")
+            taken.append((low, high))
+            fits = buffer.segment == 0 and same_layout(given.shape, given.stride(), layouts.strides[b])
+            if fits and buffer.home is Home.OUTPUT and tensors[b] is None:
+                tensors[b] = given
+            else:
+                late.append((given, k))
+        return late
+
+
+def _result(o: int | Expr | None, tensors: Sequence[Tensor | None], sizes: dict[str, Number]) -> Result:
+    if isinstance(o, int):
+        return tensors[o]
+    return None if o is None else number(o, sizes)
+
+
+def _reader(b: Binding) -> Callable[[Sequence[Argument]], int]:
+    """What finds the integer of a binding among the inputs."""
+    k, d = b.input, b.dim
+    match b.part:
+        case Where.SCALAR:
+            return lambda args: args[k]  # pyright: ignore[reportReturnType]
+        case Where.SIZE:
+            return lambda args: args[k].shape[d]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]
+        case Where.STRIDE:
+            return lambda args: args[k].stride(d)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]
+
+
+def solve(
+    bindings: Sequence[Binding], args: Sequence[Argument], readers: Sequence[Callable[[Sequence[Argument]], int]]
+) -> dict[str, Number]:
+    """The value of every symbol. Raises InputError where a size is no multiple of what it must be."""
+    sizes: dict[str, Number] = {}
+    for b, read in zip(bindings, readers, strict=True):
+        found = read(args)
+        scale, shift = number(b.scale, sizes), number(b.shift, sizes)
+        if scale == 0:
+            raise InputError(f"nothing determines the size {b.symbol}", phase="input", place=f"input {b.input}")
+        value, rest = divmod(found - shift, scale) if scale != 1 or shift else (found, 0)
+        if rest:
+            raise InputError(
+                f"{b.part.value} {b.dim} of input {b.input} is {found}, it must be {scale} times a size plus {shift}",
+                phase="input", place=f"input {b.input}",
+            )  # fmt: skip
+        sizes[b.symbol] = value
+    return sizes
+
+
+def _check_tensor(k: int, spec: Spec, a: object) -> None:
+    place = f"input {k}"
+    if not isinstance(a, Tensor):
+        raise InputError(f"input {k} must be a tensor, not {type(a).__name__}", phase="input", place=place)
+    wanted = torch_dtype(spec.dtype)
+    if a.dtype != wanted:
+        raise InputError(f"input {k} has dtype {a.dtype}, {wanted} is needed", phase="input", place=place, hint=f"convert it to {wanted}")
+    if not a.is_cpu:
+        raise InputError(f"input {k} is on {a.device}, this was compiled for cpu", phase="input", place=place)
+    if a.dim() != len(spec.shape):
+        raise InputError(f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place)
+
+
+def _check_out(k: int, given: object, dtype: torch.dtype, shape: tuple[int, ...] | None) -> None:
+    place = f"out {k}"
+    if not isinstance(given, Tensor):
+        raise InputError(f"out {k} must be a tensor, not {type(given).__name__}", phase="input", place=place)
+    if given.dtype != dtype or not given.is_cpu:
+        raise InputError(f"out {k} is {given.dtype} on {given.device}, {dtype} on cpu is needed", phase="input", place=place)
+    if shape is not None and tuple(given.shape) != shape:
+        raise InputError(f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place)
+    if repeats_memory(given):
+        raise InputError(f"out {k} holds one element at several places", phase="input", place=place)

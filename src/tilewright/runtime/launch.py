@@ -1,0 +1,80 @@
+"""Tables of launches for the native side: which kernel, over how many points, on which memory."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from tilewright.errors import IndexOutOfRange, TilewrightError
+
+
+class Unit(Protocol):
+    """Built kernels. Kernel k is called `task(k)`; over `count(k, sizes)` points, `grain(k, sizes)` at least at once."""
+
+    def task(self, kernel: int) -> int:
+        """Address of the task function."""
+        ...
+
+    def count(self, kernel: int, sizes: int) -> int:
+        """Grid points under the sizes at address `sizes` (int64 each)."""
+        ...
+
+    def grain(self, kernel: int, sizes: int) -> int:
+        """Points worth one hand-over."""
+        ...
+
+    def launch(self, records: int, count: int, bases: int, sizes: int) -> int:
+        """Run `count` records; returns an error number (0: none)."""
+        ...
+
+
+class DivisionByZero(TilewrightError, ZeroDivisionError, RuntimeError):
+    """An integer divided by zero. Also the types that eager and Python raise."""
+
+
+class Record(ctypes.Structure):
+    """One launch as the native side reads it: param p lies at bases[slots[p]] + offsets[p] (bytes)."""
+
+    _fields_ = (
+        ("task", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("grain", ctypes.c_int64),
+        ("params", ctypes.c_int64),
+        ("slots", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+    )
+
+
+class Table:
+    """Launch records of one run of kernels, with the memory that they point to."""
+
+    __slots__ = ("_keep", "address", "count")
+
+    def __init__(self, unit: Unit, launches: Sequence[tuple[int, Sequence[tuple[int, int]]]], sizes: int) -> None:
+        """`launches`: kernel number and (slot, byte offset) per parameter. Launches over no points are left out."""
+        rows: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
+        for kernel, params in launches:
+            count = unit.count(kernel, sizes)
+            if count > 0:
+                rows.append((unit.task(kernel), count, max(1, unit.grain(kernel, sizes)), params))
+        slots = array("q", [slot for *_, params in rows for slot, _ in params])
+        offsets = array("q", [offset for *_, params in rows for _, offset in params])
+        records = (Record * max(1, len(rows)))()
+        done = 0
+        for record, (task, count, grain, params) in zip(records, rows, strict=False):
+            record.task, record.count, record.grain, record.params = task, count, grain, len(params)
+            record.slots = slots.buffer_info()[0] + 8 * done
+            record.offsets = offsets.buffer_info()[0] + 8 * done
+            done += len(params)
+        self._keep = (slots, offsets, records)
+        self.address = ctypes.addressof(records)
+        self.count = len(rows)
+
+
+def raise_error(code: int) -> None:
+    """Raise what error number `code` of a kernel means."""
+    if code == 2:
+        raise DivisionByZero("ZeroDivisionError: an integer is divided by zero", phase="run")
+    raise IndexOutOfRange("index out of range in self", phase="run", hint="an index tensor holds a bad value")

@@ -1,0 +1,201 @@
+"""The steps of a plan as closures over one workspace: each takes the list of tensors by buffer number."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import VerifyError
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Operand
+from tilewright.plan.data import Call
+from tilewright.plan.host import Number, number
+from tilewright.runtime.launch import raise_error
+from tilewright.runtime.tensors import copy_into, relaid, same_layout
+
+Tensors = list[Tensor | None]
+Act = Callable[[Tensors], None]
+
+
+def launching(launch: Callable[[int, int, int, int], int], records: int, count: int, bases: int, sizes: int) -> Act:
+    """Run prepared launch records."""
+
+    def act(tensors: Tensors) -> None:
+        code = launch(records, count, bases, sizes)
+        if code:
+            raise_error(code)
+
+    return act
+
+
+def viewing(b: int, source: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> Act:
+    """tensors[b] = the memory of `source` with other strides, `offset` elements behind its start."""
+    as_strided = torch.as_strided
+
+    def act(tensors: Tensors) -> None:
+        t = tensors[source]
+        assert t is not None
+        tensors[b] = as_strided(t, shape, strides, t.storage_offset() + offset)
+
+    return act
+
+
+def copying(target: int, source: int) -> Act:
+    """Copy buffer `source` into buffer `target`."""
+
+    def act(tensors: Tensors) -> None:
+        t, s = tensors[target], tensors[source]
+        assert t is not None and s is not None
+        copy_into(t, s)
+
+    return act
+
+
+def freeing(buffers: Sequence[int]) -> Act:
+    """Forget tensors."""
+
+    def act(tensors: Tensors) -> None:
+        for b in buffers:
+            tensors[b] = None
+
+    return act
+
+
+def pointing(b: int, bases: array[int], slot: int) -> Act:
+    """Tell the native side where tensor `b` lies."""
+
+    def act(tensors: Tensors) -> None:
+        t = tensors[b]
+        assert t is not None
+        bases[slot] = t.data_ptr()
+
+    return act
+
+
+def laying(b: int, shape: Sequence[int], strides: tuple[int, ...]) -> Act:
+    """Make sure that the library's result `b` has the strides that its readers were compiled for."""
+
+    def act(tensors: Tensors) -> None:
+        t = tensors[b]
+        assert t is not None
+        if t.stride() != strides and not same_layout(shape, t.stride(), strides):
+            tensors[b] = relaid(t, strides)
+
+    return act
+
+
+def guarding(step: Call) -> Act:
+    """Copy results that turn out to be memory of an operand."""
+
+    def act(tensors: Tensors) -> None:
+        owners = {t.untyped_storage().data_ptr() for i in step.inputs if (t := tensors[i]) is not None}
+        for b in step.outputs:
+            t = tensors[b]
+            if t is not None and t.untyped_storage().data_ptr() in owners:
+                tensors[b] = t.clone()
+
+    return act
+
+
+def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
+    """Run a library call; its host integers are evaluated now."""
+    function = unwrapped(step.call.function)
+    args = tuple(_fill(a, step.inputs, sizes) for a in step.call.args)
+    kwargs = {k: _fill(a, step.inputs, sizes) for k, a in step.call.kwargs}
+    invoke = _invoker(function, args, kwargs)
+    if len(step.outputs) == 1:
+        (only,) = step.outputs
+
+        def act(tensors: Tensors) -> None:
+            result = invoke(tensors)
+            tensors[only] = result[0] if isinstance(result, (tuple, list)) else result  # pyright: ignore[reportArgumentType]
+
+        return act
+    outputs = step.outputs
+
+    def act_all(tensors: Tensors) -> None:
+        results = invoke(tensors)
+        if not isinstance(results, (tuple, list)):
+            raise VerifyError(f"{len(outputs)} results were expected, one came", phase="run", op=step.call.name)
+        for b, t in zip(outputs, results, strict=False):
+            tensors[b] = t
+
+    return act_all
+
+
+def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    """The fastest callable that does the same."""
+    if isinstance(function, torch._ops.OpOverload):
+        return function._op  # the wrapper only forwards to it
+    return function
+
+
+class _Slot:
+    """Stands for the tensor of a buffer in filled arguments."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: int) -> None:
+        self.buffer = buffer
+
+
+def _fill(arg: object, inputs: Sequence[int], sizes: Mapping[str, Number]) -> object:
+    """`arg` with its host integers evaluated and operands replaced by slots."""
+    match arg:
+        case Operand():
+            return _Slot(inputs[arg.index])
+        case Expr():
+            return number(arg, sizes)
+        case list():
+            return [_fill(a, inputs, sizes) for a in arg]
+        case tuple():
+            return tuple(_fill(a, inputs, sizes) for a in arg)
+        case _:
+            return arg
+
+
+def _has_slot(arg: object) -> bool:
+    return isinstance(arg, _Slot) or (isinstance(arg, (list, tuple)) and any(_has_slot(a) for a in arg))
+
+
+def _resolve(arg: object, tensors: Tensors) -> object:
+    if isinstance(arg, _Slot):
+        return tensors[arg.buffer]
+    if isinstance(arg, list):
+        return [_resolve(a, tensors) for a in arg]
+    if isinstance(arg, tuple):
+        return tuple(_resolve(a, tensors) for a in arg)
+    return arg
+
+
+def _invoker(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Callable[[Tensors], object]:
+    """`function` on its arguments, as directly as their form allows."""
+    if any(_has_slot(a) for a in kwargs.values()):
+        return lambda tensors: function(
+            *[_resolve(a, tensors) for a in args], **{k: _resolve(a, tensors) for k, a in kwargs.items()}
+        )
+    leading = [a.buffer for a in args if isinstance(a, _Slot)]
+    rest = args[len(leading) :]
+    if not all(isinstance(a, _Slot) for a in args[: len(leading)]) or any(_has_slot(a) for a in rest):
+        nested = [(i, a) for i, a in enumerate(args) if _has_slot(a)]
+
+        def general(tensors: Tensors) -> object:
+            values = list(args)
+            for i, a in nested:
+                values[i] = _resolve(a, tensors)
+            return function(*values, **kwargs)
+
+        return general
+    if len(leading) == 1:
+        (first,) = leading
+        return lambda tensors: function(tensors[first], *rest, **kwargs)
+    if len(leading) >= 2:
+        get = itemgetter(*leading)
+        return lambda tensors: function(*get(tensors), *rest, **kwargs)
+    return lambda tensors: function(*args, **kwargs)

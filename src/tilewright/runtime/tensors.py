@@ -1,0 +1,75 @@
+"""Torch's side of buffers: element types, layouts that fit, copies between layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tilewright.ir.dtype import DTYPES, DType
+
+TORCH: dict[str, torch.dtype] = {
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+"""Torch's dtype by the name of ours."""
+
+
+def torch_dtype(d: DType) -> torch.dtype:
+    """The torch dtype; types that only library calls can hold are named as torch names them."""
+    found = TORCH.get(d.name) or getattr(torch, d.name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+OURS: dict[torch.dtype, DType] = {t: DTYPES[n] for n, t in TORCH.items()}
+
+empty_strided = torch.empty_strided
+
+
+def same_layout(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether strides `a` and `b` (elements) address the same elements: strides of sizes 0 and 1 do not matter."""
+    return 0 in shape or all(n == 1 or x == y for n, x, y in zip(shape, a, b, strict=True))
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """Copy the elements; dims that `target` repeats (stride 0) are written once."""
+    for d, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            target, source = target.narrow(d, 0, 1), source.narrow(d, 0, 1)
+    target.copy_(source)
+
+
+def relaid(source: Tensor, strides: Sequence[int]) -> Tensor:
+    """A copy of `source` with these strides (elements)."""
+    out = empty_strided(source.shape, strides, dtype=source.dtype, device=source.device)
+    copy_into(out, source)
+    return out
+
+
+def memory_range(t: Tensor) -> tuple[int, int]:
+    """First byte and one past the last byte that `t` touches; empty tensors touch nothing."""
+    start = t.data_ptr()
+    if t.numel() == 0:
+        return start, start
+    reach = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return start, start + (reach + 1) * t.element_size()
+
+
+def repeats_memory(t: Tensor) -> bool:
+    """Whether two elements of `t` may share memory (a sufficient test: sorted strides must nest)."""
+    need = 1
+    for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1):
+        if stride < need:
+            return True
+        need = stride * (size - 1) + need
+    return False
