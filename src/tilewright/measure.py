@@ -78,6 +78,8 @@ class Built:
 
     call: Call
     coverage: Callable[[], str] = lambda: ""
+    wasted_seconds: float = 0.0
+    """Spent on an attempt that failed; not part of the build."""
 
 
 @dataclass(frozen=True)
@@ -334,18 +336,32 @@ def eager(workload: Workload, threads: int) -> Built | Unavailable:
 
 
 def inductor(workload: Workload, threads: int) -> Built | Unavailable:
-    """`torch.compile` with its default backend and its freezing of weights, which needs a call without
-    gradients.
+    """`torch.compile` with its default backend; weights frozen, or not where only that fails (the coverage
+    says so).
     """
     from torch._inductor import config
 
     del threads
     module = torch_module(workload.target)
-    compiled = torch.compile(module, dynamic=True if workload.dims else None)
     # Freezing is process-wide state that other backends would see too; only the compiling call may see it.
-    with config.patch(freezing=True):
-        compiled(*workload.inputs)
-    return Built(lambda *inputs: flatten(compiled(*inputs)))
+    start = time.perf_counter()
+    try:
+        with config.patch(freezing=True):
+            return _compile_with_inductor(module, workload, False, "weights frozen", 0.0)
+    except Exception as error:  # noqa: BLE001 - its freezing pass fails on some models that it compiles without
+        note = f"weights not frozen ({one_line(error)})"
+        # Options of its own, or the code that Dynamo keeps for the failed attempt would be taken.
+        wasted = time.perf_counter() - start
+        return _compile_with_inductor(module, workload, True, note, wasted)
+
+
+def _compile_with_inductor(
+    module: torch.nn.Module, workload: Workload, again: bool, note: str, wasted: float
+) -> Built:
+    dynamic = True if workload.dims else None
+    compiled = torch.compile(module, dynamic=dynamic, options={"freezing": False} if again else None)
+    compiled(*workload.inputs)
+    return Built(lambda *inputs: flatten(compiled(*inputs)), lambda: note, wasted)
 
 
 def onnxruntime(workload: Workload, threads: int) -> Built | Unavailable:
@@ -435,13 +451,15 @@ def prepare(name: str, workload: Workload, threads: int, peer: Peer | None = Non
             built.call(*workload.inputs)
     except Exception as error:  # noqa: BLE001 - whatever a peer raises, it must not stop the others
         return Unavailable(one_line(error))
-    return Prepared(name, built.call, middle - start, end - middle, memory.bytes, built.coverage())
+    building = middle - start - built.wasted_seconds
+    return Prepared(name, built.call, building, end - middle, memory.bytes, built.coverage())
 
 
 def one_line(error: BaseException, width: int = 120) -> str:
-    """Type and first line of an error, at most `width` characters."""
+    """Type and first telling line of an error, at most `width` characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    telling = next((line for line in lines if not line.endswith(":")), "")
+    text = f"{type(error).__name__}: {telling}" if telling else type(error).__name__
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

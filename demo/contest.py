@@ -1,0 +1,114 @@
+"""The contestants of the demo: build each on each job, time them in turn, show one table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from tilewright import measure
+from tilewright.measure import Built, Prepared, Timing, Unavailable, Workload
+
+NAMES: Mapping[str, str] = {
+    "eager": "eager",
+    "inductor": "Inductor",
+    "onnxruntime": "onnxruntime",
+    "tilewright": "Tilewright",
+}
+OURS = "tilewright"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A workload with every contestant built on it, or the reason why it could not be."""
+
+    workload: Workload
+    contestants: Mapping[str, Prepared | Unavailable]
+
+    def ready(self) -> dict[str, Prepared]:
+        """The contestants that can run."""
+        return {name: item for name, item in self.contestants.items() if isinstance(item, Prepared)}
+
+    def why_not(self, name: str) -> str:
+        """Why a contestant cannot run; empty if it can."""
+        item = self.contestants[name]
+        return f"{self.workload.name}: {item.reason}" if isinstance(item, Unavailable) else ""
+
+
+def through_dynamo(workload: Workload, threads: int) -> Built | Unavailable:
+    """Our compiler through `torch.compile`, the way a module's user meets it."""
+    import tilewright
+
+    del threads
+    assert isinstance(workload.target, torch.nn.Module)
+    before = tilewright.stats()
+    compiled = torch.compile(workload.target, backend="tilewright", dynamic=True if workload.dims else None)
+
+    def coverage() -> str:
+        graphs = tilewright.stats().graphs - before.graphs
+        return f"{graphs} graph{'s' if graphs != 1 else ''}"
+
+    return Built(lambda *inputs: measure.flatten(compiled(*inputs)), coverage)
+
+
+def build(workload: Workload, threads: int, say: Say) -> Job:
+    """Build every contestant on a workload; one that fails is noted and the others go on."""
+    contestants: dict[str, Prepared | Unavailable] = {}
+    for name, title in NAMES.items():
+        say(f"{workload.name}: building {title}")
+        module = isinstance(workload.target, torch.nn.Module)
+        peer = through_dynamo if name == OURS and module else None
+        contestants[name] = measure.prepare(name, workload, threads, peer)
+    return Job(workload, contestants)
+
+
+def time_job(job: Job, threads: int, seconds: float, say: Say) -> dict[str, Timing]:
+    """Time the contestants of a job in turn, about `seconds` each."""
+    say(f"{job.workload.name}: timing {len(job.ready())} contestants in turn")
+    return measure.compare(job.ready(), job.workload, threads, seconds=seconds)
+
+
+def table(jobs: Sequence[tuple[Job, Mapping[str, Timing]]], threads: int) -> Table:
+    """One table: a section per job, a row per contestant."""
+    noun = "thread" if threads == 1 else "threads"
+    result = Table(title=f"CPU, fp32, {threads} {noun}, {measure.environment()['cpu']}", title_justify="left")
+    result.add_column("", no_wrap=True)
+    for column in ("first call", "p50", "p90", "/ eager", "peak mem"):
+        result.add_column(column, justify="right", no_wrap=True)
+    result.add_column("coverage", overflow="fold", min_width=16)
+    for job, timings in jobs:
+        sizes = "x".join(map(str, job.workload.inputs[0].shape))
+        result.add_row(f"[bold]{job.workload.name}[/bold]", *[""] * 5, sizes)
+        for name, title in NAMES.items():
+            result.add_row(*row(job, name, title, timings), end_section=name == OURS)
+    return result
+
+
+def row(job: Job, name: str, title: str, timings: Mapping[str, Timing]) -> list[str]:
+    """The cells of one contestant in one job."""
+    item = job.contestants[name]
+    if isinstance(item, Unavailable):
+        return [f"  {title}", "", "", "", "", "", escape(str(item))]
+    timing = timings[name]
+    against = f"{measure.ratio(timing, timings['eager']):.2f}" if "eager" in timings else ""
+    peak = "" if item.peak_bytes is None else f"{item.peak_bytes / 2**20:.0f} MiB"
+    times = [milliseconds(seconds) for seconds in (item.ready_seconds, timing.median, timing.percentile(90))]
+    return [f"  {title}", *times, against, peak, escape(item.coverage) or "-"]
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration with three significant digits, in s above one second, else in ms."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def quiet() -> None:
+    """Keep the libraries' chatter off the terminal; must run before they are imported."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,115 @@
+"""The demo's own parts: searching, the table, what counts as read. Runs without weights and without the network."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from demo import __main__ as main
+from demo import contest, ocr, search, weights
+from tilewright.measure import Prepared, Timing, Unavailable, Workload
+
+HERE = Path(main.HERE)
+
+
+class Encoder(torch.nn.Module):
+    """Stands for a transformer: the state of a token is its id and one."""
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, return_dict: bool
+    ) -> tuple[torch.Tensor]:
+        """States [n, length, 2]."""
+        return (torch.stack([input_ids.float(), torch.ones_like(input_ids).float()], -1),)
+
+
+def test_embedding_is_the_masked_mean_of_length_one() -> None:
+    ids, mask = torch.tensor([[2, 4, 99], [5, 99, 99]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    expected = torch.nn.functional.normalize(torch.tensor([[3.0, 1.0], [5.0, 1.0]]), dim=1)
+    torch.testing.assert_close(search.Embedder(Encoder())(ids, mask), expected)
+
+
+def test_best_matches_are_sorted_and_stable() -> None:
+    corpus = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]], np.float32)
+    found = search.best_matches(np.array([1.0, 0.0], np.float32), corpus, ("a", "b", "c"), count=2)
+    assert [(match.sentence, match.score) for match in found] == [("b", 1.0), ("c", 1.0)]
+
+
+def test_there_are_sentences_and_queries() -> None:
+    sentences = search.read_lines(HERE / "sentences.txt")
+    assert len(sentences) >= 40 and len(set(sentences)) == len(sentences)
+    assert len(search.read_lines(HERE / "queries.txt")) >= 3
+
+
+def test_picture_is_small_and_has_a_rotated_line() -> None:
+    from demo.draw_picture import LABELS, SIZE
+
+    with Image.open(HERE / "picture.png") as picture:
+        assert picture.size == SIZE
+    assert (HERE / "picture.png").stat().st_size < 300_000
+    assert tuple(label.text for label in LABELS) == search.read_lines(HERE / "expected.txt")
+    assert any(label.angle % 90 for label in LABELS) and len({label.font for label in LABELS}) >= 5
+
+
+def test_compare_lines_names_what_differs() -> None:
+    assert main.compare_lines(["a", "b"], ["a", "b"]) == []
+    assert main.compare_lines(["a", "x"], ["a", "b"]) == ["not read: 'b'", "read, but not drawn: 'x'"]
+
+
+def job(name: str) -> contest.Job:
+    prepared = Prepared("eager", lambda *inputs: inputs, 0.5, 1.5, 3 << 20, "")
+    missing = Unavailable("ImportError: no module [x]")
+    contestants = {"eager": prepared, "inductor": missing, "onnxruntime": missing, "tilewright": missing}
+    return contest.Job(Workload(name, torch.nn.Identity(), (torch.zeros(2, 3),)), contestants)
+
+
+def test_table_shows_missing_contestants_as_such() -> None:
+    item = job("first")
+    assert list(item.ready()) == ["eager"]
+    assert item.why_not("tilewright") == "first: ImportError: no module [x]" and item.why_not("eager") == ""
+    screen = Console(file=io.StringIO(), width=140)
+    screen.print(contest.table([(item, {"eager": Timing((0.012, 0.0125))})], 2))
+    assert isinstance(screen.file, io.StringIO)
+    text = screen.file.getvalue()
+    assert "2.0 s" in text and "12.2 ms" in text and "3 MiB" in text and "2x3" in text
+    assert text.count("not available: ImportError: no module [x]") == 3
+
+
+def test_reading_without_ours_falls_back_and_does_not_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ocr.Line("hello", 1.0, np.zeros((4, 2)))
+    monkeypatch.setattr(main, "read_with", lambda name, *rest: (line,))
+    Image.new("RGB", (8, 8)).save(tmp_path / "p.png")
+    verdict = main.judge_reading([job("first")], tmp_path / "p.png", tmp_path, tmp_path / "out", 1)
+    assert not verdict.agrees and "Tilewright could not run" in verdict.lines[-1]
+    assert (tmp_path / "out" / "annotated.png").exists()
+
+
+def test_plain_progress_prints_a_line_per_step() -> None:
+    screen = Console(file=io.StringIO(), width=80)
+    with main.progress(screen, 2) as say:
+        say("one")
+        say("two")
+    assert isinstance(screen.file, io.StringIO)
+    assert screen.file.getvalue() == ".. one\n.. two\n"
+
+
+have_weights = not any(weights.missing(package) for package in weights.PACKAGES)
+
+
+@pytest.mark.skipif(not have_weights, reason="the model files are not there yet: make demo downloads them")
+def test_the_picture_is_read_as_drawn() -> None:
+    pytest.importorskip("onnxruntime")
+    folder = weights.FOLDER / "ocr"
+    calls = [main.reference(Workload(name, folder / file, ()), 2) for name, file in main.PART_FILES.items()]
+    alphabet = ocr.characters(folder / main.PART_FILES["recognition"])
+    assert len(alphabet) == 6625 and alphabet[0] == "" and alphabet[-1] == " "
+    with Image.open(HERE / "picture.png") as picture:
+        lines = ocr.read(picture.convert("RGB"), main.models_of(calls), alphabet)
+    assert tuple(line.text for line in lines) == search.read_lines(HERE / "expected.txt")
