@@ -1,10 +1,20 @@
 """ATen overloads to declarations, one file per family, and the decompositions that torch does before them."""
 
-from . import contract, pointwise, reduce, view
+from . import attention, contract, index, pointwise, reduce, resample, view
 from .decompose import decompositions
 from .registry import TABLE, Call, Entry, NoDeclaration, lower, to_dtype, to_torch
 
+FAMILIES = (attention, contract, index, pointwise, reduce, resample, view)
+"""The files whose import fills the table."""
+
 __all__ = [
-    "TABLE", "Call", "Entry", "NoDeclaration", "contract", "decompositions", "lower", "pointwise", "reduce", "to_dtype",
-    "to_torch", "view",
-]  # fmt: skip
+    "FAMILIES",
+    "TABLE",
+    "Call",
+    "Entry",
+    "NoDeclaration",
+    "decompositions",
+    "lower",
+    "to_dtype",
+    "to_torch",
+]

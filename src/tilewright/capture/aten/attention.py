@@ -1,0 +1,71 @@
+"""Scaled dot product attention in all the forms that torch gives it."""
+
+from __future__ import annotations
+
+import torch
+
+from ...ir.dtype import Kind
+from ...ir.expr import Expr
+from ...ir.graph import Value
+from ...ir.ops import attention as ops
+from ...ir.ops import pointwise
+from ...ir.ops.view import squeeze
+from .registry import Call, NoDeclaration, Number, lower
+
+aten = torch.ops.aten
+
+
+def _scale(c: Call, q: Value, scale: Number | None) -> Expr | None:
+    return None if scale is None else c.number(scale, q.dtype.compute)
+
+
+def _attend(c: Call, q: Value, k: Value, v: Value, mask: Value | None, dropout: float, causal: bool,
+            scale: Number | None) -> tuple[Value, Value]:  # fmt: skip
+    if dropout:
+        raise NoDeclaration("random")
+    if len(q.shape) < 3 or q.dtype.kind is not Kind.FLOAT:
+        raise NoDeclaration("attention without heads")
+    return ops.attention(c.b, q, k, v, mask, causal, _scale(c, q, scale))
+
+
+@lower(aten._scaled_dot_product_flash_attention_for_cpu.default, reason="attention")
+def _flash_cpu(c: Call, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
+               attn_mask: Value | None = None, scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
+    out, total = _attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale)
+    if 1 not in c.used:
+        return out, None
+    return out, pointwise.narrow(c.b, squeeze(c.b, total, [-1]), c.results[1])
+
+
+@lower(aten.scaled_dot_product_attention.default, reason="attention")
+def _attention(c: Call, q: Value, k: Value, v: Value, attn_mask: Value | None = None, dropout_p: float = 0.0,
+               is_causal: bool = False, *, scale: Number | None = None, enable_gqa: bool = False) -> Value:  # fmt: skip
+    return _attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale)[0]
+
+
+def _device_form(c: Call, out: Value, total: Value) -> tuple[Value | None, ...]:
+    """Further results (statistics, random state) serve the backward pass only."""
+    if c.used - {0}:
+        raise NoDeclaration("attention statistics")
+    return (out, *[None] * (len(c.results) - 1))
+
+
+@lower(aten._scaled_dot_product_flash_attention.default, reason="attention")
+def _flash(c: Call, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False,
+           return_debug_mask: bool = False, *, scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
+    return _device_form(c, *_attend(c, q, k, v, None, dropout_p, is_causal, scale))
+
+
+@lower(
+    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default, reason="attention",
+)  # fmt: skip
+def _efficient(c: Call, q: Value, k: Value, v: Value, attn_bias: Value | None, compute_log_sumexp: bool = False,
+               dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+               scale: Number | None = None) -> tuple[Value | None, ...]:  # fmt: skip
+    return _device_form(c, *_attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale))
+
+
+@lower(aten._safe_softmax.default)
+def _safe_softmax(c: Call, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    return ops.safe_softmax(c.b, c.to(x, c.dtype), dim)

@@ -1,0 +1,50 @@
+"""Indexing by data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...ir.dtype import bool_, u8
+from ...ir.graph import Value
+from ...ir.ops import index as ops
+from .registry import Call, NoDeclaration, Number, lower
+
+aten = torch.ops.aten
+
+
+@lower(aten.embedding.default)
+def _embedding(c: Call, weight: Value, indices: Value, *_: object, **__: object) -> Value:
+    return ops.embedding(c.b, weight, indices)
+
+
+@lower(aten.index_select.default)
+def _index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
+    return ops.index_select(c.b, x, dim, index)
+
+
+@lower(aten.gather.default)
+def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    return ops.gather(c.b, x, dim, index)
+
+
+@lower(aten.take.default)
+def _take(c: Call, x: Value, index: Value) -> Value:
+    return ops.take(c.b, x, index)
+
+
+def _integers(indices: Sequence[Value | None]) -> Sequence[Value | None]:
+    if any(v is not None and v.dtype in (bool_, u8) for v in indices):
+        raise NoDeclaration("data-dependent shape")
+    return indices
+
+
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+    return ops.index(c.b, x, _integers(indices))
+
+
+@lower(aten._unsafe_masked_index.default)
+def _masked_index(c: Call, x: Value, mask: Value, indices: Sequence[Value | None], fill: Number) -> Value:
+    return ops.index(c.b, x, _integers(indices), mask, c.number(fill, x.dtype))

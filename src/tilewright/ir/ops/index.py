@@ -1,0 +1,109 @@
+"""Indices taken from data: an access map that contains a read. Bounds are checked where the read is performed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import dims
+from ..dtype import i64
+from ..expr import Expr, call, cast, read, where
+from ..graph import Builder, Value, broadcast, element
+from ..tensor import TensorExpr, output_axes
+from .common import Scalar, position, wrap
+from .view import reshape_index
+
+
+def _wrapped(place: Expr, size: Expr) -> Expr:
+    """A place counted from the end if it is negative."""
+    return where(call("lt", place, dims.ZERO), dims.add(place, size), place)
+
+
+def embedding(b: Builder, table: Value, index: Value) -> Value:
+    """Rows of `table` [rows, ..] at every element of `index`."""
+    axes = output_axes((*index.shape, *table.shape[1:]))
+    i = [position(a) for a in axes]
+    rank = len(index.shape)
+    row = cast(read(1, i[:rank], index.dtype), i64)
+    (out,) = b.emit("embedding", (table, index), TensorExpr(axes, (read(0, [row, *i[rank:]], table.dtype),)))
+    return out
+
+
+def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
+    """x with dim `dim` replaced by its elements at the places of the vector `index`."""
+    if not x.shape:
+        (out,) = b.emit("index_select", (x,), TensorExpr((), (read(0, (), x.dtype),)))
+        return out
+    at = wrap(dim, len(x.shape))
+    count = index.shape[0] if index.shape else dims.ONE
+    axes = output_axes((*x.shape[:at], count, *x.shape[at + 1 :]))
+    i = [position(a) for a in axes]
+    place = cast(read(1, [i[at]] if index.shape else [], index.dtype), i64)
+    body = read(0, [*i[:at], place, *i[at + 1 :]], x.dtype)
+    (out,) = b.emit("index_select", (x, index), TensorExpr(axes, (body,)))
+    return out
+
+
+def gather(b: Builder, x: Value, dim: int, index: Value) -> Value:
+    """out[i] = x[i with dim `dim` replaced by index[i]]."""
+    axes = output_axes(index.shape)
+    i = [position(a) for a in axes]
+    place = cast(read(1, i, index.dtype), i64)
+    if not x.shape:
+        body = read(0, (), x.dtype)
+    elif not index.shape:
+        body = read(0, [place], x.dtype)
+    else:
+        at = wrap(dim, len(x.shape))
+        body = read(0, [*i[:at], place, *i[at + 1 :]], x.dtype)
+    (out,) = b.emit("gather", (x, index), TensorExpr(axes, (body,)))
+    return out
+
+
+def take(b: Builder, x: Value, index: Value) -> Value:
+    """Elements of the flattened x at the places `index`, negative ones counted from the end."""
+    axes = output_axes(index.shape)
+    place = cast(read(1, [position(a) for a in axes], index.dtype), i64)
+    flat = _wrapped(place, dims.prod(x.shape))
+    body = read(0, reshape_index(x.shape, (dims.prod(x.shape),), (flat,)), x.dtype)
+    (out,) = b.emit("take", (x, index), TensorExpr(axes, (body,)))
+    return out
+
+
+def _layout(indices: Sequence[Value | None]) -> tuple[list[int], bool]:
+    """Indexed dims, and whether they stand side by side (else the indexed part of the result comes first)."""
+    taken = [d for d, index in enumerate(indices) if index is not None]
+    return taken, taken[-1] - taken[0] == len(taken) - 1
+
+
+def index(
+    b: Builder,
+    x: Value,
+    indices: Sequence[Value | None],
+    checked: Value | None = None,
+    fill: Scalar | None = None,
+) -> Value:
+    """x[indices] as numpy does: integer tensors broadcast together, None keeps a dim, negative places count from the
+    end. With the mask `checked` (of the broadcast shape's rank) elements outside it are `fill` and are not read."""
+    taken, together = _layout(indices)
+    given = [v for v in indices if v is not None]
+    common = broadcast(*[v.shape for v in given])
+    kept = [d for d in range(len(x.shape)) if d not in taken]
+    front = [d for d in kept if together and d < taken[0]]
+    back = [d for d in kept if d not in front]
+    shape = (*[x.shape[d] for d in front], *common, *[x.shape[d] for d in back])
+    axes = output_axes(shape)
+    i = [position(a) for a in axes]
+    middle = axes[len(front) : len(front) + len(common)]
+    place: dict[int, Expr] = {}
+    for k, d in enumerate(taken):
+        raw = cast(element(k + 1, given[k], middle), i64)
+        place[d] = raw if checked is not None else _wrapped(raw, x.shape[d])
+    place |= {d: i[k] for k, d in enumerate(front)}
+    place |= {d: i[len(front) + len(common) + k] for k, d in enumerate(back)}
+    body = read(0, [place[d] for d in range(len(x.shape))], x.dtype)
+    inputs = [x, *given]
+    if checked is not None and fill is not None:
+        body = where(element(len(inputs), checked, axes), body, fill)
+        inputs.append(checked)
+    (out,) = b.emit("index", inputs, TensorExpr(axes, (body,)))
+    return out

@@ -1,0 +1,158 @@
+"""Resampling. A scale is a ratio of integers, so source places are exact: (a * i + c) // d with weights from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from .. import dims
+from ..dtype import DType
+from ..expr import Expr, call, cast, const, narrow, read
+from ..graph import Builder, Value
+from ..tensor import TensorExpr, output_axes
+from .common import position
+from .view import replicated
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Source elements per output element: numerator / denominator, both positive index expressions."""
+
+    numerator: Expr
+    denominator: Expr
+
+
+def ratio_of(source: Expr, size: Expr, scale: float | None, align_corners: bool = False) -> Ratio:
+    """The ratio for a dim of `source` elements brought to `size`; `scale` is the factor that the caller stated."""
+    if align_corners:
+        if size is dims.ONE:
+            return Ratio(dims.ZERO, dims.ONE)
+        return Ratio(dims.sub(source, dims.ONE), dims.sub(size, dims.ONE))
+    if scale is not None and scale > 0:
+        exact = 1 / Fraction(scale).limit_denominator(1 << 16)
+        return Ratio(dims.integer(exact.numerator), dims.integer(exact.denominator))
+    whole, shrink = dims.exact_div(size, source), dims.exact_div(source, size)
+    if whole is not None and whole is not dims.ZERO:
+        return Ratio(dims.ONE, whole)
+    return Ratio(source, size) if shrink is None else Ratio(shrink, dims.ONE)
+
+
+def nearest(
+    b: Builder, x: Value, sizes: Sequence[Expr], ratios: Sequence[Ratio], centred: bool = False
+) -> Value:
+    """The source element at floor(i * ratio), or at floor((i + 1/2) * ratio) if `centred`, over the last dims."""
+    lead = len(x.shape) - len(sizes)
+    axes = output_axes((*x.shape[:lead], *sizes))
+    index = [position(a) for a in axes]
+    for k, ratio in enumerate(ratios):
+        i, d = index[lead + k], ratio.denominator
+        number = dims.mul(i, ratio.numerator)
+        if centred:
+            number, d = (
+                dims.add(dims.mul(number, dims.integer(2)), ratio.numerator),
+                dims.mul(d, dims.integer(2)),
+            )
+        place = dims.floordiv(number, d)
+        last = dims.sub(x.shape[lead + k], dims.ONE)
+        index[lead + k] = dims.minimum(place, last)
+    (out,) = b.emit("nearest", (x,), TensorExpr(axes, (read(0, index, x.dtype),)))
+    return out
+
+
+def _source(i: Expr, ratio: Ratio, align_corners: bool, clip: bool) -> tuple[Expr, Expr, Expr]:
+    """(floor of the source place, rest, denominator of the rest) for output place i; `clip` keeps it at 0 or above."""
+    number, d = dims.mul(i, ratio.numerator), ratio.denominator
+    if not align_corners:
+        number = dims.add(dims.mul(number, dims.integer(2)), ratio.numerator, dims.mul(d, dims.integer(-1)))
+        d = dims.mul(d, dims.integer(2))
+    if clip:
+        number = dims.maximum(number, dims.ZERO)
+    return dims.floordiv(number, d), dims.mod(number, d), d
+
+
+Taps = list[tuple[Expr, Expr]]
+
+
+def _linear_taps(i: Expr, size: Expr, ratio: Ratio, align_corners: bool, dtype: DType) -> Taps:
+    """The two (place, weight) pairs of linear interpolation along one dim."""
+    low, rest, d = _source(i, ratio, align_corners, clip=True)
+    if rest is dims.ZERO:
+        return [(replicated(low, size), const(1, dtype))]
+    weight = call("div", cast(rest, dtype), cast(d, dtype))
+    last = dims.sub(size, dims.ONE)
+    high = dims.minimum(dims.add(low, dims.ONE), last)
+    return [(dims.minimum(low, last), call("sub", const(1, dtype), weight)), (high, weight)]
+
+
+CUBIC = Fraction(-3, 4)
+"""The free parameter of the cubic convolution kernel (Keys 1981), as torch sets it."""
+
+
+def _cubic_taps(i: Expr, size: Expr, ratio: Ratio, align_corners: bool, dtype: DType) -> Taps:
+    """The four (place, weight) pairs of cubic convolution along one dim; places outside move to the border."""
+    low, rest, d = _source(i, ratio, align_corners, clip=False)
+    t = call("div", cast(rest, dtype), cast(d, dtype))
+    one, two = const(1, dtype), const(2, dtype)
+    weights = [
+        _outer(call("add", t, one)),
+        _inner(t),
+        _inner(call("sub", one, t)),
+        _outer(call("sub", two, t)),
+    ]
+    places = [replicated(dims.add(low, dims.integer(k - 1)), size) for k in range(4)]
+    return list(zip(places, weights, strict=True))
+
+
+def _polynomial(x: Expr, *coefficients: Fraction) -> Expr:
+    total = const(coefficients[0], x.dtype)
+    for c in coefficients[1:]:
+        total = call("mul", total, x)
+        if c:
+            total = call("add", total, const(c, x.dtype))
+    return total
+
+
+def _inner(x: Expr) -> Expr:
+    return _polynomial(x, CUBIC + 2, -(CUBIC + 3), Fraction(0), Fraction(1))
+
+
+def _outer(x: Expr) -> Expr:
+    return _polynomial(x, CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
+
+
+def interpolate(
+    b: Builder,
+    x: Value,
+    sizes: Sequence[Expr],
+    ratios: Sequence[Ratio],
+    align_corners: bool,
+    cubic: bool = False,
+) -> Value:
+    """Linear (any number of last dims) or cubic interpolation, separable: a sum over the taps of every dim."""
+    lead = len(x.shape) - len(sizes)
+    axes = output_axes((*x.shape[:lead], *sizes))
+    index = [position(a) for a in axes]
+    dtype = x.dtype.compute
+    taps_of: Callable[..., Taps] = _cubic_taps if cubic else _linear_taps
+    taps = [
+        taps_of(index[lead + k], x.shape[lead + k], ratio, align_corners, dtype)
+        for k, ratio in enumerate(ratios)
+    ]
+
+    def level(k: int, chosen: list[Expr]) -> Expr:
+        if k == len(taps):
+            return cast(read(0, [*index[:lead], *chosen], x.dtype), dtype)
+        terms = [_weighted(level(k + 1, [*chosen, place]), weight) for place, weight in taps[k]]
+        total = terms[0]
+        for t in terms[1:]:
+            total = call("add", total, t)
+        return total
+
+    name = "cubic" if cubic else "linear"
+    (out,) = b.emit(f"interpolate_{name}", (x,), TensorExpr(axes, (narrow(level(0, []), x.dtype),)))
+    return out
+
+
+def _weighted(e: Expr, weight: Expr) -> Expr:
+    return e if weight.op == "const" and weight.value == 1 else call("mul", e, weight)
