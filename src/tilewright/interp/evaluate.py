@@ -193,7 +193,7 @@ class TensorEvaluator:
         """`x` broadcast to `shape`, in storage of its own."""
         full = (1,) * (len(shape) - len(x.shape)) + x.shape
         index = tuple(np.zeros(n, np.int64) if full[k] == 1 else np.arange(n) for k, n in enumerate(shape))
-        x = x.reshape(*full)
+        x = x.reshape(full)
         return x if x.shape == shape else x[np.ix_(*index)]
 
     def _state(self, ranges: Ranges, reduction: Reduction) -> list[Array]:
