@@ -1,0 +1,1 @@
+"""Printing tile programs as source text."""

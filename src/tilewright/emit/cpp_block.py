@@ -1,0 +1,376 @@
+"""Statements as C++: neighbouring statements over the same block axes become one loop over its registers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import gcd, prod
+
+from tilewright.errors import UnsupportedError
+from tilewright.ir.expr import Axis, Expr, cost
+from tilewright.ir.program import (
+    Branch,
+    Check,
+    Collapse,
+    Compute,
+    Declare,
+    Dot,
+    Load,
+    Loop,
+    Stmt,
+    Store,
+    TileProgram,
+    Update,
+    Var,
+    defines,
+    expressions,
+    uses,
+)
+
+from .cpp_expr import Expressions, typed
+from .cpp_memory import Memory
+from .cpp_scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
+
+Dims = tuple[tuple[Axis, int], ...]
+UNROLLED_COST = 96
+"""Loops over registers are written out by the compiler while the copies cost fewer vector instructions than this."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Statements that share one loop nest over `dims` (block axes with tiles, the vector axis last; empty: scalars)."""
+
+    dims: Dims
+    body: list[Stmt] = field(default_factory=list)
+
+
+class Body:
+    """Prints the statements of one program."""
+
+    def __init__(
+        self,
+        program: TileProgram,
+        printer: Expressions,
+        memory: Memory,
+        collapse: Callable[[Body, Collapse], None],
+    ) -> None:
+        self.program = program
+        self.collapse = collapse
+        self.printer = printer
+        self.memory = memory
+        self.axes: dict[Axis, Binding] = {}
+        self.names: dict[Axis, str] = {}
+        self.tiles: dict[Axis, int] = {}
+        for loop in program.loops():
+            self.tiles[loop.axis] = max(loop.tile, self.tiles.get(loop.axis, 1))
+        self.uses: dict[int, int] = {}
+        for s in program.statements():
+            for v in set(uses(s)) | _updated(s):
+                self.uses[v] = self.uses.get(v, 0) + 1
+
+    @property
+    def lines(self) -> Lines:
+        """Where text goes."""
+        return self.printer.lines
+
+    # --- shapes ------------------------------------------------------------
+
+    def dims(self, axes: Sequence[Axis]) -> Dims:
+        """The block axes among `axes` with their tiles here, the vector axis last."""
+        out: list[tuple[Axis, int]] = []
+        for a in sorted(axes, key=lambda a: a == self.program.lane):
+            bound = self.axes.get(a)
+            tile = bound.tile if bound is not None else self.tiles.get(a, 1)
+            if tile > 1:
+                out.append((a, tile))
+        return tuple(out)
+
+    def lanes(self, dims: Dims) -> int:
+        """Elements of one register of a block (1: the block is made of scalars)."""
+        if not dims or dims[-1][0] != self.program.lane:
+            return 1
+        return gcd(dims[-1][1], self.printer.style.lanes)
+
+    def counts(self, dims: Dims) -> Dims:
+        """Registers along each axis of a block, axes with only one left out."""
+        lanes = self.lanes(dims)
+        out = [(a, t // lanes if lanes > 1 and a == self.program.lane else t) for a, t in dims]
+        return tuple((a, n) for a, n in out if n > 1)
+
+    def axis_name(self, axis: Axis) -> str:
+        """Our name of an axis."""
+        return self.names.setdefault(axis, f"a{len(self.names)}")
+
+    def place(self, var: Var, dims: Dims, array: bool) -> Place:
+        """Give `var` its name and remember where it lives."""
+        made = Place(f"v{var.id}", var, dims, array and bool(self.counts(dims)))
+        self.printer.places[var.id] = made
+        return made
+
+    def unit(self, dims: Dims) -> Unit:
+        """The unit of a block whose loops are open: `u<n>` are loop variables, `x<n>` values of block axes."""
+        lanes = self.lanes(dims)
+        values = {a: b.name for a, b in self.axes.items()}
+        index: dict[Axis, str] = {}
+        for a, _ in self.counts(dims):
+            number = self.axis_name(a)[1:]
+            index[a] = f"u{number}"
+            if a in values:
+                values[a] = f"x{number}"
+        return Unit(values, dims[-1][0] if lanes > 1 else None, str(lanes), index)
+
+    @contextmanager
+    def nest(self, dims: Dims, unroll: bool) -> Generator[None]:
+        """Open the loops over the registers of a block (none for one register), with their unit and scope."""
+        outer_unit, outer_scope = self.printer.unit, self.printer.scope
+        counts, unit, lanes = self.counts(dims), self.unit(dims), self.lanes(dims)
+        self.printer.unit = unit
+        if counts:
+            self.printer.scope = Scope(outer_scope, frozenset(a for a, _ in counts))
+        for a, n in counts:
+            u = unit.index[a]
+            if unroll:
+                self.lines.put(f"#pragma GCC unroll {n}")
+            self.lines.put(f"for (i64 {u} = 0; {u} < {n}; {u}++) {{")
+            self.lines.depth += 1
+        first = len(self.lines.lines)
+        for a, _ in counts:
+            if a in self.axes:
+                step = f" * {lanes}" if lanes > 1 and a == unit.lane else ""
+                self.lines.put(f"const i64 {unit.values[a]} = {self.axes[a].name} + {unit.index[a]}{step};")
+        yield
+        self._drop_unused(first, [unit.values[a] for a, _ in counts if a in self.axes])
+        for _ in counts:
+            self.lines.depth -= 1
+            self.lines.put("}")
+        self.printer.unit, self.printer.scope = outer_unit, outer_scope
+
+    def _drop_unused(self, first: int, names: Sequence[str]) -> None:
+        """Take back the definitions at line `first` of those `names` that no later line uses."""
+        lines = self.lines.lines
+        for k in reversed(range(len(names))):
+            if not re.search(rf"\b{names[k]}\b", "\n".join(lines[first + len(names) :])):
+                del lines[first + k]
+                names = [*names[:k], *names[k + 1 :]]
+
+    # --- runs --------------------------------------------------------------
+
+    def statement_dims(self, s: Stmt) -> Dims:
+        """The block over which a statement without a body works."""
+        match s:
+            case Load() | Compute():
+                return self.dims(s.var.axes)
+            case Declare() | Update():
+                return self.dims(s.vars[0].axes)
+            case Store() | Check():
+                return self.dims(s.axes)
+            case _:
+                return ()
+
+    def runs(self, body: Sequence[Stmt]) -> list[Run]:
+        """Statements in groups that may share loops, in an order with the same meaning."""
+        out: list[Run] = []
+        open_: Run | None = None
+        for s in body:
+            if isinstance(s, (Loop, Branch, Collapse, Dot)):
+                out.append(Run((), [s]))
+                open_ = None
+                continue
+            dims = self.statement_dims(s)
+            if open_ is not None and not dims and open_.dims and _may_precede(s, open_.body):
+                out.insert(len(out) - 1, Run((), [s]))
+                continue
+            if open_ is None or dims != open_.dims or _clashes(s, open_.body):
+                open_ = Run(dims)
+                out.append(open_)
+            open_.body.append(s)
+        return out
+
+    def body(self, body: Sequence[Stmt]) -> None:
+        """Print the statements of one block of the program, in a scope of their own."""
+        printer = self.printer
+        counts, scope = printer.counts, printer.scope
+        printer.counts = count_uses([e for s in body for e in expressions(s)])
+        printer.scope = Scope(scope)
+        printer.unit = self.unit(())
+        for run in self.runs(body):
+            first = run.body[0]
+            match first:
+                case Loop():
+                    self.loop(first)
+                case Branch():
+                    self.branch(first)
+                case Collapse():
+                    self.collapse(self, first)
+                case Dot():
+                    self.dot(first)
+                case _:
+                    self.run(run)
+                    continue
+            printer.scope.forget(printer.states)
+        printer.counts, printer.scope = counts, scope
+
+    def run(self, run: Run) -> None:
+        """Print one run."""
+        made = [v for s in run.body for v in defines(s)]
+        inside: dict[int, int] = {}
+        for s in run.body:
+            for v in set(uses(s)) | _updated(s):
+                inside[v] = inside.get(v, 0) + 1
+        for v in made:
+            kept = self.uses.get(v.id, 0) > inside.get(v.id, 0)
+            if self.place(v, run.dims, kept).array:
+                self.declare_array(v, run.dims)
+        registers = prod(n for _, n in self.counts(run.dims))
+        arrays = any(
+            self.printer.places[v].array for s in run.body for v in (*uses(s), *(d.id for d in defines(s)))
+        )
+        work = sum(cost(e) + 1 for s in run.body for e in expressions(s))
+        with self.nest(run.dims, registers <= 32 if arrays else registers * work <= UNROLLED_COST):
+            for s in run.body:
+                self.simple(s)
+        if self.counts(run.dims):
+            self.printer.scope.forget(self.printer.states)
+
+    def declare_array(self, var: Var, dims: Dims) -> None:
+        """Print the array of registers that holds a block."""
+        sizes = "".join(f"[{n}]" for _, n in self.counts(dims))
+        self.lines.put(f"{typed(var, self.printer.style, self.unit(dims))} v{var.id}{sizes};")
+
+    def define(self, var: Var, text: str, mutable: bool = False) -> None:
+        """Print the definition of this unit's part of `var`."""
+        place = self.printer.places[var.id]
+        if place.array:
+            self.lines.put(f"{self.printer.access(var.id)} = {bare(text)};")
+        else:
+            kind = typed(var, self.printer.style, self.printer.unit)
+            self.lines.put(f"{'' if mutable else 'const '}{kind} {place.name} = {bare(text)};")
+
+    def value(self, e: Expr, var: Var) -> str:
+        """`e` as what a register of `var` holds in this unit."""
+        lane = self.printer.unit.lane
+        return self.printer.vector(e) if lane is not None and lane in var.axes else self.printer.scalar(e)
+
+    def simple(self, s: Stmt) -> None:
+        """Print a statement without a body, for this unit."""
+        match s:
+            case Load():
+                self.define(s.var, self.memory.load(s))
+            case Compute():
+                self.define(s.var, self.value(s.expr, s.var))
+            case Declare():
+                texts = [self.value(e, v) for e, v in zip(s.values, s.vars, strict=True)]
+                for v, text in zip(s.vars, texts, strict=True):
+                    self.define(v, text, mutable=True)
+                self.printer.states |= {v.id for v in s.vars}
+            case Update():
+                self.update(s)
+            case Store():
+                self.memory.store(s)
+            case Check():
+                self.memory.check(s)
+            case _:
+                raise UnsupportedError(f"statement {type(s).__name__} inside a block", phase="emit")
+
+    def update(self, s: Update) -> None:
+        """Print the assignment of new values to states, all at once."""
+        guard = self.memory.guard(s.mask)
+        mask = self.memory.lanes_of(guard)
+        texts: list[str] = []
+        for v, e in zip(s.vars, s.values, strict=True):
+            text = bare(self.value(e, v))
+            if mask is not None:
+                text = f"select({bare(mask)}, {text}, {self.printer.access(v.id)})"
+            texts.append(text)
+        if len(s.vars) > 1:
+            for k, (v, text) in enumerate(zip(s.vars, texts, strict=True)):
+                name = self.printer.fresh()
+                self.lines.put(f"const {typed(v, self.printer.style, self.printer.unit)} {name} = {text};")
+                texts[k] = name
+        pairs = [f"{self.printer.access(v.id)} = {t};" for v, t in zip(s.vars, texts, strict=True)]
+        if guard.when is None:
+            for pair in pairs:
+                self.lines.put(pair)
+        else:
+            self.lines.put(f"if ({bare(guard.when)}) {{ {' '.join(pairs)} }}")
+        self.printer.scope.forget({v.id for v in s.vars})
+
+    # --- structure -----------------------------------------------------------
+
+    def loop(self, s: Loop) -> None:
+        """Print a loop."""
+        name = self.axis_name(s.axis)
+        start, stop = bare(self.printer.scalar(s.start)), bare(self.printer.scalar(s.stop))
+        if not stop.isalnum():
+            limit = self.printer.fresh()
+            self.lines.put(f"const i64 {limit} = {stop};")
+            stop = limit
+        step = f"{name}++" if s.tile == 1 else f"{name} += {s.tile}"
+        with self.lines.block(f"for (i64 {name} = {start}; {name} < {stop}; {step})"):
+            self.axes[s.axis] = Binding(name, s.tile)
+            self.body(s.body)
+            del self.axes[s.axis]
+        self.printer.unit = self.unit(())
+
+    def branch(self, s: Branch) -> None:
+        """Print a branch."""
+        condition = bare(self.printer.scalar(s.condition))
+        with self.lines.block(f"if ({condition})", "}" if not s.orelse else "} else {"):
+            self.body(s.body)
+        if s.orelse:
+            self.lines.depth += 1
+            self.body(s.orelse)
+            self.lines.depth -= 1
+            self.lines.put("}")
+        self.printer.unit = self.unit(())
+
+    def dot(self, s: Dot) -> None:
+        """Print a product of blocks, summed over one axis, as a loop over registers."""
+        dims = self.dims(s.acc.axes)
+        steps = dict(self.dims((s.k,))).get(s.k, 1)
+        spans = s.k in s.a.axes and steps > 1
+        u = f"u{self.axis_name(s.k)[1:]}"
+        if spans:
+            self.lines.put(f"for (i64 {u} = 0; {u} < {steps}; {u}++) {{")
+            self.lines.depth += 1
+        with self.nest(dims, prod(n for _, n in self.counts(dims)) <= 32):
+            unit = self.printer.unit
+            if spans:
+                self.printer.unit = unit = replace(unit, index={**unit.index, s.k: u})
+            a, b = (self._operand(v, unit) for v in (s.a, s.b))
+            self.lines.put(f"{self.printer.access(s.acc.id)} = {self.printer.access(s.acc.id)} + {a} * {b};")
+        if spans:
+            self.lines.depth -= 1
+            self.lines.put("}")
+
+    def _operand(self, v: Var, unit: Unit) -> str:
+        text = self.printer.access(v.id)
+        if unit.lane is None or unit.lane in v.axes:
+            return text
+        return self.printer.splat(v.dtype, text)
+
+
+def _updated(s: Stmt) -> set[int]:
+    return {v.id for v in s.vars} if isinstance(s, Update) else set()
+
+
+def _may_precede(s: Stmt, run: Sequence[Stmt]) -> bool:
+    """Whether a scalar statement may move before `run`: it reads nothing from it and no store may change it."""
+    if not isinstance(s, (Load, Compute)):
+        return False
+    made = {v.id for r in run for v in defines(r)}
+    if made & set(uses(s)):
+        return False
+    return isinstance(s, Compute) or not any(isinstance(r, Store) for r in run)
+
+
+def _clashes(s: Stmt, run: Sequence[Stmt]) -> bool:
+    """Whether `s` may touch memory that the run stores to at another place (registers are done one by one)."""
+    if not isinstance(s, (Load, Store)):
+        return False
+    return any(isinstance(r, Store) and r.buffer == s.buffer and r.offset is not s.offset for r in run) or (
+        isinstance(s, Store)
+        and any(isinstance(r, Load) and r.buffer == s.buffer and r.offset is not s.offset for r in run)
+    )

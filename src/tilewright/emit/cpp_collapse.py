@@ -1,0 +1,171 @@
+"""Merging the states of a block over one axis, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.dims import ONE
+from tilewright.ir.expr import Axis
+from tilewright.ir.program import Collapse, Var, value_of
+from tilewright.ir.reduction import Reduction
+
+from .cpp_block import Body
+from .cpp_expr import INFIX, TRUTH, Expressions, typed
+from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, count_uses
+
+ACROSS = {"add": "reduce_add", "mul": "reduce_mul", "maximum": "reduce_max", "minimum": "reduce_min"}
+TRUTHS = {"or": "any", "maximum": "any", "add": "any", "and": "all", "minimum": "all", "mul": "all"}
+INLINE_TREE = 8
+"""Most registers that are merged in one expression."""
+
+
+def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
+    """Print `s`: registers first (pairwise, or in order for tuples), then the lanes of the last one."""
+    printer = body.printer
+    dims = body.dims(s.vars[0].axes)
+    across = s.axis == body.program.lane and body.lanes(body.dims((s.axis,))) > 1
+    for v in s.vars:
+        if body.place(v, dims, array=True).array:
+            body.declare_array(v, dims)
+    with body.nest(dims, unroll=False):
+        if across:
+            _across_lanes(body, s, helpers)
+        else:
+            _in_order(body, s)
+    printer.scope.forget(printer.states)
+
+
+def _registers(body: Body, s: Collapse, part: Var) -> list[str]:
+    """The registers of one state along the collapsed axis, for the open unit."""
+    count = dict(body.counts(body.printer.places[part.id].dims)).get(s.axis, 1)
+    outer = body.printer.unit
+    found: list[str] = []
+    for k in range(count):
+        index = {**outer.index, s.axis: str(k)} if count > 1 else outer.index
+        body.printer.unit = Unit(outer.values, outer.lane, outer.lanes, index)
+        found.append(body.printer.access(part.id))
+    body.printer.unit = outer
+    return found
+
+
+def _across_lanes(body: Body, s: Collapse, helpers: Helpers) -> None:
+    op, truth = s.reduction.combiner, s.vars[0].dtype.name == "bool"
+    function = (TRUTHS if truth else ACROSS).get(op or "")
+    registers = [_registers(body, s, part) for part in s.parts]
+    if function is not None and op is not None and len(registers[0]) <= INLINE_TREE:
+        body.define(s.vars[0], f"{function}({bare(_tree(op, truth, registers[0]))})")
+        return
+    helper = helpers.number(s.reduction)
+    names = [body.printer.fresh() for _ in s.parts]
+    lanes = str(body.lanes(body.dims((s.axis,))))
+    for name, part, own in zip(names, s.parts, registers, strict=True):
+        body.lines.put(f"{body.printer.style.vector(part.dtype, lanes)} {name} = {own[0]};")
+    for k in range(1, len(registers[0])):
+        body.lines.put(f"merge{helper}({', '.join(names + [own[k] for own in registers])});")
+    results = [body.printer.access(v.id) for v in s.vars]
+    for v in s.vars:
+        if not body.printer.places[v.id].array:
+            body.lines.put(f"{typed(v, body.printer.style, body.printer.unit)} v{v.id};")
+    body.lines.put(f"lanes{helper}({', '.join(names + results)});")
+
+
+def _tree(op: str, truth: bool, terms: list[str]) -> str:
+    if len(terms) == 1:
+        return terms[0]
+    half = (len(terms) + 1) // 2
+    return _join(op, truth, _tree(op, truth, terms[:half]), _tree(op, truth, terms[half:]))
+
+
+def _join(op: str, truth: bool, a: str, b: str) -> str:
+    if truth and op in TRUTH:
+        return TRUTH[op].format(a=a, b=b, n="~")
+    return f"({a} {INFIX[op]} {b})" if op in INFIX else f"{op}({bare(a)}, {bare(b)})"
+
+
+def _in_order(body: Body, s: Collapse) -> None:
+    """Merge along an axis that is not vectorised: a loop over its index."""
+    printer, unit = body.printer, body.printer.unit
+    dims = printer.places[s.parts[0].id].dims
+    count = dict(body.counts(dims)).get(s.axis, 1)
+    u = f"u{body.axis_name(s.axis)[1:]}"
+    for v, part in zip(s.vars, s.parts, strict=True):
+        printer.unit = Unit(
+            unit.values, unit.lane, unit.lanes, {**unit.index, s.axis: "0"} if count > 1 else unit.index
+        )
+        first = printer.access(part.id)
+        printer.unit = unit
+        body.define(v, first, mutable=True)
+    if count == 1:
+        return
+    with body.lines.block(f"for (i64 {u} = 1; {u} < {count}; {u}++)"):
+        outer, counts = printer.scope, printer.counts
+        printer.scope = Scope(outer)
+        printer.unit = Unit(unit.values, unit.lane, unit.lanes, {**unit.index, s.axis: u})
+        merged = s.reduction.merged([value_of(v) for v in s.vars], [value_of(p) for p in s.parts])
+        printer.counts = count_uses(merged)
+        printer.states |= {v.id for v in s.vars}
+        texts = [body.value(e, v) for e, v in zip(merged, s.vars, strict=True)]
+        names = [printer.fresh() for _ in texts] if len(texts) > 1 else []
+        for v, name, text in zip(s.vars, names, texts, strict=False):
+            body.lines.put(f"const {typed(v, printer.style, unit)} {name} = {bare(text)};")
+        for v, text in zip(s.vars, names or texts, strict=True):
+            body.lines.put(f"{printer.access(v.id)} = {bare(text)};")
+        printer.scope, printer.unit, printer.counts = outer, unit, counts
+
+
+class Helpers:
+    """Functions that merge tuple states, printed once per translation unit."""
+
+    def __init__(self, style: Style) -> None:
+        self.style = style
+        self.numbers: dict[Reduction, int] = {}
+
+    def number(self, reduction: Reduction) -> int:
+        """The number of the functions `merge<n>` and `lanes<n>` of a reduction."""
+        return self.numbers.setdefault(reduction, len(self.numbers))
+
+    def text(self) -> str:
+        """All functions asked for."""
+        return "".join(self._functions(n, r) for r, n in self.numbers.items())
+
+    def _functions(self, number: int, reduction: Reduction) -> str:
+        lines = Lines()
+        printer = Expressions(self.style, {}, lines)
+        lane = Axis("lane", ONE)
+        printer.unit = Unit({}, lane, "L")
+        sides: dict[str, list[Var]] = {"a": [], "b": []}
+        for side in sides:
+            for k, dtype in enumerate(reduction.state):
+                var = Var(len(printer.places), dtype, (lane,))
+                printer.places[var.id] = Place(f"{side}{k}", var, ((lane, 2),), False)
+                sides[side].append(var)
+        kinds = [self.style.vector(d, "L") for d in reduction.state]
+        scalars = [self.style.scalar(d) for d in reduction.state]
+        into = ", ".join(f"{t}& a{k}" for k, t in enumerate(kinds))
+        new = ", ".join(f"{t} b{k}" for k, t in enumerate(kinds))
+        with lines.block(f"template <int L> TW_INLINE void merge{number}({into}, {new})"):
+            merged = reduction.merged([value_of(v) for v in sides["a"]], [value_of(v) for v in sides["b"]])
+            printer.counts = count_uses(merged)
+            for k, e in enumerate(merged):
+                lines.put(f"const {kinds[k]} r{k} = {bare(printer.vector(e))};")
+            for k in range(len(merged)):
+                lines.put(f"a{k} = r{k};")
+        _lanes_function(lines, number, kinds, scalars)
+        return lines.text()
+
+
+def _lanes_function(lines: Lines, number: int, kinds: Sequence[str], scalars: Sequence[str]) -> None:
+    count = range(len(kinds))
+    values = ", ".join(f"{t} a{k}" for k, t in enumerate(kinds))
+    out = ", ".join(f"{t}& o{k}" for k, t in enumerate(scalars))
+    with lines.block(f"template <int L> TW_INLINE void lanes{number}({values}, {out})"):
+        with lines.block("if constexpr (L == 1)", "} else {"):
+            for k in count:
+                lines.put(f"o{k} = first(a{k});")
+        lines.depth += 1
+        for k in count:
+            lines.put(f"auto h{k} = lo(a{k});")
+        lines.put(f"merge{number}({', '.join([*(f'h{k}' for k in count), *(f'hi(a{k})' for k in count)])});")
+        lines.put(f"lanes{number}({', '.join([*(f'h{k}' for k in count), *(f'o{k}' for k in count)])});")
+        lines.depth -= 1
+        lines.put("}")

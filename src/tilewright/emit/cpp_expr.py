@@ -1,0 +1,373 @@
+"""Expressions as C++: one operator or one function of the vector header per scalar operation."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+
+from tilewright.errors import UnsupportedError
+from tilewright.ir import dims
+from tilewright.ir.dtype import DType, Kind, bool_, i64
+from tilewright.ir.expr import Axis, Expr, Symbol, axes_of
+from tilewright.ir.program import Var
+
+from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, variables
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^", "eq": "==", "ne": "!=",
+         "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
+TRUTH = {"add": "({a} | {b})", "mul": "({a} & {b})", "maximum": "({a} | {b})", "minimum": "({a} & {b})",
+         "eq": "({n}({a} ^ {b}))", "ne": "({a} ^ {b})", "lt": "(({n}{a}) & {b})", "le": "(({n}{a}) | {b})",
+         "gt": "({a} & ({n}{b}))", "ge": "({a} | ({n}{b}))"}  # fmt: skip
+FUNCTIONS = {
+    "shl": "shift_left",
+    "shr": "shift_right",
+    "round": "round_even",
+    "isnan": "is_nan",
+    "isinf": "is_inf",
+}
+DIVISIONS = {"floordiv": ("div_floor", "floor_divide"), "mod": ("mod_floor", "remainder"),
+             "truncdiv": ("div_trunc", "trunc_divide"), "fmod": ("mod_trunc", "fmod")}  # fmt: skip
+MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+INT32 = 1 << 31
+
+
+def fits_int32(e: Expr) -> bool:
+    """Whether index expression `e` is proved to lie in the range of a 32-bit integer."""
+    low, high = dims.int_range(e)
+    return low is not None and high is not None and -INT32 <= low and high < INT32
+
+
+def function(e: Expr) -> str:
+    """The function that computes operation `e`, for scalars and registers alike."""
+    if e.op in DIVISIONS:
+        return DIVISIONS[e.op][e.args[0].dtype.is_float]
+    return FUNCTIONS.get(e.op, e.op)
+
+
+def float_literal(value: float, single: bool) -> str:
+    """The C++ literal of the nearest float (`single`) or double."""
+    suffix = "f" if single else ""
+    if math.isnan(value):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(value):
+        return ("-" if value < 0 else "") + f"__builtin_inf{suffix}()"
+    if not single:
+        return repr(value)
+    try:
+        rounded = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return float_literal(math.copysign(math.inf, value), single)
+    text = next(
+        t for t in (f"{rounded:.{d}g}" for d in range(1, 18)) if float(t) == value or _same_single(t, rounded)
+    )
+    return (text if "." in text or "e" in text else text + ".0") + suffix
+
+
+def _same_single(text: str, rounded: float) -> bool:
+    try:
+        return struct.unpack("f", struct.pack("f", float(text)))[0] == rounded
+    except OverflowError:
+        return False
+
+
+class Expressions:
+    """Prints expressions at the current `unit`; shared sub-expressions become locals of the current `scope`."""
+
+    def __init__(self, style: Style, symbols: Mapping[str, str], lines: Lines) -> None:
+        self.style = style
+        self.symbols = symbols
+        self.lines = lines
+        self.places: dict[int, Place] = {}
+        self.states: set[int] = set()
+        self.unit = Unit({})
+        self.scope = Scope()
+        self.counts: Counter[Expr] = Counter()
+        self._next = 0
+        self._facts: dict[Expr, tuple[set[Axis], set[int]]] = {}
+
+    # --- facts -----------------------------------------------------------
+
+    def facts(self, e: Expr) -> tuple[set[Axis], set[int]]:
+        """The axes and the values that `e` reads."""
+        found = self._facts.get(e)
+        if found is None:
+            axes = {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
+            found = self._facts[e] = (axes, variables(e))
+        return found
+
+    def varies(self, e: Expr) -> bool:
+        """Whether `e` differs between the lanes of this unit."""
+        if self.unit.lane is None:
+            return False
+        axes, values = self.facts(e)
+        return self.unit.lane in axes or any(self._spans_lane(v) for v in values)
+
+    def data_varies(self, e: Expr) -> bool:
+        """Whether `e` reads a value that differs between the lanes of this unit."""
+        return self.unit.lane is not None and any(self._spans_lane(v) for v in self.facts(e)[1])
+
+    def _spans_lane(self, value: int) -> bool:
+        return any(a == self.unit.lane for a, _ in self.places[value].dims)
+
+    # --- values ----------------------------------------------------------
+
+    def access(self, value: int) -> str:
+        """The register (or scalar) that holds this unit's part of a value."""
+        place = self.places[value]
+        if not place.array:
+            return place.name
+        return place.name + "".join(f"[{self.unit.index[a]}]" for a, _ in place.dims if a in self.unit.index)
+
+    def fresh(self) -> str:
+        """A new name for a local."""
+        self._next += 1
+        return f"t{self._next}"
+
+    def scalar(self, e: Expr) -> str:
+        """`e` as one value; the vector axis stands for its first value in this unit."""
+        return self._shared(e, False)
+
+    def vector(self, e: Expr) -> str:
+        """`e` as one register of this unit; without a vector axis the same as `scalar`."""
+        if self.unit.lane is None:
+            return self.scalar(e)
+        if not self.varies(e):
+            return self.splat(e.dtype, bare(self.scalar(e)))
+        return self._shared(e, True)
+
+    def splat(self, dtype: DType, text: str) -> str:
+        """A scalar text in every lane."""
+        lanes = self.unit.lanes
+        if dtype.kind is Kind.BOOL:
+            return f"splat_mask<{lanes}>({text})"
+        return f"splat<{self.style.scalar(dtype)}, {lanes}>({text})"
+
+    def _shared(self, e: Expr, wide: bool) -> str:
+        if not e.args:
+            return self._leaf(e, wide)
+        name = self._known(e, wide)
+        if name is None:
+            text = self._call_vector(e) if wide else self._call_scalar(e)
+            if self.counts[e] < 2:
+                return text
+            name = self.fresh()
+            kind = self.style.vector(e.dtype, self.unit.lanes) if wide else self.style.scalar(e.dtype)
+            self.lines.put(f"const {kind} {name} = {bare(text)};")
+            self.scope.names[e, wide] = name
+        return name
+
+    def _known(self, e: Expr, wide: bool) -> str | None:
+        axes, values = self.facts(e)
+        scope: Scope | None = self.scope
+        while scope is not None:
+            if (e, wide) in scope.names:
+                return scope.names[e, wide]
+            if values & self.states or axes & scope.own:
+                return None
+            scope = scope.parent
+        return None
+
+    def _leaf(self, e: Expr, wide: bool) -> str:
+        value = e.value
+        if e.op == "var" and isinstance(value, int):
+            return self.access(value)
+        if isinstance(value, Symbol):
+            return self.symbols[value.name]
+        if isinstance(value, Axis):
+            text = self.unit.values[value]
+            return f"iota<i64, {self.unit.lanes}>({text})" if wide else text
+        if e.op == "const":
+            return self.literal(e)
+        raise UnsupportedError(f"no C++ for a leaf {e.op}", phase="emit")
+
+    def literal(self, e: Expr) -> str:
+        """A constant."""
+        value = e.value
+        assert isinstance(value, (bool, int, float, Fraction))
+        if e.dtype.kind is Kind.BOOL:
+            return "true" if value else "false"
+        if e.dtype.is_float and self.style.exact:
+            return self._exact_literal(value)
+        if e.dtype.is_float:
+            return float_literal(float(value), e.dtype.bytes < 8)
+        if value == -(1 << 63):
+            return "(-9223372036854775807 - 1)"
+        text = f"{int(value)}" if value >= 0 else f"({int(value)})"
+        return text if e.dtype.bytes >= 4 else f"{self.style.scalar(e.dtype)}({int(value)})"
+
+    def _exact_literal(self, value: float | Fraction) -> str:
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"exact_shadow({float_literal(value, False)})"
+        fraction = Fraction(value)
+        top, bottom = fraction.numerator, fraction.denominator
+        if max(abs(top), bottom) < 1 << 62:
+            return f"exact_ratio({top}, {bottom})"
+        residues = ", ".join(str(top * pow(bottom, -1, p) % p) for p in EXACT_PRIMES)
+        return f"exact_words({float_literal(float(value), False)}, {residues})"
+
+    # --- operations --------------------------------------------------------
+
+    def _call_scalar(self, e: Expr) -> str:
+        if e.op in ("cast", "narrow"):
+            return self._scalar_cast(e)
+        if e.dtype is i64 and e.op == "add":
+            return self._sum(e)
+        if e.dtype is i64 and e.op == "mul" and dims.static(e.args[1]) == -1:
+            return f"(-{self.scalar(e.args[0])})"
+        args = [self.scalar(a) for a in e.args]
+        if e.dtype is i64 and e.op in ("floordiv", "mod"):
+            return self._index_division(e, args)
+        if e.op == "where":
+            return f"({bare(args[0])} ? {args[1]} : {args[2]})"
+        text = self._operation(e, args, False)
+        if e.dtype.bytes < 4 and e.dtype.kind in (Kind.INT, Kind.UINT):
+            return f"{self.style.scalar(e.dtype)}({bare(text)})"  # C++ computes these in int
+        return text
+
+    def _sum(self, e: Expr) -> str:
+        """An index sum as `a + b - c`."""
+        plus: list[str] = []
+        minus: list[str] = []
+        stack = [e]
+        while stack:
+            x = stack.pop()
+            if x.op == "add" and (x is e or (self.counts[x] < 2 and self._known(x, False) is None)):
+                stack += [x.args[1], x.args[0]]
+                continue
+            factor = x.args[1] if x.op == "mul" else x
+            number = factor.value if factor.op == "const" else 0
+            if isinstance(number, int) and number < 0:
+                size = dims.integer(-number)
+                minus.append(str(-number) if x is factor else self.scalar(dims.mul(x.args[0], size)))
+            else:
+                plus.append(self.scalar(x))
+        return f"({' - '.join([' + '.join(plus) or '0', *minus])})"
+
+    def _index_division(self, e: Expr, args: list[str]) -> str:
+        name = function(e)
+        if dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1):
+            name = "div_natural" if e.op == "floordiv" else "mod_natural"
+        return f"{name}({bare(args[0])}, {bare(args[1])})"
+
+    def _scalar_cast(self, e: Expr) -> str:
+        source, text = e.args[0].dtype, bare(self.scalar(e.args[0]))
+        if self.style.exact and (source.is_float or e.dtype.is_float):
+            if source.is_float and e.dtype.is_float:
+                return text
+            return (
+                f"exact_from({text})"
+                if e.dtype.is_float
+                else f"exact_to<{self.style.scalar(e.dtype)}>({text})"
+            )
+        return f"to<{self.style.memory(e.dtype)}>({text})"
+
+    def _call_vector(self, e: Expr) -> str:
+        if e.op in MIRROR and e.args[0].dtype is i64:
+            return self._compare_lanes(e)
+        if e.op in ("cast", "narrow"):
+            of = e.args[0]
+            text = self.narrow_index(of) if of.dtype is i64 and self._plain_index(of) else self.vector(of)
+            return f"convert<{self.style.memory(e.dtype)}>({bare(text)})"
+        if e.dtype is i64 and self._plain_index(e):
+            return f"recast<i64>({bare(self.narrow_index(e))})"
+        if e.op == "where" and not self.varies(e.args[0]):
+            return f"({bare(self.scalar(e.args[0]))} ? {self.vector(e.args[1])} : {self.vector(e.args[2])})"
+        args = [self.vector(a) for a in e.args]
+        if e.op == "where":
+            return f"select({', '.join(bare(a) for a in args)})"
+        return self._operation(e, args, True)
+
+    def _operation(self, e: Expr, args: list[str], wide: bool) -> str:
+        """`e` over texts of its arguments: registers (`wide`) or scalars."""
+        source = e.args[0].dtype
+        if source is bool_ and e.op in TRUTH:
+            return TRUTH[e.op].format(a=args[0], b=args[1], n="~" if wide else "!")
+        if e.op == "div" and not source.is_float:
+            raise UnsupportedError(
+                "true division of integers", phase="emit", hint="cast the operands to a float first"
+            )
+        if e.op in INFIX:
+            return f"({args[0]} {INFIX[e.op]} {args[1]})"
+        if e.op == "neg":
+            return f"(-{args[0]})"
+        if e.op == "not":
+            return f"({'!' if source is bool_ and not wide else '~'}{args[0]})"
+        return f"{function(e)}({', '.join(bare(a) for a in args)})"
+
+    # --- index vectors -------------------------------------------------------
+
+    def _plain_index(self, e: Expr) -> bool:
+        """Whether lanes of `e` may be computed in 32 bits: an index expression, all proved small."""
+        return self.varies(e) and not self.data_varies(e) and fits_int32(e)
+
+    def narrow_index(self, e: Expr) -> str:
+        """Lanes of the i64 expression `e`, which fits, as 32-bit integers."""
+        lanes = self.unit.lanes
+        if not self.varies(e):
+            return f"splat<i32, {lanes}>({bare(self.scalar(e))})"
+        if isinstance(e.value, Axis):
+            return f"iota<i32, {lanes}>({self.unit.values[e.value]})"
+        if e.op in ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum") and all(
+            map(fits_int32, e.args)
+        ):
+            args = [self.narrow_index(a) for a in e.args]
+            if e.op in INFIX:
+                return f"({args[0]} {INFIX[e.op]} {args[1]})"
+            return f"{function(e)}({bare(args[0])}, {bare(args[1])})"
+        return f"recast<i32>({bare(self._shared(e, True))})"
+
+    def lane_bound(self, e: Expr) -> tuple[str, str] | None:
+        """A comparison of indices as ("below", n): it holds in the first n lanes; ("from", n): in all others; ("at", n)
+        or ("not at", n): in that lane or all others. None if it is nothing of the kind."""
+        lane = self.unit.lane
+        if lane is None or e.op not in MIRROR or e.args[0].dtype is not i64 or self.facts(e)[1]:
+            return None
+        op, leaf = e.op, dims.coefficient(dims.sub(e.args[0], e.args[1]), _leaf_of(e, lane))
+        step = None if leaf is None else dims.static(leaf)
+        if step not in (1, -1):
+            return None
+        left, right = e.args
+        if step == -1:
+            left, right, op = right, left, MIRROR[op]
+        far = dims.sub(right, left)  # lane < far, and so on, counted from the first lane of this unit
+        if op in ("le", "gt"):
+            far = dims.add(far, dims.ONE)
+        kind = {"lt": "below", "le": "below", "gt": "from", "ge": "from", "eq": "at", "ne": "not at"}[op]
+        return kind, bare(self.scalar(far))
+
+    def _compare_lanes(self, e: Expr) -> str:
+        bound = self.lane_bound(e)
+        if bound is not None:
+            return self.bound_mask(bound)
+        if all(not self.data_varies(a) and fits_int32(a) for a in e.args):
+            args = [self.narrow_index(a) for a in e.args]
+        else:
+            args = [self.vector(a) for a in e.args]
+        return f"({args[0]} {INFIX[e.op]} {args[1]})"
+
+    def bound_mask(self, bound: tuple[str, str]) -> str:
+        """The mask of a `lane_bound`."""
+        kind, n = bound
+        lanes = self.unit.lanes
+        if kind in ("below", "from"):
+            text = f"first_lanes<{lanes}>({n})"
+        else:
+            text = f"only_lane<{lanes}>({n})"
+        return f"(~{text})" if kind in ("from", "not at") else text
+
+
+def _leaf_of(e: Expr, axis: Axis) -> Expr:
+    return next((x for x in axes_of(e) if x.value == axis), dims.ZERO)
+
+
+EXACT_PRIMES = (4503599627370353, 6 * 4503599627370353 + 1, 12 * (6 * 4503599627370353 + 1) + 1)
+
+
+def typed(var: Var, style: Style, unit: Unit) -> str:
+    """The C++ type of one register (or scalar) of `var` in `unit`."""
+    if unit.lane is not None and unit.lane in var.axes:
+        return style.vector(var.dtype, unit.lanes)
+    return style.scalar(var.dtype)

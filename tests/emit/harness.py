@@ -1,0 +1,101 @@
+"""Builds and runs emitted units: g++, ctypes, and a launcher that cuts the grid into pieces."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.emit.cpp import INCLUDE, emit_unit
+from tilewright.ir.program import TileProgram
+from tilewright.target import PRESETS, Target
+
+FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=fast -fPIC -shared
+-Wall -Wextra -Werror -Wno-unused-function -Wno-unused-const-variable -Wno-unused-variable""".split()
+
+SCRATCH = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
+
+
+class Context(ctypes.Structure):
+    _fields_ = [
+        ("pointers", ctypes.POINTER(ctypes.c_void_p)),
+        ("symbols", ctypes.POINTER(ctypes.c_int64)),
+        ("scratch", SCRATCH),
+        ("error", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class Kernel(ctypes.Structure):
+    _fields_ = [("task", TASK), ("count", SIZE), ("grain", SIZE)]
+
+
+def host_target() -> Target:
+    """The widest preset that this machine runs."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "avx512vl" in flags:
+        return PRESETS["x86-64-v4"]
+    return PRESETS["x86-64-v3"] if "avx2" in flags else PRESETS["x86-64"]
+
+
+class Unit:
+    """A loaded translation unit."""
+
+    def __init__(self, path: Path, symbols: Sequence[str]) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.symbols = symbols
+        count = ctypes.c_int64.in_dll(self.library, "tw_kernel_count").value
+        self.kernels = list((Kernel * count).in_dll(self.library, "tw_kernels"))
+
+    def run(
+        self, number: int, arrays: Sequence[np.ndarray], sizes: dict[str, int] | None = None, pieces: int = 3
+    ) -> int:
+        """Run kernel `number` over its whole grid in `pieces`, last piece first; returns the error code."""
+        kernel = self.kernels[number]
+        pointers = (ctypes.c_void_p * max(1, len(arrays)))(*[a.ctypes.data for a in arrays])
+        numbers = (ctypes.c_int64 * max(1, len(self.symbols)))(*[(sizes or {})[s] for s in self.symbols])
+        error = ctypes.c_int64(0)
+        kept: list[np.ndarray] = []
+
+        def scratch(worker: int, size: int) -> int:
+            kept.append(np.full(size + 128, 0xFF, np.uint8))
+            return (kept[-1].ctypes.data + 63) // 64 * 64
+
+        context = Context(pointers, numbers, SCRATCH(scratch), ctypes.pointer(error))
+        points = kernel.count(numbers)
+        assert kernel.grain(numbers) >= 1
+        edges = sorted({points * k // pieces for k in range(pieces + 1)})
+        for begin, end in reversed(list(zip(edges, edges[1:], strict=False))):
+            kernel.task(ctypes.addressof(context), begin, end, 0)
+        return error.value
+
+
+Build = Callable[..., Unit]
+
+
+def build(
+    folder: Path,
+    programs: Sequence[TileProgram],
+    symbols: Sequence[str] = (),
+    target: Target | None = None,
+    *,
+    exact: bool = False,
+) -> Unit:
+    """Emit, compile and load."""
+    target = target or host_target()
+    for p in programs:
+        p.verify()
+    source = emit_unit(programs, symbols, target, exact=exact)
+    path = folder / "unit.cpp"
+    path.write_text(source.text)
+    out = folder / "unit.so"
+    made = subprocess.run(
+        ["g++", *FLAGS, *target.compiler_flags, f"-I{INCLUDE}", str(path), "-o", str(out)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr[:4000]
+    return Unit(out, symbols)
