@@ -82,7 +82,7 @@ class Context:
 
     folder: Path | None
     functions: Mapping[tuple[str, str, str], FunctionProto]
-    control: Mapping[str, ControlBuilder]
+    control: Mapping[tuple[str, str], ControlBuilder]
     constants: list[tuple[Val, int]] = field(default_factory=list)
     data_dependent: list[str] = field(default_factory=list)
     nodes: int = 0
@@ -176,8 +176,8 @@ class Builder:
             version = scope.opsets.get(domain)
             if version is None:
                 raise ModelError(f"no version of domain {domain!r} imported", phase="capture", place=label)
-            if not domain and node.op_type in self.context.control:
-                outs = self.context.control[node.op_type](self, node, vals, scope, label)
+            if (domain, node.op_type) in self.context.control:
+                outs = self.context.control[domain, node.op_type](self, node, vals, scope, label)
             else:
                 outs = self.add_operator(node, domain, version, vals, scope, label)
         for name, val in zip(node.output, outs, strict=False):
@@ -190,9 +190,9 @@ class Builder:
         """One node with an entry in the table, or with a function body in the standard."""
         entry = lookup(domain, node.op_type, version)
         if entry is None:
-            body = schema_body(node, domain, version)
-            if body is not None:
-                return self.inline(body, node, vals, scope, label)
+            found = schema_body(node, domain, version)
+            if found is not None:
+                return self.inline(found[0], node, vals, scope, label, found[1])
             raise UnsupportedError(
                 f"operator {node.op_type} of domain {domain or 'ai.onnx'!r}, opset {version}, is not supported",
                 phase="capture",
@@ -322,7 +322,8 @@ class Builder:
         converts: list[Convert | None] = []
         number = _scalar_position(entry, vals)
         for i, val in enumerate(vals):
-            slot, convert = self._operand(val, i in entry.host, i == number, host_function is not None)
+            on_host = i in entry.host or (i in entry.small and _is_single(val))
+            slot, convert = self._operand(val, on_host, i == number, host_function is not None)
             ins.append(slot)
             converts.append(convert)
         call: Callable[..., object] = partial(entry.function, **keywords) if keywords else entry.function
@@ -377,12 +378,18 @@ class Builder:
     # bodies
 
     def inline(
-        self, function: FunctionProto, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+        self,
+        function: FunctionProto,
+        node: NodeProto,
+        vals: list[Val | None],
+        scope: Scope,
+        label: str,
+        defaults: Mapping[str, AttributeProto] | None = None,
     ) -> list[Val | None]:
         """The body of a function in place of the node that calls it."""
         if scope.depth >= MAX_DEPTH:
             raise ModelError(f"functions nest deeper than {MAX_DEPTH}", phase="capture", place=label)
-        attributes = {a.name: a for a in function.attribute_proto}
+        attributes = {**(defaults or {}), **{a.name: a for a in function.attribute_proto}}
         for attribute in node.attribute:
             resolved = self.resolve(attribute, scope)
             if resolved is not None:
@@ -441,6 +448,10 @@ class Builder:
         return self.slot_of(val)
 
 
+def _is_single(val: Val | None) -> bool:
+    return val is not None and val.const is not None and val.const.numel() == 1
+
+
 def _scalar_position(entry: OpDef, vals: Sequence[Val | None]) -> int | None:
     """The position whose operand may become a plain number: the other operand must be a tensor."""
     if len(vals) != 2 or not entry.scalar:
@@ -481,12 +492,19 @@ def label_of(node: NodeProto, index: int) -> str:
     return f"{node.op_type} {node.name!r} (#{index})" if node.name else f"{node.op_type} (#{index})"
 
 
-def schema_body(node: NodeProto, domain: str, version: int) -> FunctionProto | None:
-    """The function body that the standard gives for an operator, if it has one that needs no types."""
+def schema_body(
+    node: NodeProto, domain: str, version: int
+) -> tuple[FunctionProto, dict[str, AttributeProto]] | None:
+    """The standard's function body of an operator, if it has one that needs no types, and its defaults."""
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
     if not schema.has_function:
         return None
-    return schema.function_body
+    defaults = {
+        name: attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.type != AttributeProto.UNDEFINED
+    }
+    return schema.function_body, defaults

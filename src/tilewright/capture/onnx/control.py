@@ -22,6 +22,7 @@ from tilewright.capture.onnx.build import (
     Val,
     add_initialisers,
 )
+from tilewright.capture.onnx.ops.attention import flex_attention
 from tilewright.capture.onnx.values import Host, Value, as_tensor, scalar
 from tilewright.errors import ModelError, UnsupportedError
 
@@ -256,9 +257,59 @@ def build_sequence_map(
     return list(outs)
 
 
-BUILDERS: dict[str, ControlBuilder] = {
-    "If": build_if,
-    "Loop": build_loop,
-    "Scan": build_scan,
-    "SequenceMap": build_sequence_map,
+def _run_flex(
+    score: Subgraph | None,
+    probability: Subgraph | None,
+    scale: float | None,
+    precision: int | None,
+    device: torch.device,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *captured: Value,
+) -> Tensor:
+    def modifier(body: Subgraph | None, values: Sequence[Value]) -> Callable[[Tensor], Tensor] | None:
+        if body is None:
+            return None
+
+        def modify(x: Tensor) -> Tensor:
+            result = as_tensor(body.program.run(device, [x, *values])[0], device)
+            assert isinstance(result, Tensor)
+            return result
+
+        return modify
+
+    first = score.captures if score else 0
+    return flex_attention(
+        q, k, v, modifier(score, captured[:first]), modifier(probability, captured[first:]), scale, precision
+    )
+
+
+def build_flex_attention(
+    builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
+) -> list[Val | None]:
+    """Attention with bodies that modify scores and probabilities."""
+    names = {a.name: a for a in node.attribute}
+    bodies: list[Subgraph | None] = []
+    captured: list[int] = []
+    for name in ("score_mod", "prob_mod"):
+        body = None
+        if name in names:
+            body, slots, _ = builder.subgraph(names[name].g, scope, 1)
+            captured += slots
+        bodies.append(body)
+    scale = names["scale"].f if "scale" in names else None
+    precision = names["softmax_precision"].i if "softmax_precision" in names else None
+    outs = [builder.value(Kind.TENSOR) for _ in node.output]
+    ins = [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured]
+    builder.add_step(partial(_run_flex, bodies[0], bodies[1], scale, precision), ins, outs, label)
+    return list(outs)
+
+
+BUILDERS: dict[tuple[str, str], ControlBuilder] = {
+    ("", "If"): build_if,
+    ("", "Loop"): build_loop,
+    ("", "Scan"): build_scan,
+    ("", "SequenceMap"): build_sequence_map,
+    ("ai.onnx.preview", "FlexAttention"): build_flex_attention,
 }

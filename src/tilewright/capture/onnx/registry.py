@@ -27,6 +27,7 @@ class OpDef:
 
     host: input positions read as host values (sizes, axes, pads).
     scalar: positions at which a one-element value may be passed as a plain number.
+    small: positions at which a constant of one element is passed as a host value.
     pure: same inputs give the same outputs (may be folded).
     names: keyword-only parameters of the function; attributes outside them are refused.
     gives_host: the result is a host value even for tensor inputs.
@@ -39,6 +40,7 @@ class OpDef:
     function: OpFunction
     host: frozenset[int]
     scalar: frozenset[int]
+    small: frozenset[int]
     pure: bool
     names: frozenset[str]
     gives_host: bool
@@ -55,6 +57,7 @@ def op(
     since: int = 1,
     host: tuple[int, ...] = (),
     scalar: tuple[int, ...] = (),
+    small: tuple[int, ...] = (),
     pure: bool = True,
     domain: str = "",
     gives_host: bool = False,
@@ -73,6 +76,7 @@ def op(
             function=function,  # type: ignore[arg-type]
             host=frozenset(host),
             scalar=frozenset(scalar),
+            small=frozenset(small),
             pure=pure,
             names=names,
             gives_host=gives_host,

@@ -1,6 +1,45 @@
 """The operators, one file per family; importing this package fills the table."""
 
 from tilewright.capture.onnx import host
-from tilewright.capture.onnx.ops import activation, cast, math, nn, norm, pool, reduce, resize, shape
+from tilewright.capture.onnx.ops import (
+    activation,
+    attention,
+    cast,
+    index,
+    loss,
+    math,
+    nn,
+    norm,
+    pool,
+    quant,
+    random,
+    reduce,
+    resize,
+    rnn,
+    sequence,
+    shape,
+    signal,
+    vision,
+)
 
-__all__ = ["activation", "cast", "host", "math", "nn", "norm", "pool", "reduce", "resize", "shape"]
+__all__ = [
+    "activation",
+    "attention",
+    "cast",
+    "host",
+    "index",
+    "loss",
+    "math",
+    "nn",
+    "norm",
+    "pool",
+    "quant",
+    "random",
+    "reduce",
+    "resize",
+    "rnn",
+    "sequence",
+    "shape",
+    "signal",
+    "vision",
+]

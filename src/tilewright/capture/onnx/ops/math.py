@@ -187,7 +187,7 @@ _binary("BitwiseXor", 18, torch.bitwise_xor)
 
 @op("BitShift", since=11)
 def bit_shift(a: Tensor, b: Tensor, *, direction: str) -> Tensor:
-    """Logical shift; a shift by the width or more gives zero."""
+    """Shift (arithmetic for signed types); a shift by the width or more leaves only the sign."""
     bits = a.dtype.itemsize * 8
     x, n = a.to(torch.int64), b.to(torch.int64)
     if direction == "LEFT":
@@ -196,7 +196,8 @@ def bit_shift(a: Tensor, b: Tensor, *, direction: str) -> Tensor:
         right = x >> n.clamp(max=63)
         keep = torch.where(n > 0, (torch.ones_like(n) << (64 - n).clamp(0, 63)) - 1, -1)
         shifted = right & keep if a.dtype == torch.uint64 else right
-    return torch.where(n < bits, shifted, 0).to(a.dtype)
+    past = 0 if direction == "LEFT" or not a.dtype.is_signed else torch.where(x < 0, -1, 0)
+    return torch.where(n < bits, shifted, past).to(a.dtype)
 
 
 def _variadic(name: str, since: int, function: Callable[[Tensor, Tensor], Tensor]) -> None:

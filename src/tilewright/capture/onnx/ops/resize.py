@@ -58,14 +58,16 @@ def _coordinates(axis: Axis, how: How, device: torch.device) -> Tensor:
     if how.coordinates == "pytorch_half_pixel":
         return (i + 0.5) / s - 0.5 if m != 1 else i * 0 - 0.5
     if how.coordinates == "align_corners":
-        return i * (n - 1) / (m - 1) if m != 1 else i * 0
+        length = s * n  # not rounded: the standard's own reference keeps the fraction
+        return i * (n - 1) / (length - 1) if length != 1 else i * 0
     if how.coordinates == "asymmetric":
         return i / s
     if how.coordinates == "tf_crop_and_resize":
         start, end = axis.roi
-        if m == 1:
+        length = s * n
+        if length == 1:
             return i * 0 + 0.5 * (start + end) * (n - 1)
-        return start * (n - 1) + i * ((end - start) * (n - 1) / (m - 1))
+        return start * (n - 1) + i * ((end - start) * (n - 1) / (length - 1))
     raise UnsupportedError(
         f"coordinate mode {how.coordinates!r}", phase="capture", op="Resize", hint="use one of the standard's"
     )
@@ -104,8 +106,9 @@ def _taps(axis: Axis, how: How, x: Tensor) -> tuple[Tensor, Tensor]:
     at = base.unsqueeze(1) + steps
     weights = _filter((x.unsqueeze(1) - at) * shrink, how)
     inside = (at >= 0) & (at <= axis.size - 1)
-    if how.exclude_outside or how.antialias:
+    if how.exclude_outside:
         weights = torch.where(inside, weights, torch.zeros_like(weights))
+    if how.exclude_outside or how.antialias:
         weights = weights / weights.sum(1, keepdim=True)
     return at.clamp(0, axis.size - 1).to(torch.int64), weights
 

@@ -1,0 +1,233 @@
+"""Recurrent layers: RNN, GRU, LSTM, unrolled over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilewright.capture.onnx.registry import op
+from tilewright.errors import UnsupportedError
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
+    a = alpha
+    plain: dict[str, Activation] = {
+        "relu": torch.relu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+        "softsign": F.softsign,
+        "softplus": F.softplus,
+        "leakyrelu": lambda x: F.leaky_relu(x, 0.01 if a is None else a),
+        "elu": lambda x: F.elu(x, 1.0 if a is None else a),
+        "thresholdedrelu": lambda x: F.threshold(x, 1.0 if a is None else a, 0.0),
+        "hardsigmoid": lambda x: (x * (0.2 if a is None else a) + (0.5 if beta is None else beta)).clamp(
+            0, 1
+        ),
+        "affine": lambda x: x * (1.0 if a is None else a) + (0.0 if beta is None else beta),
+        "scaledtanh": lambda x: torch.tanh(x * (1.0 if beta is None else beta)) * (1.0 if a is None else a),
+    }
+    found = plain.get(name.lower())
+    if found is None:
+        raise UnsupportedError(
+            f"activation {name!r}", phase="capture", op="RNN", hint="see the standard's list"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The attributes that the three layers share."""
+
+    activations: tuple[Activation, ...]
+    clip: float | None
+    direction: str
+    hidden: int
+    layout: int
+
+    @property
+    def directions(self) -> int:
+        """1 or 2."""
+        return 2 if self.direction == "bidirectional" else 1
+
+    def bound(self, x: Tensor) -> Tensor:
+        """Clip the input of an activation."""
+        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+
+
+def _layer(
+    names: Sequence[str],
+    given: Sequence[str] | None,
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clip: float | None,
+    direction: str,
+    hidden: int,
+    layout: int,
+) -> Layer:
+    count = 2 if direction == "bidirectional" else 1
+    chosen = list(given) if given else list(names) * count
+    functions: list[Activation] = []
+    for i, name in enumerate(chosen):
+        alpha = alphas[i] if alphas and i < len(alphas) else None
+        beta = betas[i] if betas and i < len(betas) else None
+        functions.append(_activation(name, alpha, beta))
+    return Layer(tuple(functions), clip, direction, hidden, layout)
+
+
+Cell = Callable[[Tensor, "tuple[Tensor, ...]", int], "tuple[Tensor, ...]"]
+
+
+def _run(
+    layer: Layer, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], cell: Cell
+) -> tuple[Tensor, ...]:
+    """Run a cell over time in each direction: (Y, final states...) in the layout of the layer.
+
+    Past the end of a sample the output is zero and the state is kept.
+    """
+    x = x.transpose(0, 1) if layer.layout else x
+    steps, batch = x.shape[0], x.shape[1]
+    outs: list[Tensor] = []
+    finals: list[list[Tensor]] = [[] for _ in states]
+    for d in range(layer.directions):
+        backwards = layer.direction == "reverse" or d == 1
+        state: list[Tensor] = []
+        for s in states:
+            first = None if s is None else (s.transpose(0, 1) if layer.layout else s)[d]
+            state.append(x.new_zeros(batch, layer.hidden) if first is None else first)
+        ys: list[Tensor] = []
+        for t in range(steps - 1, -1, -1) if backwards else range(steps):
+            new = cell(x[t], tuple(state), d)
+            y = new[0]
+            if lengths is not None:
+                live = (lengths > t).unsqueeze(1)
+                new = tuple(torch.where(live, n, o) for n, o in zip(new, state, strict=True))
+                y = torch.where(live, y, torch.zeros_like(y))
+            state = list(new)
+            ys.append(y)
+        outs.append(torch.stack(ys[::-1] if backwards else ys))
+        for final, s in zip(finals, state, strict=True):
+            final.append(s)
+    y = torch.stack(outs, 1)
+    last = [torch.stack(f) for f in finals]
+    if layer.layout:
+        return (y.permute(2, 0, 1, 3), *[s.transpose(0, 1) for s in last])
+    return (y, *last)
+
+
+@op("RNN", since=7)
+def rnn(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h0: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    """One-gate recurrent layer; (Y, Y_h)."""
+    hidden = r.shape[-1]
+    layer = _layer(("Tanh",), activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
+
+    def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
+        b = None if bias is None else bias[d, :hidden] + bias[d, hidden:]
+        return (layer.activations[d](layer.bound(F.linear(now, w[d], b) + F.linear(state[0], r[d]))),)
+
+    return _run(layer, x, lengths, [h0], cell)
+
+
+@op("GRU", since=7)
+def gru(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h0: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    linear_before_reset: int = 0,
+) -> tuple[Tensor, ...]:
+    """Gated recurrent layer, gates in the order z, r, h; (Y, Y_h)."""
+    hidden = r.shape[-1]
+    names = ("Sigmoid", "Tanh")
+    layer = _layer(names, activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
+
+    def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
+        h = state[0]
+        f, g = layer.activations[2 * d], layer.activations[2 * d + 1]
+        wb = None if bias is None else bias[d, : 3 * hidden]
+        rb = x.new_zeros(3 * hidden) if bias is None else bias[d, 3 * hidden :]
+        xz, xr, xh = F.linear(now, w[d], wb).split(hidden, 1)
+        hz, hr = F.linear(h, r[d, : 2 * hidden], rb[: 2 * hidden]).split(hidden, 1)
+        z, reset = f(layer.bound(xz + hz)), f(layer.bound(xr + hr))
+        last, last_bias = r[d, 2 * hidden :], rb[2 * hidden :]
+        if linear_before_reset:
+            new = g(layer.bound(xh + reset * F.linear(h, last, last_bias)))
+        else:
+            new = g(layer.bound(xh + F.linear(reset * h, last, last_bias)))
+        return ((1 - z) * new + z * h,)
+
+    return _run(layer, x, lengths, [h0], cell)
+
+
+@op("LSTM", since=7)
+def lstm(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h0: Tensor | None = None,
+    c0: Tensor | None = None,
+    peephole: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    """Long short-term memory, gates in the order i, o, f, c; (Y, Y_h, Y_c)."""
+    hidden = r.shape[-1]
+    names = ("Sigmoid", "Tanh", "Tanh")
+    layer = _layer(names, activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
+
+    def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
+        h, c = state
+        f, g, out = layer.activations[3 * d : 3 * d + 3]
+        b = None if bias is None else bias[d, : 4 * hidden] + bias[d, 4 * hidden :]
+        i, o, forget, new = (F.linear(now, w[d], b) + F.linear(h, r[d])).split(hidden, 1)
+        if peephole is not None:
+            pi, po, pf = peephole[d].split(hidden)
+            i, forget = i + pi * c, forget + pf * c
+        else:
+            po = None
+        i = f(layer.bound(i))
+        forget = 1 - i if input_forget else f(layer.bound(forget))
+        c = forget * c + i * g(layer.bound(new))
+        o = f(layer.bound(o if po is None else o + po * c))
+        return o * out(c), c
+
+    return _run(layer, x, lengths, [h0, c0], cell)
