@@ -1,0 +1,3 @@
+"""Figures beside the peers: models, memory-bound kernels, call overhead, compile time (`python -m
+benchmarks.X`).
+"""
