@@ -260,7 +260,7 @@ class Builder:
             ) from error
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
-        if isinstance(value, (int, float, str)):
+        if isinstance(value, (int, float, str, onnx.TypeProto)):
             return value
         if isinstance(value, Sequence):
             return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)

@@ -239,7 +239,7 @@ def where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @op("Clip", since=6)
-def clip_attributes(x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002
+def clip_attributes(x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:
     """Clamp to the bounds given as attributes."""
     return x if min is None and max is None else torch.clamp(x, min, max)
 

@@ -123,7 +123,8 @@ def conv_transpose(
             full = strides[i] * (x.shape[2 + i] - 1) + extra[i] + (weight.shape[2 + i] - 1) * dilations[i] + 1
             wanted = output_shape[-rank + i] if output_shape else x.shape[2 + i] * strides[i]
             total = full - wanted
-            low = total - total // 2 if auto_pad == "SAME_LOWER" else total // 2
+            half = total - total // 2 if auto_pad != "SAME_UPPER" else total // 2
+            low = 0 if total < 0 else half
             before[i], after[i] = low, total - low
     same = [i for i in range(rank) if before[i] == after[i] and before[i] >= 0]
     run = _CONV_TRANSPOSE[rank]
@@ -157,8 +158,8 @@ def gemm(
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
+    transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:
     """alpha * A' B' + beta * C."""
     a = a.transpose(0, 1) if transA else a

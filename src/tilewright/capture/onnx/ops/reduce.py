@@ -159,7 +159,7 @@ def top_k_old(x: Tensor, *, axis: int = -1, k: int) -> tuple[Tensor, Tensor]:
 
 
 @op("TopK", since=10, host=(1,))
-def top_k(x: Tensor, k: Host, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:  # noqa: A002
+def top_k(x: Tensor, k: Host, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
     """The k largest or smallest along the axis; equal values in order of their index."""
     count = k.int()
     wide = x.to(torch.int64) if x.dtype in WIDE else x

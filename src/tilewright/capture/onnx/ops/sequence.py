@@ -77,7 +77,7 @@ def split_to_sequence(
 
 
 @op("Optional", since=15, pure=False)
-def optional(x: object = None, *, type: object = None) -> object:  # noqa: A002
+def optional(x: object = None, *, type: object = None) -> object:
     """A value that may be absent."""
     return x
 
