@@ -69,7 +69,7 @@ class _Partition:
             if op.expr is None or not op.expr.is_view() or len(op.inputs) != 1 or op.inputs[0].dtype != op.output.dtype:
                 continue
             readers = self.consumers.get(op.output, [])
-            if op.output in kept or not all(r.call is not None for r in readers):
+            if op.output in kept or not readers or not all(r.call is not None for r in readers):
                 continue
             step = self.view_step(op)
             if step is not None:

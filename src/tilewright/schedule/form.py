@@ -98,9 +98,7 @@ class Form:
         return "\n".join(lines)
 
 
-def value_node(fold: int, result: int, index: Sequence[Expr], like: Expr) -> Expr:
-    """Result number `result` of a fold at these indices (the type is that of `like`)."""
-    return make("value", tuple(index), like.dtype, (fold, result))
+_PLAIN = "a fold in a kernel is read at its own classes"
 
 
 def folds_read(roots: Sequence[Expr]) -> list[int]:
@@ -125,7 +123,7 @@ def make_form(kernel: Kernel, layouts: Mapping[Value, Layout], clones: int = 8, 
         clones -= len(fitted.items) - len(form.items)
         form = fitted
     else:
-        raise IllegalSchedule("folds keep being recomputed at new indices", phase="schedule", op=kernel.ops[0].name)
+        raise IllegalSchedule("folds keep being recomputed at new indices", law=_PLAIN, phase="schedule")
     return _merge(_drop_dead(form))
 
 
@@ -287,7 +285,8 @@ def _join(form: Form) -> Form:
 
 
 class _Classes:
-    """Union-find over axes. A union is refused if extents differ or one item would hold a class twice."""
+    """Union-find over axes. A union is refused if extents differ, if one item would hold a class twice, or if two folds
+    would then each need the other's loop outside its own (joins are preferences: without it both are legal)."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -311,8 +310,32 @@ class _Classes:
         if _age(b) < _age(a):
             a, b = b, a
         self.parent[b] = a
+        if self.cyclic():
+            del self.parent[b]
+            return False
         self.members[a] |= self.members.pop(b)
         return True
+
+    def cyclic(self) -> bool:
+        """Whether the relation "a fold keeps D and reduces C" has a cycle among classes."""
+        inside: dict[Axis, set[Axis]] = {}
+        for i in self.form.items:
+            if i.reduce:
+                inner = {self.find(c) for c in i.reduce}
+                for d in i.kept:
+                    inside.setdefault(self.find(d), set()).update(inner)
+        done: set[Axis] = set()
+
+        def loops(a: Axis, path: frozenset[Axis]) -> bool:
+            if a in path:
+                return True
+            if a in done:
+                return False
+            found = any(loops(b, path | {a}) for b in inside.get(a, ()))
+            done.add(a)
+            return found
+
+        return any(loops(a, frozenset()) for a in list(inside))
 
     def apply(self) -> Form:
         mapping = {a: self.find(a) for i in self.form.items for a in i.axes if self.find(a) != a}
@@ -460,9 +483,9 @@ def _clone_misfits(form: Form, budget: int) -> Form:
         if x in made:
             return made[x]
         if any(y.op in ("read", "value") for a in x.args for y in walk(a)):
-            raise IllegalSchedule("a fold is read at an index that comes from data", phase="schedule", op=str(fold.id))
+            raise IllegalSchedule(f"fold {fold.id} is read at an index that comes from data", law=_PLAIN, phase="schedule")
         if fold.scan is not None or len(items) - len(form.items) >= budget:
-            raise IllegalSchedule("a fold is read through a map", phase="schedule", op=f"fold {fold.id}")
+            raise IllegalSchedule(f"fold {fold.id} is read through a map", law=_PLAIN, phase="schedule")
         fresh = {a: Axis(f"c{age + k}", a.extent) for k, a in enumerate(fold.reduce)}
         age += len(fresh)
         table = {axis(a): axis(b) for a, b in fresh.items()} | {axis(a): e for a, e in zip(fold.kept, x.args, strict=True)}

@@ -26,6 +26,9 @@ INDEX_ERROR = 1
 """Code of a failed index check (see `ir.program.Check`)."""
 
 
+_NEST = "a class that a fold keeps is outside those it reduces"
+
+
 def lower(form: Form, schedule: Schedule) -> TileProgram:
     """The tile program of a form under a schedule. Raises IllegalSchedule, naming the law, if the roles are not legal."""
     _check_roles(form, schedule)
@@ -46,16 +49,16 @@ def _check_roles(form: Form, schedule: Schedule) -> None:
     for item in form.items:
         for a in item.axes:
             if a not in roles:
-                raise IllegalSchedule(f"class {a.name} has no role", phase="schedule")
+                raise IllegalSchedule(f"class {a.name} has no role", law="every class has a role", phase="schedule")
         for a in item.reduce:
             if roles[a].role is Role.GRID:
-                raise IllegalSchedule(f"fold {item.id} reduces grid class {a.name}", phase="schedule")
+                raise IllegalSchedule(f"fold {item.id} reduces {a.name}", law="no fold reduces a grid class", phase="schedule")
         for d in item.kept:
             for c in item.reduce:
                 if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
-                    raise IllegalSchedule(f"fold {item.id} keeps {d.name}, so it must be outside {c.name}", phase="schedule")
+                    raise IllegalSchedule(f"fold {item.id} keeps {d.name} inside {c.name}", law=_NEST, phase="schedule")
         if item.scan is not None and (roles[item.scan].role is not Role.SCAN or roles[item.scan].tile != 1):
-            raise IllegalSchedule(f"{item.scan.name} is scanned, in steps of one", phase="schedule")
+            raise IllegalSchedule(f"{item.scan.name} is scanned", law="a scan runs in order, in steps of one", phase="schedule")
 
 
 def _grain(form: Form, schedule: Schedule) -> Expr:
@@ -83,15 +86,20 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Scope:
-    """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks."""
+    """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
+    expressions with a place in scratch, and those of them whose loop is complete."""
 
     memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
     results: dict[tuple[int, int], Expr] = field(default_factory=dict)
     bound: dict[Axis, int] = field(default_factory=dict)
     tails: dict[Axis, Expr] = field(default_factory=dict)
+    kept: dict[Expr, _Kept] = field(default_factory=dict)
+    ready: set[Expr] = field(default_factory=set)
 
     def child(self) -> _Scope:
-        return _Scope(dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails))
+        return _Scope(
+            dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready)
+        )
 
 
 class _Lowering:
@@ -104,9 +112,8 @@ class _Lowering:
         self.vars: dict[int, Var] = {}
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
         self.shared = _shared([r for i in form.items for r in i.roots])
-        self.kept: dict[Expr, _Kept] = {}
+        self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
         self.written: set[Expr] = set()
-        self.ready: set[Expr] = set()
         self.states: dict[int, tuple[Var, ...]] = {}
 
     # -- binding
@@ -250,7 +257,7 @@ class _Lowering:
         if outermost:
             for t in targets:
                 self.finish(t, merged)
-            self.ready |= self.written
+            self.scope.ready |= self.written & set(self.scope.kept)
 
     def segments(self, c: Axis, tile: int) -> list[tuple[Expr, Expr, Expr | None]]:
         """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one."""
@@ -405,7 +412,7 @@ class _Lowering:
         chosen = [x for x in again if self.worth_keeping(x, c, first[x], final)]
         inner = {y for x in chosen for y in walk(x) if y is not x}
         for x in chosen:
-            if x not in inner and x not in self.kept:
+            if x not in inner and x not in self.scope.kept:
                 self.keep(x)
 
     def worth_keeping(self, x: Expr, c: Axis, at: int, final: dict[int, int]) -> bool:
@@ -417,16 +424,19 @@ class _Lowering:
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
-        axes = [p.axis for p in self.schedule.classes if p.axis in free and p.axis not in self.scope.bound]
+        axes = [p.axis for p in self.schedule.classes if p.axis in free and self.scope.bound.get(p.axis, 2) > 1]
         offset, size = dims.ZERO, dims.ONE
         for a in sorted(axes, key=lambda a: a == self.schedule.lane, reverse=True):
             start, _ = self.ranges.get(a, (dims.ZERO, a.extent))
             length = self.schedule.plan(a).chunk or a.extent
             offset = dims.add(offset, dims.mul(dims.sub(axis(a), start), size))
             size = dims.mul(size, length if isinstance(length, Expr) else dims.integer(length))
-        buffer = Buffer(f"s{len(self.scratch)}", x.dtype, size, Place.SCRATCH)
-        self.scratch.append(buffer)
-        self.kept[x] = _Kept(buffer, offset)
+        buffer = self.buffers.get((x, size))
+        if buffer is None:
+            buffer = self.buffers[x, size] = Buffer(f"s{len(self.scratch)}", x.dtype, size, Place.SCRATCH)
+            self.scratch.append(buffer)
+        self.scope.kept[x] = _Kept(buffer, offset)
+        self.written.discard(x)
 
     # -- evaluation
 
@@ -464,7 +474,7 @@ class _Lowering:
         return done
 
     def evaluated(self, e: Expr, guard: Expr | None) -> Expr:
-        if e in self.kept and e in self.ready:
+        if e in self.scope.kept and e in self.scope.ready:
             return self.reload(e)
         if e.op == "value" and isinstance(e.value, tuple):
             if e.value not in self.scope.results:
@@ -479,16 +489,16 @@ class _Lowering:
             result = call("where", condition, yes, no)
         else:
             result = rebuild(e, tuple(self.eval(a, guard) for a in e.args))
-        if e in self.kept:
+        if e in self.scope.kept:
             result = self.named(result)
-            where = self.kept[e]
+            where = self.scope.kept[e]
             self.written.add(e)
             blocks = self.blocks(result)
             self.out.append(Store(where.buffer, where.offset, result, blocks, self.tail(blocks)))
         return self.named(result) if e in self.shared and result.args else result
 
     def reload(self, e: Expr) -> Expr:
-        where = self.kept[e]
+        where = self.scope.kept[e]
         blocks = self.blocks(where.offset)
         var = self.var(e.dtype, blocks)
         self.out.append(Load(var, where.buffer, where.offset, self.tail(blocks), const(0, e.dtype)))

@@ -60,6 +60,8 @@ def heuristic(form: Form, target: Target) -> Schedule:
     width = lanes(target)
     tile = _tile(form, lane, width)
     plans: list[ClassPlan] = []
+    if lane in grid and _short(form, lane, len(grid) == 1):
+        grid.remove(lane)
     inner = _nest_order(form, [a for a in classes if a not in grid], lane)
     for a in grid:
         if a == lane:
@@ -67,22 +69,17 @@ def heuristic(form: Form, target: Target) -> Schedule:
         plans.append(ClassPlan(a, Role.GRID, 1, 0))
     if lane in grid:
         assert lane is not None
-        plans.append(_grid_lane(form, lane, tile, len(grid) == 1))
+        folded = any(i.is_fold for i in form.items)
+        plans.append(ClassPlan(lane, Role.GRID, tile, tile if folded else CHUNK))
     for a in inner:
         plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, tile if a == lane else 1))
     return Schedule(tuple(plans), lane, keep=_keep(form, target), stream=_stream(form, target))
 
 
-def _grid_lane(form: Form, lane: Axis, tile: int, alone: bool) -> ClassPlan:
-    """The lane class on the grid: in chunks; without a fold, a short inner class is one chunk per point."""
-    folded = any(i.is_fold and lane in i.kept for i in form.items)
-    if folded:
-        return ClassPlan(lane, Role.GRID, tile, tile)
+def _short(form: Form, lane: Axis, alone: bool) -> bool:
+    """Whether a parallel lane class is better walked whole by each grid point: no fold keeps it, and it is not long."""
     extent = dims.static(lane.extent)
-    if not alone and extent is not None and extent <= 4 * CHUNK:
-        whole = -(-max(extent, 1) // tile) * tile
-        return ClassPlan(lane, Role.GRID, tile, whole)
-    return ClassPlan(lane, Role.GRID, tile, CHUNK)
+    return not alone and extent is not None and extent <= 4 * CHUNK and not any(i.is_fold for i in form.items)
 
 
 def _tile(form: Form, lane: Axis | None, width: int) -> int:

@@ -1,0 +1,97 @@
+"""Capture a case, lower it as one kernel, and run it through the C++ printer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.emit.harness import Unit, build, host_target
+from tests.schedule.corpus import Case
+from tilewright.capture.aten import decompositions
+from tilewright.capture.fx import from_fx
+from tilewright.ir import dims
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Kernel, Scheduled
+from tilewright.options import Options
+from tilewright.rewrite.normalise import normalise
+from tilewright.schedule.search import solve
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case = case
+
+    def forward(self, *args: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.case.run(*args)
+
+
+def capture(case: Case, dynamic: bool) -> Graph:
+    """The normalised graph of a case, with static sizes or with its dynamic ones."""
+    shapes = None
+    if dynamic and case.dynamic:
+        made = {n: torch.export.Dim.DYNAMIC for d in case.dynamic for n in d.values()}
+        per = [case.dynamic[k] if k < len(case.dynamic) else {} for k in range(len(case.shapes))]
+        shapes = (tuple({d: made[n] for d, n in p.items()} or None for p in per),)
+    program = torch.export.export(_Function(case), tuple(case.inputs()), dynamic_shapes=shapes, strict=False)
+    return normalise(from_fx(program.run_decompositions(decompositions()).graph_module))
+
+
+def one_kernel(graph: Graph) -> Kernel:
+    """All ops of a graph as one kernel."""
+    outputs = tuple(dict.fromkeys(v for v in graph.outputs if isinstance(v, Value)))
+    return Kernel(tuple(op for op in graph.ops if op.expr is not None), outputs)
+
+
+def solved(case: Case, dynamic: bool) -> tuple[Graph, Scheduled]:
+    """Capture and schedule."""
+    graph = capture(case, dynamic)
+    return graph, solve(one_kernel(graph), graph.layouts, host_target(), Options())
+
+
+def sizes_of(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[str, int]:
+    """Symbol values from input arrays."""
+    found: dict[str, int] = {}
+    tensors = [v for v in graph.inputs if isinstance(v, Value)]
+    for v, a in zip(tensors, arrays, strict=True):
+        for e, n in zip(v.shape, a.shape, strict=True):
+            for s in dims.symbols_of(e):
+                assert e is s
+                found[repr(s)] = n
+    return found
+
+
+def run(unit: Unit, number: int, graph: Graph, scheduled: Scheduled, inputs: Sequence[Tensor], pieces: int = 3) -> list[np.ndarray]:
+    """Run a built kernel; outputs in the graph's order, with guard zones around them checked."""
+    arrays = [t.numpy() for t in inputs]
+    sizes = sizes_of(graph, arrays)
+    of = dict(zip([v for v in graph.inputs if isinstance(v, Value)], arrays, strict=True))
+    guarded: dict[Value, np.ndarray] = {}
+    made: dict[Value, np.ndarray] = {}
+    for v in scheduled.kernel.outputs:
+        shape = [dims.evaluate(e, sizes) for e in v.shape]
+        dtype = {"f32": np.float32, "i64": np.int64, "bool": np.bool_, "f64": np.float64, "i32": np.int32}[v.dtype.name]
+        strides = [dims.evaluate(e, sizes) for e in graph.layouts[v].strides]
+        count = int(np.prod(shape))
+        guarded[v] = np.full((count + 256) * np.dtype(dtype).itemsize, 0xA5, np.uint8)
+        made[v] = guarded[v].view(dtype)[128 : 128 + count]
+        made[v] = np.lib.stride_tricks.as_strided(made[v], shape, [s * made[v].itemsize for s in strides])
+    params = [of[v] if v in of else made[v] for v in scheduled.params]
+    known = {s: 0 for s in unit.symbols} | sizes
+    assert unit.run(number, params, known, pieces) == 0
+    for v, raw in guarded.items():
+        edge = 128 * made[v].itemsize
+        assert (raw[:edge] == 0xA5).all() and (raw[-edge:] == 0xA5).all(), "wrote outside its output"
+    return [made[v] for v in scheduled.kernel.outputs]
+
+
+def build_cases(folder: Path, cases: Sequence[tuple[Case, bool]]) -> tuple[Unit, list[tuple[Graph, Scheduled]]]:
+    """One translation unit for many cases."""
+    parts = [solved(case, dynamic) for case, dynamic in cases]
+    symbols = sorted({repr(s) for g, _ in parts for s in g.symbols()})
+    unit = build(folder, [s.program for _, s in parts], symbols)
+    return unit, parts
