@@ -3,6 +3,7 @@
 from .algebra import FLOATS, REALS, Algebra, Array, Floats
 from .exact import ELEMENT, EXACT, ResidueError, equal, exact_random
 from .graph import run_graph, run_values
+from .program import run_program
 
 __all__ = [
     "ELEMENT",
@@ -16,5 +17,6 @@ __all__ = [
     "equal",
     "exact_random",
     "run_graph",
+    "run_program",
     "run_values",
 ]

@@ -158,7 +158,7 @@ class TensorEvaluator:
             state = _scan(self.algebra, expr.reduction, state, expr.axes.index(expr.scan))
         return [
             self._spread(r, shape)
-            for r in _apply(self.algebra, expr.reduction.finish, expr.reduction, a=state)
+            for r in over_slots(self.algebra, expr.reduction.finish, expr.reduction, a=state)
         ]
 
     def _points(self, ranges: Ranges) -> int:
@@ -206,7 +206,7 @@ class TensorEvaluator:
         wide = [a for a in expr.reduce if ranges[a][1] - ranges[a][0] > 1]
         if wide and self._points(ranges) > MAX_POINTS:
             first, second = (self._state(half, reduction) for half in _halves(ranges, wide[0]))
-            return _apply(algebra, reduction.merge, reduction, a=first, b=second)
+            return over_slots(algebra, reduction.merge, reduction, a=first, b=second)
         block = self._block(ranges)
         positions = tuple(range(len(kept), len(kept) + len(over)))
         factors = self._factors()
@@ -216,7 +216,7 @@ class TensorEvaluator:
             if quick is not None:
                 return [self._spread(quick, kept)]
         elements = [self._spread(block.value(b), kept + over) for b in expr.body]
-        lifted = _apply(algebra, reduction.lift, reduction, e=elements)
+        lifted = over_slots(algebra, reduction.lift, reduction, e=elements)
         lifted = [self._spread(x, kept + over) for x in lifted]
         if reduction.combiner is not None and over:
             quick = algebra.fold(
@@ -224,7 +224,7 @@ class TensorEvaluator:
             )
             if quick is not None:
                 return [quick]
-        return _tree(algebra, reduction, [x.reshape(*kept, -1) for x in lifted]) if over else lifted
+        return merge_last(algebra, reduction, [x.reshape(*kept, -1) for x in lifted]) if over else lifted
 
 
 def _axes(e: Expr) -> set[Axis]:
@@ -248,7 +248,7 @@ def _halves(ranges: Ranges, cut: Axis) -> tuple[Ranges, Ranges]:
     return ranges | {cut: (low, middle)}, ranges | {cut: (middle, high)}
 
 
-def _apply(
+def over_slots(
     algebra: Algebra, exprs: Sequence[Expr], reduction: Reduction, **sides: Sequence[Array]
 ) -> list[Array]:
     """Expressions over slots with arrays in their place."""
@@ -262,11 +262,11 @@ def _apply(
     return [evaluator.value(e) for e in exprs]
 
 
-def _tree(algebra: Algebra, reduction: Reduction, state: list[Array]) -> list[Array]:
+def merge_last(algebra: Algebra, reduction: Reduction, state: list[Array]) -> list[Array]:
     """Merge neighbours along the last axis until one is left; the order of the parts is kept."""
     while (n := state[0].shape[-1]) > 1:
         even, odd = ([x[..., k : n - n % 2 : 2] for x in state] for k in (0, 1))
-        merged = _apply(algebra, reduction.merge, reduction, a=even, b=odd)
+        merged = over_slots(algebra, reduction.merge, reduction, a=even, b=odd)
         state = (
             [algebra.join([m, x[..., n - 1 :]], -1) for m, x in zip(merged, state, strict=True)]
             if n % 2
@@ -281,6 +281,6 @@ def _scan(algebra: Algebra, reduction: Reduction, state: list[Array], axis: int)
     running = [x[at(0)] for x in state]
     results = [running]
     for k in range(1, state[0].shape[axis]):
-        running = _apply(algebra, reduction.merge, reduction, a=running, b=[x[at(k)] for x in state])
+        running = over_slots(algebra, reduction.merge, reduction, a=running, b=[x[at(k)] for x in state])
         results.append(running)
     return [algebra.join(parts, axis) for parts in zip(*results, strict=True)]

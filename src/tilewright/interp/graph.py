@@ -100,7 +100,7 @@ def _solve(e: Expr, unknown: Expr, size: int, symbols: Symbols) -> int | None:
 
 
 def _call(
-    op: Op, call: LibraryCall, operands: Sequence[Array], symbols: Symbols, algebra: Algebra
+    op: Op, call: LibraryCall, operands: Sequence[Array], symbols: dict[str, int | float], algebra: Algebra
 ) -> list[Array]:
     if any(x.dtype.names for x in operands):
         raise VerifyError(
@@ -110,8 +110,12 @@ def _call(
     args = [_argument(a, tensors, symbols) for a in call.args]
     kwargs: Mapping[str, object] = {k: _argument(a, tensors, symbols) for k, a in call.kwargs}
     result = call.function(*args, **kwargs)
-    results = [result] if not isinstance(result, (tuple, list)) else [r for r in result if r is not None]
-    return [algebra.load(r, v.dtype) for v, r in zip(op.outputs, results, strict=True)]
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    results = [r for r in parts if r is not None]
+    for e, number in zip(op.binds, results[len(op.outputs) :], strict=True):
+        if isinstance(e.value, Symbol):
+            symbols[e.value.name] = to_numpy(number).item()
+    return [algebra.load(r, v.dtype) for v, r in zip(op.outputs, results[: len(op.outputs)], strict=True)]
 
 
 def _argument(a: object, tensors: Sequence[object], symbols: Symbols) -> object:

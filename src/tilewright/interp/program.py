@@ -1,0 +1,235 @@
+"""The meaning of a `TileProgram`: one grid point after the other, every statement on whole blocks.
+
+Each block axis of the program has a dimension of its own in every array, of size 1 where the value does not depend on
+it. What a program must not look at is filled with poison (NaN, or the lowest integer): scratch memory at the start of a
+grid point, lanes of a masked load without `other`. Races between grid points are not modelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..errors import IndexOutOfRange, InputError, VerifyError
+from ..ir.dtype import DType, Kind, bool_
+from ..ir.expr import Axis, Expr
+from ..ir.program import (
+    Branch,
+    Buffer,
+    Check,
+    Collapse,
+    Compute,
+    Declare,
+    Dot,
+    Load,
+    Loop,
+    Stmt,
+    Store,
+    TileProgram,
+    Update,
+    Var,
+    value_of,
+)
+from ..ir.reduction import lowest, sum_
+from .algebra import FLOATS, Algebra, Array
+from .evaluate import Evaluator, merge_last
+
+
+def run_program(
+    program: TileProgram,
+    buffers: Sequence[object | None],
+    symbols: Mapping[str, int | float] | None = None,
+    algebra: Algebra = FLOATS,
+) -> list[Array]:
+    """The flat contents of `program.params` after a run.
+
+    `buffers` gives the contents before it, from the base of each buffer on (None = nothing yet), `symbols` the sizes.
+    Raises VerifyError for an access outside a buffer or a value that varies along an axis it should not have,
+    InputError for a buffer that is too small, IndexOutOfRange if a `Check` failed."""
+    program.verify()
+    if len(buffers) != len(program.params):
+        raise InputError(f"{len(program.params)} buffers expected, got {len(buffers)}", phase="interp")
+    run = _Run(program, dict(symbols or {}), algebra)
+    for b, contents in zip(program.params, buffers, strict=True):
+        run.memory[b.name] = run.poisoned(b) if contents is None else run.filled(b, contents)
+    extents = [range(run.number(g.extent)) for g in program.grid]
+    for point in itertools.product(*extents):
+        for b in program.scratch:
+            run.memory[b.name] = run.poisoned(b)
+        run.bound = {g.axis: run.scalar(at) for g, at in zip(program.grid, point, strict=True)}
+        run.values = {}
+        run.execute(program.body)
+    if run.failed:
+        raise IndexOutOfRange(f"check {min(run.failed)} failed", phase="interp")
+    return [run.memory[b.name] for b in program.params]
+
+
+class _Run:
+    """State of a run: memory, what is bound, and the values computed so far at one grid point."""
+
+    def __init__(self, program: TileProgram, symbols: dict[str, int | float], algebra: Algebra) -> None:
+        self.algebra = algebra
+        self.symbols = symbols
+        self.tiles = {s.axis: s.tile for s in program.loops() if s.tile > 1}
+        self.place = {a: k for k, a in enumerate(self.tiles)}
+        self.rank = len(self.place)
+        self.memory: dict[str, Array] = {}
+        self.bound: dict[Axis, Array] = {}
+        self.values: dict[Expr, Array] = {}
+        self.failed: set[int] = set()
+
+    def poison(self, dtype: DType) -> Array:
+        """What must not be looked at."""
+        bad = float("nan") if dtype.is_float else False if dtype.kind is Kind.BOOL else int(lowest(dtype))
+        return self.algebra.constant(bad, dtype)
+
+    def poisoned(self, b: Buffer) -> Array:
+        """Memory that nothing was written to."""
+        return np.full(self.number(b.size), self.poison(b.dtype))
+
+    def filled(self, b: Buffer, contents: object) -> Array:
+        """Memory with given contents; a copy."""
+        flat = self.algebra.load(contents, b.dtype).reshape(-1).copy()
+        size = self.number(b.size)
+        if len(flat) < size:
+            raise InputError(f"buffer {b.name} has {len(flat)} elements, needs {size}", phase="interp")
+        return flat[:size]
+
+    def scalar(self, value: int) -> Array:
+        """An index that is the same in all lanes."""
+        return np.full((1,) * self.rank, value, np.int64)
+
+    def evaluate(self, e: Expr) -> Array:
+        """The value of `e` here, with one dimension per block axis."""
+        found = Evaluator(self.algebra, (), self.symbols, self.bound, self.values).value(e)
+        return found.reshape((1,) * (self.rank - found.ndim) + found.shape)
+
+    def number(self, e: Expr) -> int:
+        """The value of an integer expression that is the same in all lanes."""
+        found = self.evaluate(e)
+        if found.size != 1:
+            raise VerifyError(f"{e} should be scalar", phase="interp")
+        return int(found.item())
+
+    def lanes(self, mask: Expr | None) -> Array:
+        """Where a statement acts."""
+        return np.ones((1,) * self.rank, np.bool_) if mask is None else self.evaluate(mask)
+
+    def assign(self, var: Var, value: Array) -> None:
+        """Set `var`, which may only vary along its own axes."""
+        for a, k in self.place.items():
+            if value.shape[k] != 1 and a not in var.axes:
+                raise VerifyError(f"{var} varies along {a.name}", phase="interp")
+        self.values[value_of(var)] = value
+
+    def execute(self, body: Sequence[Stmt]) -> None:
+        """Run statements in order."""
+        for s in body:
+            match s:
+                case Load():
+                    self.assign(s.var, self.load(s))
+                case Compute():
+                    self.assign(s.var, self.evaluate(s.expr))
+                case Store():
+                    self.store(s)
+                case Declare():
+                    for var, value in zip(s.vars, [self.evaluate(v) for v in s.values], strict=True):
+                        self.assign(var, value)
+                case Update():
+                    self.update(s)
+                case Collapse():
+                    self.collapse(s)
+                case Dot():
+                    self.dot(s)
+                case Check():
+                    if np.any(self.lanes(s.mask) & ~self.evaluate(s.condition)):
+                        self.failed.add(s.code)
+                case Loop():
+                    self.loop(s)
+                case Branch():
+                    self.execute(s.body if self.number(s.condition) else s.orelse)
+
+    def loop(self, s: Loop) -> None:
+        """Bind the axis to one tile after the other; it is free again afterwards."""
+        shape = tuple(-1 if a == s.axis and s.tile > 1 else 1 for a in self.place)
+        for base in range(self.number(s.start), self.number(s.stop), s.tile):
+            self.bound[s.axis] = np.arange(base, base + s.tile, dtype=np.int64).reshape(shape)
+            self.execute(s.body)
+        self.bound.pop(s.axis, None)
+
+    def address(self, s: Load | Store, active: Array) -> tuple[Array, Array]:
+        """Offsets (0 where inactive) and active lanes, of one shape. Raises VerifyError outside the buffer."""
+        offset, active = np.broadcast_arrays(self.evaluate(s.offset), active)
+        size = len(self.memory[s.buffer.name])
+        wrong = active & ((offset < 0) | (offset >= size))
+        if wrong.any():
+            bad = int(offset[wrong][0])
+            raise VerifyError(
+                f"access to {s.buffer.name}[{bad}] of size {size} at {s.offset}", phase="interp"
+            )
+        return np.where(active, offset, 0), active
+
+    def load(self, s: Load) -> Array:
+        """The loaded block; inactive lanes hold `other` or poison."""
+        offset, active = self.address(s, self.lanes(s.mask))
+        idle = self.poison(s.var.dtype) if s.other is None else self.evaluate(s.other)
+        if not active.any():
+            return np.broadcast_to(idle, np.broadcast_shapes(idle.shape, offset.shape))
+        found = self.algebra.apply("cast", [self.memory[s.buffer.name][offset]], s.buffer.dtype, s.var.dtype)
+        return (
+            found
+            if s.mask is None
+            else self.algebra.apply("where", [active, found, idle], bool_, s.var.dtype)
+        )
+
+    def store(self, s: Store) -> None:
+        """Write the active lanes; two lanes may write one element only if they agree."""
+        value = self.algebra.apply("cast", [self.evaluate(s.value)], s.value.dtype, s.buffer.dtype)
+        shape = np.broadcast_shapes(value.shape, self.lanes(s.mask).shape)
+        offset, active = self.address(s, np.broadcast_to(self.lanes(s.mask), shape))
+        places, data = offset[active], np.broadcast_to(value, active.shape)[active]
+        memory = self.memory[s.buffer.name]
+        memory[places] = data
+        if memory[places].tobytes() != data.tobytes():
+            raise VerifyError(f"lanes write different values to {s.buffer.name}", phase="interp")
+
+    def update(self, s: Update) -> None:
+        """Assign all at once; lanes outside the mask keep what they had."""
+        active = self.lanes(s.mask)
+        values = [self.evaluate(v) for v in s.values]
+        for var, value in zip(s.vars, values, strict=True):
+            old = self.values[value_of(var)]
+            new = (
+                value
+                if s.mask is None
+                else self.algebra.apply("where", [active, value, old], bool_, var.dtype)
+            )
+            self.assign(var, new)
+
+    def collapse(self, s: Collapse) -> None:
+        """Merge lanes along one axis, neighbours first."""
+        parts = np.broadcast_arrays(*[self.values[value_of(p)] for p in s.parts])
+        k = self.place.get(s.axis)
+        if k is None:
+            merged = list(parts)
+        else:
+            count = max(parts[0].shape[k], self.tiles[s.axis])
+            full = [np.broadcast_to(p, (*p.shape[:k], count, *p.shape[k + 1 :])) for p in parts]
+            last = merge_last(self.algebra, s.reduction, [np.moveaxis(p, k, -1) for p in full])
+            merged = [np.expand_dims(x, k) for x in last]
+        for var, value in zip(s.vars, merged, strict=True):
+            self.assign(var, value)
+
+    def dot(self, s: Dot) -> None:
+        """Add the product of two blocks to a state."""
+        dtype = s.acc.dtype
+        a, b = (self.algebra.apply("cast", [self.values[value_of(v)]], v.dtype, dtype) for v in (s.a, s.b))
+        product = self.algebra.apply("mul", [a, b], dtype, dtype)
+        k = self.place.get(s.k)
+        if k is not None:
+            (last,) = merge_last(self.algebra, sum_(dtype), [np.moveaxis(product, k, -1)])
+            product = np.expand_dims(last, k)
+        old = self.values[value_of(s.acc)]
+        self.assign(s.acc, self.algebra.apply("add", [old, product], dtype, dtype))
