@@ -146,9 +146,8 @@ def run(name: str, yardstick: Yardstick, size: int, threads: int, seconds: float
     with measure.settings(threads):
         results = {peer: item.call(*inputs) for peer, item in ready.items()}
         exact = measure.flatten(accuracy.in_float64(workload.target)(*inputs))
-    passed = {
-        peer: accuracy.compare_trees(result, results["eager"], exact).passed
-        for peer, result in results.items()
+    verdicts = {
+        peer: accuracy.compare_trees(result, results["eager"], exact) for peer, result in results.items()
     }
     moved = compulsory(inputs, results["eager"])
     outputs = tuple(torch.zeros_like(tensor) for tensor in results["eager"])
@@ -173,7 +172,7 @@ def run(name: str, yardstick: Yardstick, size: int, threads: int, seconds: float
     }
     bound = measure.lower_bound(moved=moved, bandwidth=1.25 * max(machine.copy, machine.read))
     made = {
-        peer: figures(timing, timings, moved, machine, passed[peer], bound, peer)
+        peer: figures(timing, timings, moved, machine, verdicts[peer], bound, peer)
         for peer, timing in timings.items()
     }
     missing = {
@@ -183,7 +182,7 @@ def run(name: str, yardstick: Yardstick, size: int, threads: int, seconds: float
     }
     facts["allocating"] = made | missing
     facts["with_out"] = {
-        peer: figures(timing, direct, moved, machine, passed[peer], bound, peer)
+        peer: figures(timing, direct, moved, machine, verdicts[peer], bound, peer)
         for peer, timing in direct.items()
     }
     return facts
@@ -194,7 +193,7 @@ def figures(
     all_: Mapping[str, Timing],
     moved: int,
     machine: Bandwidth,
-    passed: bool,
+    verdict: accuracy.TreeVerdict,
     bound: float,
     name: str,
 ) -> Facts:
@@ -204,7 +203,7 @@ def figures(
         "latency_ms": timing.summary(),
         "GB_per_s": moved / timing.median / 1e9,
         "share_of_copy": moved / timing.median / machine.copy,
-        "accurate": passed,
+        "accuracy": {"passed": verdict.passed, "smallest_k": verdict.smallest_k},
         **{
             f"speed_over_{peer}": measure.ratio(all_[peer], timing)
             for peer in ("eager", "inductor")
@@ -226,7 +225,7 @@ def table(kernels: Mapping[str, Facts], size: int, threads: int) -> Table:
         "x Inductor",
         "out= ms",
         "of copy",
-        "correct",
+        "smallest k",
     ):
         result.add_column(column, justify="right", no_wrap=True)
     for name, facts in kernels.items():
@@ -236,9 +235,14 @@ def table(kernels: Mapping[str, Facts], size: int, threads: int) -> Table:
         speed = f"{ours['speed_over_inductor']:.2f}" if "speed_over_inductor" in ours else "-"
         direct: Facts = facts["with_out"].get(OURS, {})  # type: ignore[union-attr]
         share = f"{direct['share_of_copy']:.0%}" if direct else "-"
-        correct = str(ours.get("accurate", ours.get("not_available", "-")))
+        accurate = ours.get("accuracy")
+        fits = (
+            f"{accurate['smallest_k']:.2f}"
+            if isinstance(accurate, Mapping)
+            else str(ours.get("not_available", "-"))
+        )
         result.add_row(
-            name, f"{facts['copy_GB_per_s']:.1f}", *times, speed, _median(direct), share, correct[:40]
+            name, f"{facts['copy_GB_per_s']:.1f}", *times, speed, _median(direct), share, fits[:40]
         )
     return result
 
