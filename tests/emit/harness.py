@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.emit.cpp import INCLUDE, emit_unit
+from tilewright.interp.algebra import STORAGE
+from tilewright.interp.program import run_program
 from tilewright.ir.program import TileProgram
 from tilewright.target import PRESETS, Target
 
@@ -99,3 +101,36 @@ def build(
     )  # fmt: skip
     assert made.returncode == 0, made.stderr[:4000]
     return Unit(out, symbols)
+
+
+def same_as_interpreter(
+    unit: Unit,
+    number: int,
+    program: TileProgram,
+    inputs: Sequence[np.ndarray | None],
+    sizes: dict[str, int] | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> list[np.ndarray]:
+    """Run both over `inputs` (None: an output) and compare every buffer; returns the buffers of the compiled run."""
+    symbols = sizes or {}
+    want = run_program(program, list(inputs), symbols)
+    arrays: list[np.ndarray] = []
+    for buffer, given, expected in zip(program.params, inputs, want, strict=True):
+        got = np.zeros(len(expected) + 32, expected.dtype)
+        got[:] = 77
+        if given is not None:
+            got[: len(expected)] = given.reshape(-1)[: len(expected)]
+        assert STORAGE[buffer.dtype.name] == expected.dtype
+        arrays.append(got)
+    assert unit.run(number, arrays, symbols) == 0
+    for buffer, got, expected in zip(program.params, arrays, want, strict=True):
+        inside, beyond = got[: len(expected)], got[len(expected) :]
+        assert (beyond == np.full_like(beyond, 77)).all(), f"{buffer.name} is written beyond its end"
+        if buffer.dtype.is_float:
+            wide, right = inside.astype(np.float64), expected.astype(np.float64)
+            np.testing.assert_allclose(wide, right, rtol=rtol, atol=atol, err_msg=buffer.name)
+        else:
+            np.testing.assert_array_equal(inside, expected, err_msg=buffer.name)
+    return [got[: len(expected)] for got, expected in zip(arrays, want, strict=True)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir.expr import Axis, Expr, cost
+from tilewright.ir.expr import Axis, Expr, conjuncts
 from tilewright.ir.program import (
     Branch,
     Check,
@@ -34,8 +34,8 @@ from .cpp_memory import Memory
 from .cpp_scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
 
 Dims = tuple[tuple[Axis, int], ...]
-UNROLLED_COST = 96
-"""Loops over registers are written out by the compiler while the copies cost fewer vector instructions than this."""
+UNROLLED = 32
+"""Most registers of a block that are addressed by constants, so that the compiler keeps its arrays in registers."""
 
 
 @dataclass(slots=True)
@@ -227,12 +227,28 @@ class Body:
         arrays = any(
             self.printer.places[v].array for s in run.body for v in (*uses(s), *(d.id for d in defines(s)))
         )
-        work = sum(cost(e) + 1 for s in run.body for e in expressions(s))
-        with self.nest(run.dims, registers <= 32 if arrays else registers * work <= UNROLLED_COST):
+        with self.nest(run.dims, arrays and registers <= UNROLLED):
+            self._leave_at_tail(run)
             for s in run.body:
                 self.simple(s)
         if self.counts(run.dims):
             self.printer.scope.forget(self.printer.states)
+
+    def _leave_at_tail(self, run: Run) -> None:
+        """Leave the loop over registers at the first one that a mask, common to all its effects, excludes whole."""
+        unit = self.printer.unit
+        if unit.lane is None or unit.lane not in unit.index:
+            return
+        effects = [s for s in run.body if isinstance(s, (Load, Store, Update, Check))]
+        made = [v for s in run.body for v in defines(s)]
+        if not effects or any(self.printer.places[v.id].array for v in made):
+            return
+        common = set(conjuncts(effects[0].mask)).intersection(*(conjuncts(s.mask) for s in effects))
+        for term in conjuncts(effects[0].mask):
+            bound = self.printer.lane_bound(term) if term in common else None
+            if bound is not None and bound[0] == "below":
+                self.lines.put(f"if ({bound[1]} <= 0) break;")
+                return
 
     def declare_array(self, var: Var, dims: Dims) -> None:
         """Print the array of registers that holds a block."""
@@ -335,7 +351,7 @@ class Body:
         if spans:
             self.lines.put(f"for (i64 {u} = 0; {u} < {steps}; {u}++) {{")
             self.lines.depth += 1
-        with self.nest(dims, prod(n for _, n in self.counts(dims)) <= 32):
+        with self.nest(dims, prod(n for _, n in self.counts(dims)) <= UNROLLED):
             unit = self.printer.unit
             if spans:
                 self.printer.unit = unit = replace(unit, index={**unit.index, s.k: u})

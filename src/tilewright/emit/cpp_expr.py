@@ -30,6 +30,7 @@ FUNCTIONS = {
 }
 DIVISIONS = {"floordiv": ("div_floor", "floor_divide"), "mod": ("mod_floor", "remainder"),
              "truncdiv": ("div_trunc", "trunc_divide"), "fmod": ("mod_trunc", "fmod")}  # fmt: skip
+NATURAL = {"floordiv": "div_natural", "mod": "mod_natural"}
 MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 INT32 = 1 << 31
 
@@ -247,9 +248,8 @@ class Expressions:
         return f"({' - '.join([' + '.join(plus) or '0', *minus])})"
 
     def _index_division(self, e: Expr, args: list[str]) -> str:
-        name = function(e)
-        if dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1):
-            name = "div_natural" if e.op == "floordiv" else "mod_natural"
+        natural = dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1)
+        name = NATURAL[e.op] if natural else function(e)
         return f"{name}({bare(args[0])}, {bare(args[1])})"
 
     def _scalar_cast(self, e: Expr) -> str:
@@ -275,6 +275,8 @@ class Expressions:
             return f"recast<i64>({bare(self.narrow_index(e))})"
         if e.op == "where" and not self.varies(e.args[0]):
             return f"({bare(self.scalar(e.args[0]))} ? {self.vector(e.args[1])} : {self.vector(e.args[2])})"
+        if self._divides_naturally(e):
+            return f"{NATURAL[e.op]}({bare(self.vector(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
         args = [self.vector(a) for a in e.args]
         if e.op == "where":
             return f"select({', '.join(bare(a) for a in args)})"
@@ -297,6 +299,12 @@ class Expressions:
             return f"({'!' if source is bool_ and not wide else '~'}{args[0]})"
         return f"{function(e)}({', '.join(bare(a) for a in args)})"
 
+    def _divides_naturally(self, e: Expr) -> bool:
+        """Whether `e` divides lanes that are proved not negative by one positive number."""
+        if e.dtype is not i64 or e.op not in NATURAL or self.varies(e.args[1]):
+            return False
+        return not self.facts(e)[1] and dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1)
+
     # --- index vectors -------------------------------------------------------
 
     def _plain_index(self, e: Expr) -> bool:
@@ -313,6 +321,9 @@ class Expressions:
         if e.op in ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum") and all(
             map(fits_int32, e.args)
         ):
+            if self._divides_naturally(e):
+                text = f"({bare(self.narrow_index(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
+                return f"{NATURAL[e.op]}{text}"
             args = [self.narrow_index(a) for a in e.args]
             if e.op in INFIX:
                 return f"({args[0]} {INFIX[e.op]} {args[1]})"

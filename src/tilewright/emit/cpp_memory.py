@@ -167,7 +167,7 @@ class Memory:
                 return f"load_strided{types}({pointer}, {address.stride})"
             return f"load_strided_part{types}({pointer}, {address.stride}, {guard.below}{fill})"
         mask = self.lanes_of(guard) or f"splat_mask<{self.expressions.unit.lanes}>(true)"
-        return f"gather{types}({pointer}, {self._indexed(address).index}, {bare(mask)}{fill})"
+        return f"take{types}({pointer}, {self._indexed(address).index}, {bare(mask)}{fill})"
 
     def _load_uniform(self, s: Load, guard: Guard, address: Address) -> str:
         """One element for all lanes, read only if some lane wants it."""

@@ -112,6 +112,33 @@ template <int L> TW_INLINE mask<L> only_lane(i64 n) {
 template <class T, int L> TW_INLINE T first(vec<T, L> a) { return get(a, 0); }
 template <int L> TW_INLINE bool first(mask<L> a) { return get(a, 0); }
 
+// a / b and a % b, a >= 0 and b > 0: exact below 2^51, because (a + 1/2) / b is at least 1 / (2 b) from any integer.
+template <class T, int L> TW_INLINE vec<T, L> div_natural(vec<T, L> a, i64 b) {
+  vec<double, L> q = (recast<double>(a) + splat<double, L>(0.5)) * splat<double, L>(1.0 / double(b));
+  return recast<T>(q);
+}
+template <class T, int L> TW_INLINE vec<T, L> mod_natural(vec<T, L> a, i64 b) {
+  return a - div_natural(a, b) * splat<T, L>(b);
+}
+
+// p[index] where m, else fill.
+template <class T, int L, class I>
+TW_INLINE reg<T, L> take(const T* p, vec<I, L> index, mask<L> m, scalar<T> fill = scalar<T>()) {
+  typedef memory<T> M;
+#if defined(TW_AVX512)
+  if constexpr (L == 16 && sizeof(M) == 4 && sizeof(I) == 8) {
+    typedef long long i64x8 __attribute__((vector_size(64)));
+    vec<M, L> f = to_memory<T, L>(constant<T, L>(fill));
+    u16 k = u16(__builtin_ia32_cvtd2mask512(m.m.v));
+    f32x8 a = __builtin_ia32_gatherdiv16sf((f32x8)lo(f).v, (const float*)p, (i64x8)index.lo.v, u8(k), 4);
+    f32x8 b = __builtin_ia32_gatherdiv16sf((f32x8)hi(f).v, (const float*)p, (i64x8)index.hi.v, u8(k >> 8), 4);
+    typedef typename vec<M, 8>::raw raw;
+    return from_memory<T, L>(join(vec<M, 8>{(raw)a}, vec<M, 8>{(raw)b}));
+  } else
+#endif
+    return gather<T, L>(p, index, m, fill);
+}
+
 // ---- memory under a mask: lanes outside it are not touched ----
 template <class T, int L> TW_INLINE vec<T, L> load_masked_bits(const T* p, mask<L> m, vec<T, L> fill) {
   if constexpr (kind_of<T, L> == 2)

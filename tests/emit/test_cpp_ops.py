@@ -1,0 +1,147 @@
+"""Every scalar operation and every element type, compiled, against the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from harness import build, same_as_interpreter
+from programs import N, elementwise
+
+from tilewright.interp.algebra import STORAGE
+from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32, f64, i16, i32, i64, u8
+from tilewright.ir.expr import SCALARS, Expr, call, cast, const, where
+
+UNIT_INTERVAL = {"asin", "acos", "atanh"}
+POSITIVE = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow"}
+FLOAT_ONLY = {"div", "isnan", "isinf", "pow", "atan2"} | {
+    name for name, rule in SCALARS.items() if rule.arity == 1 and rule.cost >= 8
+}
+INTEGER_ONLY = {"and", "or", "xor", "not", "shl", "shr"}
+LOOSE = 3e-6
+
+
+def operations(dtype: DType) -> list[str]:
+    """Those that are defined for a type."""
+    if dtype is bool_:
+        return ["and", "or", "xor", "not", "eq", "ne", "maximum", "minimum", "lt", "le", "gt", "ge"]
+    skipped = INTEGER_ONLY if dtype.is_float else FLOAT_ONLY
+    return [n for n in SCALARS if n not in skipped and n not in ("where", "cast", "narrow")]
+
+
+def sample(dtype: DType, n: int, op: str = "") -> np.ndarray:
+    """Values that the operation takes, with special ones among floats."""
+    if dtype is bool_:
+        return np.random.randint(0, 2, n).astype(np.bool_)
+    if not dtype.is_float:
+        info = np.iinfo(STORAGE[dtype.name])
+        x = np.random.randint(max(info.min, -1000), min(info.max, 1000), n, dtype=np.int64)
+        x[:2] = info.min, info.max
+        return x.astype(STORAGE[dtype.name])
+    x = np.random.standard_normal(n) * 3
+    if op in UNIT_INTERVAL:
+        x = np.random.uniform(-0.99, 0.99, n)
+    elif op in POSITIVE or op == "acosh":
+        x = np.abs(x) + (1 if op == "acosh" else 0.01)
+    else:
+        x[3:7] = 0.0, -0.0, 2.5, -1.5
+        if op not in ("fmod", "mod", "floordiv", "truncdiv", "sin", "cos", "tan"):
+            x[:3] = np.inf, -np.inf, np.nan
+    return x.astype(STORAGE[dtype.name])
+
+
+def divisor(y: np.ndarray, op: str) -> np.ndarray:
+    """No zeros where the interpreter would raise."""
+    if op in ("floordiv", "mod", "truncdiv", "fmod"):
+        return np.where(y == 0, y.dtype.type(3), y)
+    if op in ("shl", "shr"):
+        return (y.astype(np.int64) % (8 * y.dtype.itemsize)).astype(y.dtype)
+    return y
+
+
+@pytest.mark.parametrize("name", ["f32", "f64", "i32", "i64", "u8", "i16", "bool"])
+def test_operations(name: str, tmp_path: Path) -> None:
+    dtype = DTYPES[name]
+    programs, inputs = [], []
+    for op in operations(dtype):
+        rule = SCALARS[op]
+        out = bool_ if rule.result == "bool" else dtype
+
+        def body(*args: Expr, op: str = op) -> Expr:
+            return call(op, *args)
+
+        programs.append(elementwise(N, (dtype,) * rule.arity, out, body, tile=16, chunk=32))
+        n = (
+            80 if op in ("floordiv", "mod", "truncdiv", "fmod") else 75
+        )  # no idle lanes where 0 may be divided by
+        args = [sample(dtype, n, op) for _ in range(rule.arity)]
+        inputs.append([args[0], *(divisor(y, op) for y in args[1:])])
+    unit = build(tmp_path, programs, ("n",))
+    for k, (program, given) in enumerate(zip(programs, inputs, strict=True)):
+        try:
+            same_as_interpreter(
+                unit, k, program, [*given, None], {"n": len(given[0])}, rtol=LOOSE, atol=1e-30
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{operations(dtype)[k]} of {name}: {error}") from error
+
+
+@pytest.mark.parametrize("source", sorted(DTYPES))
+def test_casts(source: str, tmp_path: Path) -> None:
+    dtype = DTYPES[source]
+    programs = [
+        elementwise(N, (dtype,), to, lambda a, to=to: cast(a, to), tile=16, chunk=32)
+        for to in DTYPES.values()
+    ]
+    unit = build(tmp_path, programs, ("n",))
+    n = 41
+    x = np.abs(sample(dtype, n, "fmod")) if dtype is not bool_ else sample(dtype, n)
+    if dtype.kind is Kind.INT:
+        x[:2] = 0, 1
+    for k, program in enumerate(programs):
+        same_as_interpreter(unit, k, program, [x, None], {"n": n}, rtol=0, atol=0)
+
+
+def test_halves_are_computed_in_single_precision(tmp_path: Path) -> None:
+    x = np.random.standard_normal((2, 300)).astype(np.float16)
+    y = np.random.standard_normal((2, 300)).astype(ml_dtypes.bfloat16)
+    f16, bf16 = DTYPES["f16"], DTYPES["bf16"]
+
+    def body(a: Expr, b: Expr) -> Expr:
+        product = call("mul", cast(a, f32), cast(b, f32))
+        return call("add", product, const(1, f32))
+
+    programs = [elementwise(N, (t, t), t, body) for t in (f16, bf16)]
+    unit = build(tmp_path, programs, ("n",))
+    for k, data in enumerate((x, y)):
+        out = np.zeros(300, data.dtype)
+        unit.run(k, [data[0], data[1], out], {"n": 300})
+        want = data[0].astype(np.float32) * data[1].astype(np.float32) + np.float32(1)
+        np.testing.assert_array_equal(out, want.astype(data.dtype))
+
+
+def test_shared_expressions_and_conditions(tmp_path: Path) -> None:
+    def body(a: Expr, b: Expr, c: Expr) -> Expr:
+        s = call("add", a, b)
+        positive = call("and", call("gt", s, const(0, f32)), c)
+        return where(call("or", positive, call("not", c)), call("mul", s, s), call("neg", call("exp", s)))
+
+    program = elementwise(N, (f32, f32, bool_), f32, body)
+    unit = build(tmp_path, [program], ("n",))
+    for n in (0, 1, 63, 64, 130):
+        given = [sample(f32, n + 8)[8:], sample(f32, n + 8)[8:], sample(bool_, n)]
+        same_as_interpreter(unit, 0, program, [*given, None], {"n": n})
+
+
+def test_mixed_types_in_one_kernel(tmp_path: Path) -> None:
+    def body(a: Expr, b: Expr, c: Expr, d: Expr) -> Expr:
+        total = call("add", cast(a, f64), cast(b, f64))
+        count = call("add", cast(c, i64), cast(d, i64))
+        return cast(call("mul", total, cast(count, f64)), f32)
+
+    program = elementwise(N, (f32, i16, u8, i32), f32, body, tile=64)
+    unit = build(tmp_path, [program], ("n",))
+    given = [sample(f32, 207)[7:], sample(i16, 200), sample(u8, 200), sample(i32, 200) % 1000]
+    same_as_interpreter(unit, 0, program, [*given, None], {"n": 200})
