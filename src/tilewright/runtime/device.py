@@ -275,8 +275,7 @@ def _compile(compiler: Compiler, texts: Sequence[str], flags: Sequence[str], key
 
 def _run_compiler(compiler: Compiler, names: Sequence[str], flags: Sequence[str], folder: Path) -> None:
     """Compile each unit, side by side, and link; one unit goes in one step."""
-    extra = ("-fno-sanitize=undefined",) if compiler.family == "zig" else ()
-    start = [*compiler.command, *COMMON, *_adapted(compiler, flags), *extra, "-I", str(HEADERS)]
+    start = [*compiler.command, *COMMON, *_adapted(compiler, flags), "-I", str(HEADERS)]
     end = ["-shared", "-o", LIBRARY, "-lm", "-pthread"]
     if len(names) == 1:
         _finish([_start([*start, names[0], *end], folder)])
@@ -290,10 +289,12 @@ def _run_compiler(compiler: Compiler, names: Sequence[str], flags: Sequence[str]
 
 
 def _adapted(compiler: Compiler, flags: Sequence[str]) -> tuple[str, ...]:
-    """The target's flags in this compiler's words."""
+    """The target's flags in this compiler's words. Zig names processors its own way and defaults to this one."""
     if compiler.family != "zig":
         return tuple(flags)
-    return tuple(f.replace("-", "_").replace("__march=", "-mcpu=", 1) if "-march=" in f else f for f in flags)
+    march = next((f.removeprefix("-march=") for f in flags if f.startswith("-march=")), "")
+    cpu = march.replace("-", "_") if march.startswith("x86-64") else "baseline"
+    return (*(f for f in flags if not f.startswith("-march=")), f"-mcpu={cpu}", "-fno-sanitize=undefined")
 
 
 def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:

@@ -21,6 +21,12 @@ template <int Mode, class T, int L> TW_INLINE vec<T, L> rounded(vec<T, L> a) {
   if constexpr (!is_float<T>) return a;
   else if constexpr (kind_of<T, L> == 2) return {rounded<Mode>(a.lo), rounded<Mode>(a.hi)};
   else if constexpr (L == 1) return {round_lane<Mode>(a.v)};
+#if defined(__clang__)
+  else if constexpr (Mode == 0) return {__builtin_elementwise_roundeven(a.v)};
+  else if constexpr (Mode == 1) return {__builtin_elementwise_floor(a.v)};
+  else if constexpr (Mode == 2) return {__builtin_elementwise_ceil(a.v)};
+  else return {__builtin_elementwise_trunc(a.v)};
+#else
 #if defined(__SSE4_1__)
   else if constexpr (bytes < 16) return lo(rounded<Mode>(join(a, a)));
   else if constexpr (bytes == 16 && same<T, float>) return {__builtin_ia32_roundps(a.v, 8 | Mode)};
@@ -36,6 +42,7 @@ template <int Mode, class T, int L> TW_INLINE vec<T, L> rounded(vec<T, L> a) {
   else if constexpr (bytes == 64) return {__builtin_ia32_rndscalepd_mask(a.v, 8 | Mode, a.v, (u8)-1, 4)};
 #endif
   else return {round_lanes<Mode, T>(a.v, seq_to<L>())};
+#endif
 }
 template <class T, int L> TW_INLINE vec<T, L> round_even(vec<T, L> a) { return rounded<0>(a); }
 template <class T, int L> TW_INLINE vec<T, L> floor(vec<T, L> a) { return rounded<1>(a); }
@@ -134,7 +141,8 @@ template <class T, int L> TW_NOINLINE vec<T, L> floor_divide(vec<T, L> a, vec<T,
 // ---- integer division; a zero divisor in a lane of `active` sets *error and gives 0; the smallest number over -1 wraps ----
 enum class division { trunc, floor };
 template <division D, bool Rest, class T> TW_INLINE T divide_lane(T a, T b) {
-  if (T(b + 1) <= T(1) && b != 1) return b == 0 ? T(0) : Rest ? T(0) : T(-a);  // b is 0 or -1
+  if (b == 0) return T(0);
+  if (T(-1) < T(0) && b == T(-1)) return Rest ? T(0) : T(-a);
   T q = T(a / b), r = T(a % b);
   if (D == division::floor && r != 0 && (r < 0) != (b < 0)) return Rest ? T(r + b) : T(q - 1);
   return Rest ? r : q;

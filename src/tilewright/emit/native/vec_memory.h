@@ -23,10 +23,8 @@ typedef i32 i32x4 __attribute__((vector_size(16)));
 typedef i32 i32x8 __attribute__((vector_size(32)));
 typedef i32 i32x16 __attribute__((vector_size(64)));
 typedef long long i64x4 __attribute__((vector_size(32)));
-typedef i16 i16x4 __attribute__((vector_size(8)));
 typedef i16 i16x8 __attribute__((vector_size(16)));
 typedef i16 i16x16 __attribute__((vector_size(32)));
-typedef u16 u16x4 __attribute__((vector_size(8)));
 typedef u16 u16x8 __attribute__((vector_size(16)));
 typedef u16 u16x16 __attribute__((vector_size(32)));
 typedef char char16 __attribute__((vector_size(16)));
@@ -60,37 +58,52 @@ template <int L> TW_INLINE vec<u16, L> to_bf16(vec<float, L> a) {
   else if constexpr (L == 1) return lo(to_bf16(join(a, a)));
   else return recast<u16>(vec<i32, L>{bf16_bits(a.v)});
 }
+// Machines that convert whole vectors: Clang and AArch64 through a half type, GCC on x86 through builtins.
+#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))
+typedef _Float16 native_half;
+#define TW_NATIVE_HALF 1
+#elif defined(__aarch64__)
+typedef __fp16 native_half;
+#define TW_NATIVE_HALF 1
+#elif defined(__F16C__)
+#define TW_F16C 1
+#endif
+#if defined(TW_NATIVE_HALF)
+template <int L> struct halves {
+  typedef native_half type __attribute__((vector_size(2 * L)));
+};
+#endif
 template <int L> TW_INLINE vec<u16, L> to_half(vec<float, L> a) {
   if constexpr (kind_of<float, L> == 2) return TW_BOTH(to_half);
   else if constexpr (L < 4) return lo(to_half(join(a, a)));
+#if defined(TW_NATIVE_HALF)
+  else return {(typename vec<u16, L>::raw)__builtin_convertvector(a.v, typename halves<L>::type)};
+#else
+#if defined(TW_F16C)
 #if defined(TW_AVX512)
-  else if constexpr (L == 16)
-    return {(u16x16)__builtin_ia32_vcvtps2ph512_mask(a.v, 8, i16x16{}, 0xffff)};
+  else if constexpr (L == 16) return {(u16x16)__builtin_ia32_vcvtps2ph512_mask(a.v, 8, i16x16{}, 0xffff)};
 #endif
-#if defined(__F16C__)
   else if constexpr (L == 8) return {(u16x8)__builtin_ia32_vcvtps2ph256(a.v, 0)};
   else if constexpr (L == 4) return lo(vec<u16, 8>{(u16x8)__builtin_ia32_vcvtps2ph(a.v, 0)});
-#elif defined(__aarch64__)
-  else if constexpr (L == 4)
-    return {(u16x4)__builtin_convertvector(a.v, __attribute__((vector_size(8))) __fp16)};
 #endif
   else return recast<u16>(vec<i32, L>{half_bits(a.v)});
+#endif
 }
 template <int L> TW_INLINE vec<float, L> from_half(vec<u16, L> a) {
   if constexpr (kind_of<float, L> == 2) return TW_BOTH(from_half);
   else if constexpr (L < 4) return lo(from_half(join(a, a)));
+#if defined(TW_NATIVE_HALF)
+  else return {__builtin_convertvector((typename halves<L>::type)a.v, typename vec<float, L>::raw)};
+#else
+#if defined(TW_F16C)
 #if defined(TW_AVX512)
-  else if constexpr (L == 16)
-    return {__builtin_ia32_vcvtph2ps512_mask((i16x16)a.v, f32x16{}, 0xffff, 4)};
+  else if constexpr (L == 16) return {__builtin_ia32_vcvtph2ps512_mask((i16x16)a.v, f32x16{}, 0xffff, 4)};
 #endif
-#if defined(__F16C__)
   else if constexpr (L == 8) return {__builtin_ia32_vcvtph2ps256((i16x8)a.v)};
   else if constexpr (L == 4) return {__builtin_ia32_vcvtph2ps((i16x8)join(a, a).v)};
-#elif defined(__aarch64__)
-  else if constexpr (L == 4)
-    return {__builtin_convertvector((__attribute__((vector_size(8))) __fp16)a.v, f32x4)};
 #endif
   else return {half_value<typename vec<i32, L>::raw, typename vec<float, L>::raw>(recast<i32>(a).v)};
+#endif
 }
 
 // ---- torch's conversions between memory types; half and bf16 round but stay in float registers ----
