@@ -1,37 +1,250 @@
-"""Entry points."""
+"""The front doors: the backend of `torch.compile`, and `compile` for modules, functions, exported programs and ONNX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch import Tensor, fx
 
-from tilewright.capture.aten import decompositions
-from tilewright.compiler import compile_fx
-from tilewright.options import Options
+from tilewright.capture.exported import Exported, export, exported
+from tilewright.capture.joint import Recorder, Runner, through_autograd
+from tilewright.capture.onnx import OnnxModule, bind_inputs, load
+from tilewright.compiler import Compiled, Trace, compile_fx
+from tilewright.errors import InputError, UnsupportedError
+from tilewright.options import Options, OptionValue
+from tilewright.plan.coverage import Coverage
+from tilewright.runtime.direct import Direct
+from tilewright.runtime.model import CompiledModel, Way
+from tilewright.runtime.naming import DimsLike, Naming
+from tilewright.runtime.programs import ProgramWay
+from tilewright.runtime.stats import STATS, Stats
+from tilewright.runtime.traced import TracedWay
+
+OptionsLike = Options | Mapping[str, OptionValue] | None
+Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
 
 
-def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **kw: object) -> Callable[..., object]:
-    """Backend."""
-    options = Options.make(kw.get("options"))  # type: ignore
+# --- torch.compile ---------------------------------------------------------------
 
-    def comp(kind: str):
-        def f(g, inputs):
-            c = compile_fx(g, options, trusted=True, kind=kind)
-            ex = c.executable
 
-            def run(args):
-                return ex(args)
+def backend(
+    gm: fx.GraphModule, example_inputs: Sequence[object], *, options: OptionsLike = None, mode: str | None = None
+) -> Callable[..., object]:
+    """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`; `mode` is not used.
 
-            run._boxed_call = True
-            return run
+    Weights stay inputs unless `options={"freeze": True}`, and then only where no gradient is asked for."""
+    del mode
+    return Session(Options.make(options)).backend(gm, example_inputs)
 
-        return f
 
-    return aot_autograd(
-        fw_compiler=comp("forward"), bw_compiler=comp("backward"), inference_compiler=comp("inference"),
-        partition_fn=min_cut_rematerialization_partition, decompositions=decompositions(), keep_inference_input_mutations=True,
-    )(gm, example_inputs)
+@dataclass(eq=False)
+class Session:
+    """What one compiled model has compiled so far."""
+
+    options: Options
+    compiled: list[Compiled] = field(default_factory=list)
+    recorder: Recorder | None = None
+
+    def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        """Compile what Dynamo captured."""
+        return through_autograd(
+            gm, example_inputs, self._build, freeze=bool(self.options.freeze), recorder=self.recorder
+        )
+
+    def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)
+        self.compiled.append(done)
+        return done.executable  # pyright: ignore[reportReturnType]  (arguments and results of a graph are what it says)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of all graphs together."""
+        if not self.compiled:
+            return None
+        first, *rest = [c.coverage for c in self.compiled]
+        for other in rest:
+            first = first + other
+        return first
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """Of all graphs, in the order in which they were compiled."""
+        return tuple(k for c in self.compiled for k in c.kernels)
+
+    @property
+    def trace(self) -> Trace:
+        """Of the graph compiled last."""
+        return self.compiled[-1].trace if self.compiled else Trace()
+
+
+def stats() -> Stats:
+    """Counters since the start of the process or the last `reset`."""
+    return STATS.snapshot()
+
+
+def reset() -> None:
+    """Forget what torch has compiled and set all counters to 0. Compiled models stay usable."""
+    torch._dynamo.reset()
+    STATS.reset()
+
+
+# --- compile ---------------------------------------------------------------------
+
+
+def compile(
+    target: Target,
+    example_inputs: Sequence[object] | Mapping[str, object] | None = None,
+    *,
+    dims: DimsLike | str | None = None,
+    device: str | torch.device | None = None,
+    strict: bool = False,
+    freeze: bool | None = None,
+    options: OptionsLike = None,
+) -> CompiledModel:
+    """Compile a module, a function, an exported program, or the path of an ONNX file.
+
+    `example_inputs` (a tuple, or a mapping by name) compiles now, else the first call does. `dims` names dynamic dims
+    by input and position, `{"x": {0: "batch", 1: ("length", 2, 512)}}`, with the range it may have; one graph then
+    serves all sizes. `dims="oblivious"` lets sizes 0 and 1 share it. `strict` raises UnsupportedError where an op would
+    run as a library call by need. `freeze` makes weights constants (the default for files and exported programs).
+    Values other than tensors are read when compiling: arguments, module attributes, closures and globals are compared
+    on each call, what lies deeper inside them is not.
+    """
+    if device is not None and torch.device(device).type != "cpu":
+        raise UnsupportedError(f"device {device}", phase="input", hint="this version generates code for CPUs")
+    wanted = Options.make(options)
+    if strict:
+        wanted = wanted.replace(strict=True)
+    if freeze is not None:
+        wanted = wanted.replace(freeze=freeze)
+    if isinstance(dims, str) and dims != "oblivious":
+        raise InputError(f"dims cannot be {dims!r}", phase="input", hint='a mapping or "oblivious"')
+    naming = Naming(dims if isinstance(dims, Mapping) else {})
+    model = CompiledModel(_way(target, wanted, naming, oblivious=dims == "oblivious"))
+    if isinstance(example_inputs, Mapping):
+        model.prepare((), dict(example_inputs))
+    elif example_inputs is not None:
+        model.prepare(tuple(example_inputs), {})
+    return model
+
+
+def _way(target: Target, options: Options, naming: Naming, *, oblivious: bool) -> Way:
+    if isinstance(target, (str, os.PathLike)):
+        path = os.fspath(target)
+        if not path.endswith(".onnx"):
+            raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
+        return FileWay(load(path), options, naming)
+    if isinstance(target, torch.export.ExportedProgram):
+        return _program_way(exported(target), options)
+    if callable(target):
+        return TracedWay(target, Session(options), naming, oblivious=oblivious)
+    raise InputError(
+        f"cannot compile a {type(target).__name__}", phase="input",
+        hint="give a module, a function, an exported program, or the path of a model file",
+    )  # fmt: skip
+
+
+def _program_way(program: Exported, options: Options) -> ProgramWay:
+    def build(gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> Compiled:
+        return compile_fx(gm, options, frozen=frozen)
+
+    return ProgramWay(program, build, freeze=options.freeze is not False)
+
+
+class FileWay:
+    """A model file. Its declared dynamic dims (or those of `naming`) are symbols; dims of one name are taken as equal
+    while they are, and a call where they differ gets a graph in which each has its own symbol."""
+
+    def __init__(self, module: OnnxModule, options: Options, naming: Naming) -> None:
+        self.module = module
+        self.options = options
+        self.naming = naming
+        self._ways: dict[bool, ProgramWay] = {}
+        self._lock = threading.Lock()
+        self.names = tuple(s.name for s in module.input_specs)
+        self._dims = self._dynamic()
+
+    def _dynamic(self) -> dict[str, dict[int, str]]:
+        """Names of the dynamic dims by input and place; unnamed ones get a name of their own."""
+        given: dict[str, dict[int, str]] = {}
+        for d in self.naming.dims:
+            given.setdefault(d.input, {})[d.place] = d.name
+        found: dict[str, dict[int, str]] = {}
+        for spec in self.module.input_specs:
+            declared = enumerate(spec.dims or ())
+            own = {k: n or f"?{spec.name}.{k}" for k, n in declared if not isinstance(n, int)}
+            found[spec.name] = own | given.get(spec.name, {})
+        return found
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of the graphs compiled so far."""
+        covers = [w.coverage for w in self._ways.values()]
+        return sum(covers[1:], covers[0]) if covers else None
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """Of the graphs compiled so far."""
+        return tuple(k for w in self._ways.values() for k in w.kernels)
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last."""
+        return next(reversed(self._ways.values())).trace if self._ways else Trace()
+
+    def unchanged(self) -> bool:
+        """A file's weights are its own."""
+        return True
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Compile for inputs like these."""
+        self._chosen(bind_inputs(self.module, args, kwargs))  # pyright: ignore[reportArgumentType]  (it checks them)
+
+    def __call__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
+    ) -> tuple[object, Direct | None]:
+        """The outputs: a tensor, or a tuple of several."""
+        inputs = bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]
+        return self._chosen(inputs).run(inputs, out), None
+
+    def _chosen(self, inputs: Sequence[Tensor]) -> ProgramWay:
+        list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
+        sizes: dict[str, int] = {}
+        equal = True
+        for name, t in zip(self.names, inputs, strict=True):
+            for place, dim in self._dims[name].items():
+                equal &= sizes.setdefault(dim, t.shape[place]) == t.shape[place]
+        with self._lock:
+            way = self._ways.get(equal)
+            if way is None:
+                way = self._ways[equal] = _program_way(exported(self._export(inputs, equal)), self.options)
+        return way
+
+    def _export(self, inputs: Sequence[Tensor], equal: bool) -> torch.export.ExportedProgram:
+        dynamic = tuple(dict.fromkeys(self._dims[n], torch.export.Dim.AUTO) for n in self.names)
+        groups: dict[str, list[tuple[int, int]]] = {}
+        for i, name in enumerate(self.names):
+            for place, dim in self._dims[name].items():
+                groups.setdefault(dim, []).append((i, place))
+        module = _SameSizes(self.module, [g for g in groups.values() if len(g) > 1]) if equal else self.module
+        return export(module, inputs, (dynamic,) if module is not self.module else dynamic)
+
+
+class _SameSizes(torch.nn.Module):
+    """A module with the statement that some sizes of its inputs are equal."""
+
+    def __init__(self, inner: torch.nn.Module, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._groups = tuple(tuple(g) for g in groups)
+
+    def forward(self, *inputs: Tensor) -> object:
+        """Run the inner module."""
+        for (first, at), *others in self._groups:
+            for i, place in others:
+                torch._check(inputs[i].shape[place] == inputs[first].shape[at])
+        return self.inner(*inputs)

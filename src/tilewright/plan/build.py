@@ -12,7 +12,20 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, LibraryCall, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.plan.bind import bind_symbols, check_bound, symbol_name
-from tilewright.plan.data import Buffer, Call, Copy, Home, Launch, Launches, Measure, Plan, Segment, Spec, Step, View
+from tilewright.plan.data import (
+    Buffer,
+    Call,
+    Copy,
+    Home,
+    Launch,
+    Launches,
+    Measure,
+    Plan,
+    Segment,
+    Spec,
+    Step,
+    View,
+)
 
 Kernels = Mapping[Kernel, tuple[int, tuple[Value, ...]]]
 """Kernel of the cover -> its number in the built unit, and the values behind its parameters."""

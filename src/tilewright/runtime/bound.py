@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from tilewright import allocate
-from tilewright.plan.bind import names_in
 from tilewright.ir.expr import Expr
+from tilewright.plan.bind import names_in
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
 from tilewright.plan.host import Number, size
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Table, Unit
 from tilewright.runtime.steps import Act, Tensors
-from tilewright.runtime.tensors import torch_dtype
+from tilewright.runtime.tensors import empty_strided, torch_dtype
 
 ALIGN = 64
 KEEP_BYTES = 1 << 28
@@ -81,7 +81,7 @@ class Part:
         """Make the tensors that leave the plan, but those that the caller brought."""
         for b, shape, strides, dtype in self.outputs:
             if tensors[b] is None:
-                tensors[b] = torch.empty_strided(shape, strides, dtype=dtype)
+                tensors[b] = empty_strided(shape, strides, dtype)
 
 
 class Workspace:
@@ -146,7 +146,7 @@ class Workspace:
                     )
                 case Copy():
                     acts.append(steps.copying(step.target, step.source))
-            if frees:
+            if frees and any(isinstance(s, Call) for s in segment.steps):
                 acts.append(steps.freeing(frees))
         return tuple(acts)
 

@@ -8,22 +8,42 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
-from tilewright.plan.data import Binding, Home, Plan, Spec
+from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
 from tilewright.plan.data import Part as Where
 from tilewright.plan.host import Number, number, size
 from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
 from tilewright.runtime.launch import Unit
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.tensors import copy_into, memory_range, relaid, repeats_memory, same_layout, torch_dtype
+from tilewright.runtime.tensors import (
+    copy_into,
+    empty_strided,
+    memory_range,
+    relaid,
+    repeats_memory,
+    same_layout,
+    torch_dtype,
+)
 
 PLANS = 256
 """Size tables kept per executable."""
 
 Argument = Tensor | int | float | bool
 Result = Tensor | int | float | bool | None
+
+
+_NOTHING: list[Tensor | None] = []
+
+
+def _is_quick(plan: Plan) -> bool:
+    steps = [step for segment in plan.segments for step in segment.steps]
+    if len(plan.segments) != 1 or not all(isinstance(step, Launches) for step in steps) or plan.written:
+        return False
+    outputs = [o for o in plan.outputs if isinstance(o, int) and plan.buffers[o].home is Home.OUTPUT]
+    return len(set(outputs)) == len(plan.outputs) > 0
 
 
 class Bound:
@@ -39,8 +59,11 @@ class Bound:
         self.inputs = tuple((k, b) for k, b in enumerate(plan.arguments) if b >= 0)
         self.strides = tuple((k, layouts.strides[b]) for k, b in self.inputs)
         self.free: list[Workspace] = []
-        self.dynamic = any(isinstance(o, Expr) for o in plan.outputs)
-        self.slots = tuple((k, b) for k, b in self.inputs)
+        self.keep = False
+        """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
+        self.quick = _is_quick(plan)
+        """Whether kernels are all there is to run, and all results are tensors of their own."""
+        self.order = tuple([b for b, *_ in self.first.outputs].index(o) for o in plan.outputs) if self.quick else ()  # pyright: ignore[reportArgumentType]
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
@@ -48,6 +71,27 @@ class Bound:
             return self.free.pop()
         except IndexError:
             return Workspace(self.first, self.constants)
+
+    def run_quick(self, args: list[Argument]) -> list[Result] | None:
+        """The whole run where `quick`; None if an input lies in memory in another way than compiled for."""
+        for k, strides in self.strides:
+            if args[k].stride() != strides:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+                return None
+        workspace = self.workspace()
+        bases = workspace.bases
+        for k, b in self.inputs:
+            bases[b] = args[k].data_ptr()  # pyright: ignore[reportAttributeAccessIssue]
+        made: list[Result] = []
+        for b, shape, strides, dtype in self.first.outputs:
+            t = empty_strided(shape, strides, dtype)
+            bases[b] = t.data_ptr()
+            made.append(t)
+        for act in workspace.acts:
+            act(_NOTHING)
+        args.clear()
+        if self.keep:
+            self.free.append(workspace)
+        return made if len(made) == 1 else [made[k] for k in self.order]
 
 
 class Executable:
@@ -78,8 +122,12 @@ class Executable:
 
         `out` are tensors for the outputs that are tensors, in order. Raises InputError for inputs that do not fit."""
         bound = self._bind(args)
+        if bound.quick and out is None:
+            made = bound.run_quick(args)
+            if made is not None:
+                return made
         tensors: list[Tensor | None] = self._template[:]
-        for k, b in bound.slots:
+        for k, b in bound.inputs:
             tensors[b] = args[k]  # pyright: ignore[reportArgumentType]
         back = self._lay(bound, args, tensors)
         for b, index in self._constants:
@@ -119,7 +167,7 @@ class Executable:
                     found = tensors[m.buffer]
                     sizes[m.symbol] = found.shape[m.dim] if isinstance(found, Tensor) else found  # pyright: ignore[reportArgumentType]  (a number, as the plan says)
         results = [_result(o, tensors, sizes) for o in self.plan.outputs]
-        if bound is self._recent and bound.first.arena_bytes <= KEEP_BYTES:
+        if bound.keep:
             bound.free.append(held[0])
         return results
 
@@ -146,7 +194,9 @@ class Executable:
         """Keep workspaces only of the sizes seen last."""
         recent, self._recent = self._recent, bound
         if recent is not None:
+            recent.keep = False
             recent.free.clear()
+        bound.keep = bound.first.arena_bytes <= KEEP_BYTES
 
     def _miss(self, key: tuple[object, ...], args: Sequence[Argument]) -> Bound:
         sizes = solve(self.plan.bindings, args, self._readers) if self.trusted else self._checked(args)
@@ -206,21 +256,15 @@ class Executable:
         wanted = [(k, o) for k, o in enumerate(self.plan.outputs) if o is not None]
         if len(out) != len(wanted):
             raise InputError(f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input")
-        inputs = [(k, memory_range(t)) for k, b in bound.inputs if (t := tensors[b]) is not None]
+        ranges = [(f"input {k}", memory_range(t)) for k, b in bound.inputs if (t := tensors[b]) is not None]
         late: list[tuple[Tensor, int]] = []
-        taken: list[tuple[int, int]] = []
         layouts = bound.first.layouts
         for given, (k, b) in zip(out, wanted, strict=True):
             if not isinstance(b, int):
                 raise InputError("out= needs outputs that are tensors", phase="input", place=f"output {k}")
             buffer = self.plan.buffers[b]
             _check_out(k, given, torch_dtype(buffer.spec.dtype), layouts.shapes[b] if not buffer.segment else None)
-            low, high = memory_range(given)
-            clash = [i for i, (a, z) in inputs if a < high and low < z]
-            if clash or any(a < high and low < z for a, z in taken):
-                what = f"input {clash[0]}" if clash else "another output"
-                raise InputError(f"out {k} overlaps {what}", phase="input", hint="give each its own memory")
-            taken.append((low, high))
+            _check_apart(k, given, ranges)
             fits = buffer.segment == 0 and same_layout(given.shape, given.stride(), layouts.strides[b])
             if fits and buffer.home is Home.OUTPUT and tensors[b] is None:
                 tensors[b] = given
@@ -290,3 +334,31 @@ def _check_out(k: int, given: object, dtype: torch.dtype, shape: tuple[int, ...]
         raise InputError(f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place)
     if repeats_memory(given):
         raise InputError(f"out {k} holds one element at several places", phase="input", place=place)
+
+
+def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> object:
+    """Copy the tensors of `result` (nested as the program returned it) into `out`, and return it with those instead.
+
+    Raises InputError as a plan does that writes into `out` itself."""
+    leaves, spec = pytree.tree_flatten(result)
+    at = [k for k, x in enumerate(leaves) if isinstance(x, Tensor)]
+    if len(at) != len(out):
+        raise InputError(f"out has {len(out)} tensors, there are {len(at)} outputs", phase="input")
+    ranges = [(f"input {k}", memory_range(t)) for k, t in enumerate(inputs)]
+    for number, (k, given) in enumerate(zip(at, out, strict=True)):
+        made = leaves[k]
+        _check_out(number, given, made.dtype, tuple(made.shape))
+        _check_apart(number, given, ranges)
+    for k, given in zip(at, out, strict=True):
+        copy_into(given, leaves[k].detach())
+        leaves[k] = given
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _check_apart(k: int, given: Tensor, ranges: list[tuple[str, tuple[int, int]]]) -> None:
+    """Raise InputError if `given` meets memory in `ranges`; add it to them."""
+    low, high = memory_range(given)
+    for what, (a, z) in ranges:
+        if a < high and low < z:
+            raise InputError(f"out {k} overlaps {what}", phase="input", place=f"out {k}", hint="give each its own memory")
+    ranges.append((f"out {k}", (low, high)))

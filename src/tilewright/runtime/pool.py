@@ -31,6 +31,8 @@ class Pool:
         """`void tw_parallel(task, context, int64_t count, int64_t grain, int more)`."""
         self.scratch: int = _address(library, "tw_scratch")
         """`void* tw_scratch(int64_t worker, int64_t bytes)`."""
+        self.resizing: int = _address(library, "tw_resize")
+        """`void tw_resize(int64_t threads, int pin)`."""
 
     @property
     def workers(self) -> int:

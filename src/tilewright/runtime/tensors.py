@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,15 @@ def torch_dtype(d: DType) -> torch.dtype:
 
 OURS: dict[torch.dtype, DType] = {t: DTYPES[n] for n, t in TORCH.items()}
 
-empty_strided = torch.empty_strided
+_short = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+
+
+def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+empty_strided: Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor] = _short or _empty
+"""A new CPU tensor of a shape, strides in elements, and dtype."""
 
 
 def same_layout(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
@@ -51,7 +59,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 def relaid(source: Tensor, strides: Sequence[int]) -> Tensor:
     """A copy of `source` with these strides (elements)."""
-    out = empty_strided(source.shape, strides, dtype=source.dtype, device=source.device)
+    out = empty_strided(source.shape, strides, source.dtype)
     copy_into(out, source)
     return out
 

@@ -1,0 +1,85 @@
+"""Exported programs and modules that we export ourselves: a functional graph, its weights, and how calls are flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from tilewright.capture.aten import decompositions
+from tilewright.errors import InputError, UnsupportedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exported:
+    """A functional graph without Python around it.
+
+    `weights` are tensors by placeholder name (parameters, buffers and constants that nothing writes to); `state` are
+    those that the program writes to, also by placeholder. `inputs` name the placeholders of the caller's flat arguments.
+    Result k of the graph is copied into `writes[k]` (a tensor of the state, or the number of a flat argument), or is
+    the next output.
+    """
+
+    gm: fx.GraphModule
+    weights: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    writes: Mapping[int, Tensor | int]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+
+    def flatten(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+        """The flat arguments of a call. Raises InputError if they are nested in another way than at export."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if spec != self.in_spec:
+            raise InputError(
+                f"the arguments are nested as {spec}, the program takes {self.in_spec}", phase="input"
+            )
+        return leaves
+
+
+def exported(program: ExportedProgram) -> Exported:
+    """The program in the ops that we declare. Raises UnsupportedError for inputs that are neither tensors nor numbers."""
+    program = program.run_decompositions(decompositions())
+    signature = program.graph_signature
+    tensors: dict[str, Tensor] = {**program.state_dict, **program.constants}
+    targets = set(signature.buffers_to_mutate.values())
+    weights: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    inputs: list[str] = []
+    for spec in signature.input_specs:
+        name = getattr(spec.arg, "name", "")
+        if spec.kind is InputKind.USER_INPUT:
+            inputs.append(name)
+        elif spec.target is not None and isinstance(tensors.get(spec.target), Tensor):
+            (state if spec.target in targets else weights)[name] = tensors[spec.target]
+        else:
+            raise UnsupportedError(f"an input of kind {spec.kind.name}", phase="capture", op=name)
+    writes: dict[int, Tensor | int] = {}
+    for k, out in enumerate(signature.output_specs):
+        if out.kind is OutputKind.BUFFER_MUTATION and out.target is not None:
+            writes[k] = tensors[out.target]
+        elif out.kind is OutputKind.USER_INPUT_MUTATION and out.target is not None:
+            writes[k] = inputs.index(out.target)
+        elif out.kind is not OutputKind.USER_OUTPUT:
+            raise UnsupportedError(f"an output of kind {out.kind.name}", phase="capture")
+    call = program.call_spec
+    assert call.in_spec is not None and call.out_spec is not None
+    return Exported(
+        program.graph_module, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec
+    )
+
+
+def export(
+    module: torch.nn.Module, args: Sequence[object], dynamic: object, *, oblivious: bool = True
+) -> ExportedProgram:
+    """Export `module` with `dynamic` (torch's dynamic_shapes). With `oblivious`, sizes 0 and 1 are sizes like others."""
+    from torch.fx.experimental import _config
+
+    with _config.patch(backed_size_oblivious=oblivious), torch.no_grad():
+        return torch.export.export(module, tuple(args), dynamic_shapes=dynamic, strict=False)

@@ -1,0 +1,229 @@
+"""Torch's ahead-of-time autograd around a compiler of ours: what Dynamo captured becomes one graph, or a forward and a
+backward graph, and each is built by a function that the caller passes in."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tilewright.capture.aten import decompositions
+from tilewright.errors import UnsupportedError
+
+Runner = Callable[[list[object]], list[object]]
+"""Runs a built graph: flat arguments in (the list is emptied), flat results out."""
+
+
+class Build(Protocol):
+    """Compiles one functional graph. `kind` is inference, forward or backward; `frozen` are placeholders by name."""
+
+    def __call__(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        """The runner of `gm`; it takes the arguments that are not frozen."""
+        ...
+
+
+@dataclass(slots=True)
+class Seen:
+    """One call as a recording saw it: what Dynamo passed and got, and what one graph inside passed and got."""
+
+    outer: list[tuple[tuple[object, ...], object]] = field(default_factory=list)
+    inner: list[tuple[str, Runner, tuple[object, ...], list[object]]] = field(default_factory=list)
+    effects: bool = False
+
+
+class Recorder(threading.local):
+    """Where this thread's calls are written down while `seen` is set. With `stop`, graphs do not run at all."""
+
+    seen: Seen | None = None
+    stop: bool = False
+
+
+class Compiling(Exception):
+    """Raised by a graph instead of running, under `Recorder.stop`."""
+
+
+def split(
+    joint: fx.GraphModule, joint_inputs: Sequence[object], **rest: object
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward graphs of a joint graph: what is saved and what is computed again is the minimum cut."""
+    return min_cut_rematerialization_partition(joint, joint_inputs, **rest)
+
+
+def through_autograd(
+    gm: fx.GraphModule, example_inputs: Sequence[object], build: Build, *, freeze: bool, recorder: Recorder | None = None
+) -> Callable[..., object]:
+    """The callable for Dynamo. With `freeze`, parameters and buffers of an inference graph become constants; they are
+    compared on each call (identity, address and version) and a change builds the graph anew."""
+    effects = not _free_of_effects()
+
+    def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
+        def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            fixed = _frozen_inputs(graph, example_inputs) if freeze and kind == "inference" else {}
+            with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
+                runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
+            return _boxed(runner, kind, recorder)
+
+        return compile_one
+
+    compiled = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=split,
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+    return compiled if recorder is None else _observed(compiled, recorder, effects)
+
+
+def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:
+    def run(args: list[object]) -> list[object]:
+        if recorder is not None and recorder.stop:
+            raise Compiling
+        seen = recorder.seen if recorder is not None else None
+        if kind == "backward":
+            _explain_double_backward()
+        if seen is None:
+            return runner(args)
+        given = tuple(args)
+        results = runner(args)
+        seen.inner.append((kind, runner, given, results))
+        return results
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  (torch's sign that the list may be emptied)
+    return run
+
+
+def _observed(compiled: Callable[..., object], recorder: Recorder, effects: bool) -> Callable[..., object]:
+    boxed = bool(getattr(compiled, "_boxed_call", False))
+
+    def run(*args: object) -> object:
+        seen = recorder.seen
+        if seen is None:
+            return compiled(*args)
+        given = tuple(args[0]) if boxed and isinstance(args[0], list) else args
+        results = compiled(*args)
+        seen.outer.append((given, results))
+        seen.effects |= effects
+        return results
+
+    if boxed:
+        run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def _free_of_effects() -> bool:
+    """Whether the frame that Dynamo traces now changes no Python state. (Without a way to ask: no.)"""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return bool(InstructionTranslator.current_tx().output.side_effects.is_empty())
+    except (AttributeError, RuntimeError, LookupError):
+        return False
+
+
+# --- frozen weights ---
+
+
+def _frozen_inputs(graph: fx.GraphModule, example_inputs: Sequence[object]) -> dict[int, Tensor]:
+    """Placeholders of `graph` that are parameters or buffers which it does not write to, with their real tensors."""
+    context = torch._guards.TracingContext.try_get()
+    places = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    if context is None or context.fw_metadata is None or len(places) != len(example_inputs):
+        return {}
+    written = {n.args[0] for n in graph.graph.nodes if n.op == "call_function" and "copy_" in str(n.target)}
+    found: dict[int, Tensor] = {}
+    for i in context.fw_metadata.static_input_indices or ():
+        t = example_inputs[i]
+        if isinstance(t, Tensor) and not isinstance(t, FakeTensor) and places[i] not in written:
+            found[i] = t
+    return found
+
+
+def _mark(t: Tensor) -> tuple[int, int]:
+    """Address and version: what changes when someone writes into a tensor or gives it other memory."""
+    return t.data_ptr(), -1 if t.is_inference() else t._version
+
+
+class Frozen:
+    """A graph whose weights are constants, for as long as they stay what they were."""
+
+    def __init__(self, graph: fx.GraphModule, build: Build, fixed: dict[int, Tensor]) -> None:
+        self.graph, self.build = graph, build
+        self.names = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+        self.live = tuple(i for i in range(len(self.names)) if i not in fixed)
+        self.lock = threading.Lock()
+        self._take(fixed)
+
+    def _take(self, fixed: Mapping[int, Tensor]) -> None:
+        with torch.no_grad():
+            frozen = {self.names[i]: t.detach() for i, t in fixed.items()}
+        marks = tuple((i, t, *_mark(t)) for i, t in fixed.items())
+        self.state = marks, self.build(self.graph, "inference", frozen)
+
+    @property
+    def marks(self) -> tuple[tuple[Tensor, int, int], ...]:
+        """Each constant weight with the address and version that it had."""
+        return tuple((t, address, version) for _, t, address, version in self.state[0])
+
+    @property
+    def runner(self) -> Runner:
+        """Runs the graph on the arguments numbered `live`."""
+        return self.state[1]
+
+    def __call__(self, args: list[object]) -> list[object]:
+        """Run on all arguments; weights that changed are taken anew."""
+        marks, runner = self.state
+        for i, t, address, version in marks:
+            now = args[i]
+            assert isinstance(now, Tensor)
+            if now is not t or now.data_ptr() != address or (version >= 0 and now._version != version):
+                with self.lock:
+                    self._take({k: a for k, *_ in marks if isinstance(a := args[k], Tensor)})
+                _, runner = self.state
+                break
+        live = [args[i] for i in self.live]
+        args.clear()
+        return runner(live)
+
+
+# --- double backward ---
+
+
+def _explain_double_backward() -> None:
+    """If this backward pass is itself differentiated later, the error then names the supported way.
+
+    Torch keeps a node whose own backward only raises; the node stands a few frames up, and only while the graph is
+    kept, so that ordinary training never looks."""
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if keeps is None or not keeps():
+        return
+    frame = sys._getframe(1)
+    for _ in range(16):
+        if frame is None:
+            return
+        for name in ("double_ctx", "ctx"):
+            node = type(frame.f_locals.get(name))
+            forward = getattr(node, "_forward_cls", None)
+            if forward is not None and node.__name__.startswith("CompiledFunctionBackward"):
+                forward.backward = staticmethod(_no_double_backward)
+                return
+        frame = frame.f_back
+
+
+def _no_double_backward(*_: object) -> None:
+    raise UnsupportedError(
+        "a compiled graph was differentiated twice",
+        phase="run",
+        op="double backward",
+        hint="compile the function that contains the derivatives (the whole loss), and call backward() on its result once",
+    )

@@ -1,0 +1,176 @@
+"""The short way of a call that has been seen before: a key of the arguments' metadata, identity checks of what the
+program reads besides its arguments, and the executable."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import getitem, is_
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tilewright.plan.bind import bind_symbols
+from tilewright.plan.data import Plan, Spec
+from tilewright.runtime.executable import Argument, Executable, Result
+
+_autocast = torch._C._is_any_autocast_enabled
+_grad = torch.is_grad_enabled
+
+
+def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+    """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash."""
+    parts: list[object] = [
+        (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__) if isinstance(a, Tensor) else (a.__class__, a)
+        for a in args
+    ]
+    for name, a in kwargs.items():
+        parts.append(name)
+        parts.append(
+            (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__) if isinstance(a, Tensor) else (a.__class__, a)
+        )
+    return (_grad(), _autocast(), *parts)
+
+
+class Surroundings:
+    """What a program reads besides its arguments: parameters, buffers and plain attributes of its modules, its closure
+    and the global names it uses. `unchanged` compares identities; objects inside these are not looked into."""
+
+    def __init__(self, target: Callable[..., object]) -> None:
+        self.tensors: list[Tensor] = []
+        self._dicts: list[Mapping[str, object]] = []
+        self._names: list[str] = []
+        self._values: list[object] = []
+        self._marks: tuple[tuple[Tensor, int, int], ...] = ()
+        self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
+        for module in _modules(target):
+            self._module(module)
+        if isinstance(target, types.FunctionType):
+            used = [n for n in target.__code__.co_names if n in target.__globals__]
+            self._add(target.__globals__, used)
+            self._cells = tuple((c, c.cell_contents) for c in target.__closure__ or ())
+        else:
+            self._cells = ()
+
+    def _module(self, module: torch.nn.Module) -> None:
+        plain = [n for n, v in vars(module).items() if n == "training" or (n[0] != "_" and not isinstance(v, dict))]
+        self._add(vars(module), plain)
+        for held in (module._parameters, module._buffers):
+            self._add(held, list(held))
+            self.tensors += [t for t in held.values() if t is not None]
+
+    def _add(self, held: Mapping[str, object], names: list[str]) -> None:
+        self._dicts += [held] * len(names)
+        self._names += names
+        self._values += [held[n] for n in names]
+
+    def watch(self, marks: Sequence[tuple[Tensor, int, int]]) -> None:
+        """Also compare address and version of these tensors (version -1: it has none)."""
+        self._marks = tuple(marks)
+
+    def unchanged(self) -> bool:
+        """Whether every name still means the same object, and no gradient is asked for."""
+        if _grad() and any(t.requires_grad for t in self.tensors):
+            return False
+        for t, address, version in self._marks:
+            if t.data_ptr() != address or (version >= 0 and t._version != version):
+                return False
+        try:
+            same = all(map(is_, map(getitem, self._dicts, self._names), self._values))
+        except KeyError:
+            return False
+        return same and all(c.cell_contents is v for c, v in self._cells)
+
+
+def _modules(target: Callable[..., object]) -> Iterator[torch.nn.Module]:
+    """The modules that `target` is or holds in its closure or global names, each once."""
+    held: list[object] = [target]
+    if isinstance(target, types.FunctionType):
+        held += [c.cell_contents for c in target.__closure__ or ()]
+        held += [target.__globals__[n] for n in target.__code__.co_names if n in target.__globals__]
+    seen: dict[int, torch.nn.Module] = {}
+    for h in held:
+        if isinstance(h, torch.nn.Module):
+            seen |= {id(m): m for m in h.modules()}
+    yield from seen.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Where an argument of the executable comes from: leaf number `leaf` of the call, or the fixed `tensor`."""
+
+    leaf: int
+    tensor: Tensor | None = None
+
+
+class Direct:
+    """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
+
+    def __init__(
+        self, executable: Executable, picks: Sequence[Pick], order: Sequence[int], spec: pytree.TreeSpec
+    ) -> None:
+        """`order[i]` is the result that stands at leaf i of the returned value, whose nesting is `spec`."""
+        self.executable = executable
+        self._picks = tuple((p.leaf, p.tensor) for p in picks)
+        self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(p.tensor is None for p in picks)
+        self._order = tuple(order)
+        self._spec = spec
+        self._single = spec.is_leaf()
+        self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
+        self.fixed = tuple(p.tensor for p in picks if p.tensor is not None)
+
+    def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
+        """The program's result for the leaves of a call with the same key."""
+        args: list[Argument] = (
+            list(leaves) if self._plain else [leaves[k] if t is None else t for k, t in self._picks]  # pyright: ignore[reportAssignmentType]
+        )
+        results = self.executable(args, out)
+        if self._single:
+            return results[self._order[0]]
+        ordered = [results[k] for k in self._order]
+        return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
+
+
+def without_scalars(plan: Plan) -> Plan | None:
+    """The plan with every size read from tensors only; None if that is not enough."""
+    bindings = bind_symbols(plan.inputs, scalars=False)
+    if {b.symbol for b in bindings} >= {b.symbol for b in plan.bindings}:
+        return replace(plan, bindings=bindings)
+    return None
+
+
+def direct_of(
+    executable: Executable,
+    given: Sequence[object],
+    results: Sequence[Result],
+    leaves: Sequence[object],
+    returned: object,
+    around: Surroundings,
+) -> Direct | None:
+    """The short way for one observed call: the executable got `given` and made `results`; the caller passed `leaves`
+    and got `returned`. None unless every tensor's way is plain to see."""
+    plan = without_scalars(executable.plan)
+    if plan is None:
+        return None
+    where = {id(a): k for k, a in enumerate(leaves) if isinstance(a, Tensor)}
+    if len(where) != sum(isinstance(a, Tensor) for a in leaves):
+        return None
+    fixed = {id(t): t for t in around.tensors}
+    picks: list[Pick] = []
+    for spec, a in zip(plan.inputs, given, strict=True):
+        if not isinstance(spec, Spec):
+            picks.append(Pick(0))
+        elif id(a) in where:
+            picks.append(Pick(where[id(a)]))
+        elif id(a) in fixed:
+            picks.append(Pick(-1, fixed[id(a)]))
+        else:
+            return None
+    out_leaves, spec = pytree.tree_flatten(returned)
+    at = {id(r): k for k, r in enumerate(results) if isinstance(r, Tensor)}
+    if not all(id(x) in at for x in out_leaves) or len(out_leaves) == 0:
+        return None
+    short = Executable(plan, executable.constants, executable.unit, trusted=True)
+    return Direct(short, picks, [at[id(x)] for x in out_leaves], spec)

@@ -1,0 +1,43 @@
+"""What runs where a phase refuses a graph: the captured program itself, counted as such."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.errors import InputError
+from tilewright.plan.coverage import Coverage, Row
+from tilewright.runtime.executable import Argument, Result
+
+
+class Captured:
+    """Runs a captured graph as it is. `frozen` are its placeholders that are constants."""
+
+    def __init__(self, gm: fx.GraphModule, frozen: dict[str, Tensor]) -> None:
+        names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+        self._gm = gm
+        self._fixed = tuple((k, frozen[n]) for k, n in enumerate(names) if n in frozen)
+        self._count = len(names)
+
+    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Run on flat arguments; the list is emptied. Raises InputError for `out`, which it cannot write into."""
+        if out is not None:
+            raise InputError("out= is not supported for this program", phase="input", hint="see .coverage for the reason")
+        given: list[Argument] = list(args)
+        args.clear()
+        for k, t in self._fixed:
+            given.insert(k, t)
+        if len(given) != self._count:
+            raise InputError(f"{len(given)} inputs were given, {self._count} are needed", phase="input")
+        with torch.no_grad():
+            return list(self._gm(*given))
+
+
+def captured_coverage(gm: fx.GraphModule, reason: str) -> Coverage:
+    """Every op of the graph as a library call by need."""
+    names = Counter(str(n.target) for n in gm.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target))
+    rows = tuple(Row(name, reason, count) for name, count in names.most_common())
+    return Coverage(sum(names.values()), 0, 0, need=rows)

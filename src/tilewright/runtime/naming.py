@@ -1,0 +1,94 @@
+"""Named dynamic dims: which sizes of which inputs may change, and in which range."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tilewright.errors import InputError
+
+DimsLike = Mapping[str, Mapping[int, str | tuple[str, int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """Dim `place` of input `input` is called `name` and lies in [low, high] (None: no bound)."""
+
+    input: str
+    place: int
+    name: str
+    low: int | None = None
+    high: int | None = None
+
+
+class Naming:
+    """The dynamic dims of a model. Equal names mean equal sizes."""
+
+    def __init__(self, dims: DimsLike | None = None) -> None:
+        """Raises InputError for an entry that is no name and no (name, low, high)."""
+        self.dims: list[Dim] = []
+        for name, entries in (dims or {}).items():
+            for place, what in entries.items():
+                match what:
+                    case str():
+                        self.dims.append(Dim(name, int(place), what))
+                    case (str(), int(), int()):
+                        self.dims.append(Dim(name, int(place), *what))
+                    case _:
+                        raise InputError(
+                            f"dim {place} of {name!r} cannot be {what!r}", phase="input", hint="a name or (name, low, high)"
+                        )  # fmt: skip
+
+    def __bool__(self) -> bool:
+        return bool(self.dims)
+
+    def place_of(self, given: Mapping[str, object]) -> Iterator[tuple[Dim, Tensor, int]]:
+        """Each dim with its tensor and its non-negative position. Raises InputError for an unknown input, a wrong rank,
+        a size out of range, or unequal sizes of one name."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for d in self.dims:
+            if d.input not in given:
+                close = difflib.get_close_matches(d.input, list(given), 1)
+                hint = f"did you mean {close[0]!r}?" if close else f"the inputs are {', '.join(given)}"
+                raise InputError(f"dims names {d.input!r}, which is no input", phase="input", hint=hint)
+            t = given[d.input]
+            if not isinstance(t, Tensor):
+                raise InputError(f"dims names {d.input!r}, which is no tensor", phase="input", place=f"input {d.input}")
+            place = d.place + t.dim() if d.place < 0 else d.place
+            if not 0 <= place < t.dim():
+                raise InputError(f"{d.input!r} has no dim {d.place}", phase="input", place=f"input {d.input}")
+            size = t.shape[place]
+            self._check(d, size, sizes)
+            yield d, t, place
+
+    def _check(self, d: Dim, size: int, sizes: dict[str, tuple[int, str]]) -> None:
+        where = f"dim {d.place} of input {d.input}"
+        if (d.low is not None and size < d.low) or (d.high is not None and size > d.high):
+            raise InputError(
+                f"{d.name} is {size}, outside its range {d.low} .. {d.high}", phase="input", place=where
+            )
+        first, place = sizes.setdefault(d.name, (size, where))
+        if first != size:
+            raise InputError(f"{d.name} is {first} at {place} and {size} here", phase="input", place=where)
+
+
+def as_tensors(value: object) -> object:
+    """`value`, or the tensor over the memory of a numpy array."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    return torch.as_tensor(value) if isinstance(value, np.generic) else value
+
+
+def by_name(target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+    """Arguments by parameter name. Raises InputError where they do not fit the signature."""
+    forward = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise InputError(f"the arguments do not fit: {error}", phase="input", hint=f"it takes {inspect.signature(forward)}") from error

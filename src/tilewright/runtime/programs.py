@@ -1,0 +1,90 @@
+"""Exported programs and model files: one functional graph, weights inside, called without Dynamo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from tilewright.capture.exported import Exported
+from tilewright.errors import InputError
+from tilewright.plan.coverage import Coverage
+from tilewright.runtime.direct import Direct
+from tilewright.runtime.executable import Argument, Result, deliver
+from tilewright.runtime.naming import as_tensors
+
+
+class Built(Protocol):
+    """A compiled graph."""
+
+    executable: Callable[..., list[Result]]
+    coverage: Coverage
+    trace: object
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        ...
+
+
+BuildGraph = Callable[[fx.GraphModule, Mapping[str, Tensor]], Built]
+"""Compiles a functional graph whose placeholders named in the mapping are constants."""
+
+
+class ProgramWay:
+    """One exported program. `freeze` False keeps its weights as tensors that may still be changed in place."""
+
+    def __init__(self, program: Exported, build: BuildGraph, *, freeze: bool = True) -> None:
+        self.program = program
+        self.freeze = freeze
+        names = [n.name for n in program.gm.graph.nodes if n.op == "placeholder"]
+        self.built = build(program.gm, program.weights if freeze else {})
+        held = {**program.state, **({} if freeze else program.weights)}
+        flat = {name: k for k, name in enumerate(program.inputs)}
+        self._args = tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held)
+
+    coverage = property(lambda self: self.built.coverage)
+    kernels = property(lambda self: self.built.kernels)
+    trace = property(lambda self: self.built.trace)
+
+    def unchanged(self) -> bool:
+        """An exported program reads nothing but its arguments and its own weights."""
+        return True
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Nothing is left to compile."""
+
+    def __call__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
+    ) -> tuple[object, Direct | None]:
+        """The result."""
+        leaves = self.program.flatten(pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs))
+        return self.run(leaves, out), None
+
+    def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
+        """The program's result for flat arguments."""
+        given: list[Argument] = [
+            leaves[k] if k is not None else held for k, held in self._args  # pyright: ignore[reportAssignmentType]
+        ]
+        writes = self.program.writes
+        with torch.no_grad():
+            if out is not None and not writes:
+                results = self.built.executable(given, out)
+            else:
+                results = self.built.executable(given)
+            for k, target in writes.items():
+                self._write(leaves, target, results[k])
+        returned = [r for k, r in enumerate(results) if k not in writes]
+        result = pytree.tree_unflatten(returned, self.program.out_spec)
+        if out is not None and writes:
+            return deliver(result, out, [x for x in leaves if isinstance(x, Tensor)])
+        return result
+
+    def _write(self, leaves: Sequence[object], target: Tensor | int, value: Result) -> None:
+        place = leaves[target] if isinstance(target, int) else target
+        if not isinstance(place, Tensor) or not isinstance(value, Tensor):
+            raise InputError("the program writes to an argument that is no tensor", phase="input")
+        place.copy_(value)

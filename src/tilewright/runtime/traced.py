@@ -1,0 +1,159 @@
+"""Modules and functions: captured by Dynamo as one graph, called through it or, once a call is known, directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental import _config as shapes_config
+from torch.utils import _pytree as pytree
+
+from tilewright.capture.joint import Compiling, Frozen, Recorder, Seen
+from tilewright.errors import InputError, TilewrightError, UnsupportedError
+from tilewright.plan.coverage import Coverage
+from tilewright.runtime.direct import Direct, Surroundings, direct_of
+from tilewright.runtime.executable import Executable, deliver
+from tilewright.runtime.naming import Naming, as_tensors, by_name
+
+
+class Sessions(Protocol):
+    """What the front door hands down: a backend for Dynamo, and what it has compiled."""
+
+    recorder: Recorder | None
+
+    def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        """Compile a captured graph."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of everything compiled."""
+        ...
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        ...
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last."""
+        ...
+
+
+class TracedWay:
+    """`target` through Dynamo with `fullgraph`."""
+
+    def __init__(
+        self, target: Callable[..., object], session: Sessions, naming: Naming, *, oblivious: bool = False
+    ) -> None:
+        self.target = target
+        self.session = session
+        self.naming = naming
+        self.oblivious = oblivious
+        self.recorder = session.recorder = Recorder()
+        self._compiled = torch.compile(target, backend=session.backend, fullgraph=True)
+        self._around: Surroundings | None = None
+
+    coverage = property(lambda self: self.session.coverage)
+    kernels = property(lambda self: self.session.kernels)
+    trace = property(lambda self: self.session.trace)
+
+    def unchanged(self) -> bool:
+        """Whether parameters, plain attributes, closure and globals are the same objects as before."""
+        return self._around is not None and self._around.unchanged()
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Compile without running: the graph's first call is stopped at its door."""
+        self.recorder.stop = True
+        try:
+            self._call(*self._converted(args, kwargs))
+        except Compiling:
+            pass
+        finally:
+            self.recorder.stop = False
+
+    def __call__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
+    ) -> tuple[object, Direct | None]:
+        """The result, and the short way if every tensor's way is plain to see."""
+        args, kwargs = self._converted(args, kwargs)
+        seen = self.recorder.seen = Seen()
+        try:
+            result = self._call(args, kwargs)
+        finally:
+            self.recorder.seen = None
+        short = self._short(seen, (*args, *kwargs.values()), result)
+        if out is not None:
+            result = deliver(result, out, [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)])
+        return result, short
+
+    def _converted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs)
+
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        given = by_name(self.target, args, kwargs)
+        for d, t, place in self.naming.place_of(given):
+            torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
+        with self._settings(self.oblivious):
+            try:
+                return self._compiled(*args, **kwargs)
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                if isinstance(error.inner_exception, TilewrightError):
+                    raise error.inner_exception from error
+                raise
+            except torch._dynamo.exc.Unsupported as error:
+                raise UnsupportedError(
+                    f"the program is no single graph: {str(error).splitlines()[0]}", phase="capture",
+                    hint="torch.compile(..., backend='tilewright') allows graph breaks",
+                ) from error  # fmt: skip
+            except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
+                raise InputError(
+                    f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
+                    hint="leave it out of `dims`",
+                ) from error  # fmt: skip
+
+    @contextmanager
+    def _settings(self, oblivious: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            if "trace_autograd_ops" in dir(torch._dynamo.config):
+                stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
+            if self.naming:
+                stack.enter_context(shapes_config.patch(use_duck_shape=False))
+            if oblivious:
+                stack.enter_context(shapes_config.patch(backed_size_oblivious=True))
+            yield
+
+    def _short(self, seen: Seen, leaves: Sequence[object], result: object) -> Direct | None:
+        """One graph, called once, for inference, whose tensors reach the caller untouched."""
+        if len(seen.outer) != 1 or len(seen.inner) != 1 or seen.effects:
+            return None
+        ((given, made),) = seen.outer
+        ((kind, runner, inner_given, inner_made),) = seen.inner
+        if kind != "inference" or not isinstance(made, (list, tuple)):
+            return None
+        if len(given) != len(inner_given) or any(a is not b for a, b in zip(given, inner_given, strict=True)):
+            return None
+        if len(made) != len(inner_made) or any(a is not b for a, b in zip(made, inner_made, strict=True)):
+            return None
+        around = Surroundings(self.target)
+        if not around.known or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
+            return None
+        if isinstance(runner, Frozen):
+            around.watch(runner.marks)
+            inner_given = [inner_given[i] for i in runner.live]
+            runner = runner.runner
+        if not isinstance(runner, Executable):
+            return None
+        short = direct_of(runner, inner_given, inner_made, leaves, result, around)
+        if short is not None and (self._around is None or not self._around.unchanged()):
+            self._around = around
+        return short
+
+
+def _first_reason(error: Exception) -> str:
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("-")]
+    return lines[0] if lines else str(error).splitlines()[0]

@@ -1,0 +1,75 @@
+"""Built kernels of one plan, loaded: their size functions, their addresses, and the native launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tilewright.options import Options
+from tilewright.runtime.cache import Store
+from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.pool import pool
+
+SOURCE = Path(__file__).parent / "native" / "launch.cpp"
+
+
+class _Row(ctypes.Structure):
+    """One entry of a unit's table."""
+
+    _fields_ = (("task", ctypes.c_void_p), ("count", ctypes.c_void_p), ("grain", ctypes.c_void_p))
+
+
+_SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_launchers: list[Callable[..., int]] = []
+_lock = threading.Lock()
+
+
+def launcher(store: Store, options: Options) -> Callable[..., int]:
+    """The native `tw_launch` of this process, built with the thread pool on first use. Raises what `build` raises."""
+    with _lock:
+        if not _launchers:
+            found = pool(store, options)
+            library = load(build_texts([SOURCE.read_text(encoding="utf-8")], (), store, options))
+            library.tw_attach.argtypes = [ctypes.c_void_p] * 3
+            library.tw_attach(found.parallel, found.scratch, found.resizing)
+            launch = library.tw_launch
+            launch.argtypes = [ctypes.c_int64] * 5
+            launch.restype = ctypes.c_int64
+            _launchers.append(launch)
+        return _launchers[0]
+
+
+class NativeUnit:
+    """Kernels of a shared object. `threads` None follows torch's thread count at each launch."""
+
+    def __init__(self, path: Path, store: Store, options: Options) -> None:
+        self._library = load(path)
+        self.kernels = int(ctypes.c_int64.in_dll(self._library, "tw_kernel_count").value)
+        rows = (_Row * max(1, self.kernels)).in_dll(self._library, "tw_kernels")
+        self._tasks = [int(row.task or 0) for row in rows[: self.kernels]]
+        self._counts = [_SIZE(row.count) for row in rows[: self.kernels]]
+        self._grains = [_SIZE(row.grain) for row in rows[: self.kernels]]
+        self._launch = launcher(store, options)
+        self._fixed = options.threads
+        self._sign = -1 if options.pin_threads else 1
+
+    def task(self, kernel: int) -> int:
+        """Address of the task function of `kernel`."""
+        return self._tasks[kernel]
+
+    def count(self, kernel: int, sizes: int) -> int:
+        """Grid points under the sizes (int64 each) at address `sizes`."""
+        return self._counts[kernel](sizes)
+
+    def grain(self, kernel: int, sizes: int) -> int:
+        """Grid points worth one hand-over to another thread."""
+        return self._grains[kernel](sizes)
+
+    def launch(self, records: int, count: int, bases: int, sizes: int) -> int:
+        """Run launch records; returns the number of a failed check, 0 for none."""
+        threads = self._fixed or torch.get_num_threads()
+        return self._launch(records, count, bases, sizes, self._sign * threads)
