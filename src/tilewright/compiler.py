@@ -12,14 +12,22 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.fx import from_fx
+from tilewright.emit.cpp import emit_unit
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.options import Options
+from tilewright.partition.fusion import partition
+from tilewright.partition.library import select
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
+from tilewright.rewrite.normalise import normalise
+from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.stats import STATS
+from tilewright.runtime.unit import NativeUnit
+from tilewright.schedule.solver import Solver
 
 T = TypeVar("T")
 
@@ -62,6 +70,7 @@ class Compiled:
     executable: Executable
     coverage: Coverage
     trace: Trace
+    kernels: tuple[object, ...] = ()
 
 
 class Recorder:
@@ -94,14 +103,37 @@ def compile_fx(
     with _guard_free(gm):
         graph = run("capture", lambda: from_fx(gm, frozen=frozen))
         aliases = output_aliases(gm)
-        cover = run("partition", lambda: library_cover(graph))
-        plan: Plan = run("plan", lambda: build_plan(cover, {}, aliases=aliases))
+        cover, unit, plan = _generated(run, graph, options, aliases)
     coverage = coverage_of(cover)
     if options.strict:
         refuse_needed(coverage)
     constants = [t for t in graph.constants.values() if isinstance(t, Tensor)]
     STATS.graphs += 1
-    return Compiled(Executable(plan, constants, trusted=trusted), coverage, run.trace)
+    return Compiled(Executable(plan, constants, unit, trusted=trusted), coverage, run.trace)
+
+
+def _generated(
+    run: Recorder, graph: Graph, options: Options, aliases: tuple[bool, ...]
+) -> tuple[Cover, NativeUnit | None, Plan]:
+    """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
+    if find_compiler(options) is None:
+        cover = run("partition", lambda: library_cover(graph))
+        return cover, None, run("plan", lambda: build_plan(cover, {}, aliases=aliases))
+    target = host_target()
+    solver = Solver(target, options)
+    chosen = run("select", lambda: select(graph))
+    normal = run("normalise", lambda: normalise(chosen))
+    cover = run("partition", lambda: partition(normal, solver.price))
+    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+    scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
+    programs = list({id(s.program): s.program for s in scheduled}.values())
+    number = {id(p): k for k, p in enumerate(programs)}
+    symbols = sorted({str(s) for s in normal.symbols()})
+    source = run("emit", lambda: emit_unit(programs, symbols, target))
+    store = Store(default_root(options))
+    unit = run("build", lambda: NativeUnit(build([source], target, store, options), store, options)) if programs else None
+    numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
+    return cover, unit, run("plan", lambda: build_plan(cover, numbered, symbols, aliases))
 
 
 def refuse_needed(coverage: Coverage) -> None:

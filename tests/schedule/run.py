@@ -18,7 +18,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.options import Options
 from tilewright.rewrite.normalise import normalise
-from tilewright.schedule.search import solve
+from tilewright.schedule.solver import Solver
 
 
 class _Function(torch.nn.Module):
@@ -50,7 +50,7 @@ def one_kernel(graph: Graph) -> Kernel:
 def solved(case: Case, dynamic: bool) -> tuple[Graph, Scheduled]:
     """Capture and schedule."""
     graph = capture(case, dynamic)
-    return graph, solve(one_kernel(graph), graph.layouts, host_target(), Options())
+    return graph, Solver(host_target(), Options()).solve(one_kernel(graph), graph.layouts)
 
 
 def sizes_of(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[str, int]:

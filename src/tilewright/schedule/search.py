@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axis
-from ..ir.graph import Layout, Value
-from ..ir.kernel import Kernel, Scheduled
-from ..options import Options
 from ..target import MemoryKind, Target
-from .form import Form, Item, make_form
-from .lower import lower
+from .form import Form, Item
 from .schedule import ClassPlan, Role, Schedule
 
 TYPICAL = 64
@@ -22,13 +16,6 @@ CHUNK = 4096
 
 KEEP = 12
 """Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
-
-
-def solve(kernel: Kernel, layouts: Mapping[Value, Layout], target: Target, options: Options) -> Scheduled:
-    """Form, schedule and tile program of one kernel. Raises IllegalSchedule if it cannot be one kernel."""
-    form = make_form(kernel, layouts, round_halves=options.round_intermediates)
-    schedule = heuristic(form, target)
-    return Scheduled(kernel, schedule, lower(form, schedule), form.params)
 
 
 def estimate(e: Expr) -> int:

@@ -1,0 +1,75 @@
+"""Solves each distinct kernel once: identical regions (the layers of a network) share one program and one price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import IllegalSchedule
+from ..ir.graph import Layout, Value
+from ..ir.kernel import Kernel, Scheduled
+from ..ir.program import TileProgram
+from ..ir.tensor import show_tensor_expr
+from ..options import Options
+from ..target import Target
+from .cost import seconds
+from .form import make_form
+from .lower import lower
+from .schedule import Schedule
+from .search import heuristic
+
+Layouts = Mapping[Value, Layout]
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    schedule: Schedule
+    program: TileProgram
+    seconds: float
+
+
+class Solver:
+    """Prices and lowers kernels for one target; results are remembered by the structure of the kernel."""
+
+    def __init__(self, target: Target, options: Options) -> None:
+        self.target, self.options = target, options
+        self.known: dict[str, _Solution | IllegalSchedule] = {}
+
+    def price(self, kernel: Kernel, layouts: Layouts) -> float:
+        """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
+        return self._solution(kernel, layouts).seconds
+
+    def solve(self, kernel: Kernel, layouts: Layouts) -> Scheduled:
+        """Schedule and tile program of a kernel. Equal kernels get the same program object."""
+        found = self._solution(kernel, layouts)
+        return Scheduled(kernel, found.schedule, found.program, (*kernel.inputs, *kernel.outputs))
+
+    def _solution(self, kernel: Kernel, layouts: Layouts) -> _Solution:
+        key = kernel_key(kernel, layouts)
+        found = self.known.get(key)
+        if found is None:
+            try:
+                form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
+                schedule = heuristic(form, self.target)
+                found = _Solution(schedule, lower(form, schedule), seconds(form, schedule, self.target))
+            except IllegalSchedule as refused:
+                found = refused
+            self.known[key] = found
+        if isinstance(found, IllegalSchedule):
+            raise found
+        return found
+
+
+def kernel_key(kernel: Kernel, layouts: Layouts) -> str:
+    """Equal for kernels that differ only in which values they read and make."""
+    number: dict[Value, int] = {}
+    parts: list[str] = []
+    for v in (*kernel.inputs, *kernel.outputs):
+        layout = layouts.get(v)
+        number.setdefault(v, len(number))
+        parts.append(f"{number[v]} {v.dtype} {v.shape} {layout.strides if layout else ''}")
+    for op in kernel.ops:
+        made = [number.setdefault(v, len(number)) for v in op.outputs]
+        assert op.expr is not None
+        parts.append(f"{made} {[number[v] for v in op.inputs]} {op.expr.body[0].dtype} {show_tensor_expr(op.expr)}")
+    return "\n".join(parts)
