@@ -132,6 +132,26 @@ def test_calls_with_effects_and_calls_that_bind_sizes_stay():
     assert [op.name for op in g.ops] == ["noise", "noise", "nonzero"]
 
 
+def test_host_scalars_read_from_tensors_stay():
+    b = Builder()
+    x, u = b.value(sizes(4), f32), symbol("u")
+    for _ in range(2):
+        b.library(LibraryCall("item", lambda t: int(t.sum()), (Operand(0),)), [x], (), binds=(u,))
+    g = check(b.finish([x], [u]), np.array([1, 1, 0, 2], np.float32))
+    assert len(g.ops) == 2
+
+
+def test_views_that_only_a_pointwise_call_would_read_are_dropped():
+    b = Builder()
+    x = b.value(sizes(4, 5), f32)
+    t = view.transpose(b, x, 0, 1)
+    with b.origin("exp") as o:
+        y = pointwise.exp(b, t)
+    b.close_origin(o, LibraryCall("exp", torch.exp, (Operand(0),)), [t], [y])
+    g = check(b.finish([x], [y]), RNG.random((4, 5), np.float32))
+    assert len(g.ops) == 1
+
+
 def test_constants_fold_when_small_and_views_of_them_do_not():
     b = Builder()
     x = b.value(sizes(2, 3), f32)

@@ -77,8 +77,9 @@ class Floats:
         return STORAGE["f64" if self.wide and dtype.is_float else dtype.name]
 
     def load(self, data: object, dtype: DType) -> Array:
-        """See `Algebra`."""
-        return convert(to_numpy(data), self.storage(dtype))
+        """See `Algebra`. Elements of opaque types are kept as they come; only library calls read them."""
+        plain = to_numpy(data)
+        return plain if dtype.kind is Kind.OPAQUE else convert(plain, self.storage(dtype))
 
     def constant(self, value: Const, dtype: DType) -> Array:
         """See `Algebra`."""

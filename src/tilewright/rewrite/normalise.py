@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from ..interp.graph import run_graph, to_torch
 from ..ir import dims
-from ..ir.expr import Expr, read, transform
-from ..ir.graph import Graph, Op, Operand, Value
+from ..ir.expr import Expr, integer, read, transform
+from ..ir.graph import Graph, Layout, Op, Operand, Value
 from ..ir.pattern import Rewriter
 from .rules import IEEE_RULES
 
@@ -169,8 +170,10 @@ def _bound_symbols(graph: Graph) -> set[Expr]:
 
 def _binds(op: Op, bound: set[Expr]) -> bool:
     """Whether `op` is a library call that binds a size."""
-    return op.call is not None and any(
-        s not in bound for v in op.outputs for e in v.shape for s in dims.symbols_of(e)
+    return (
+        bool(op.binds)
+        or op.call is not None
+        and any(s not in bound for v in op.outputs for e in v.shape for s in dims.symbols_of(e))
     )
 
 
@@ -200,7 +203,7 @@ def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = FOLD_LIMIT) ->
     its inputs.
 
     Views and ops without inputs (which cost nothing to compute in place) stay."""
-    constants = dict(graph.constants)
+    constants, layouts = dict(graph.constants), dict(graph.layouts)
     ops: list[Op] = []
     for op in graph.ops:
         if not _foldable(op, constants, limit):
@@ -208,7 +211,15 @@ def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = FOLD_LIMIT) ->
             continue
         results = evaluate(op, [constants[v] for v in op.inputs])
         constants |= dict(zip(op.outputs, results, strict=True))
-    return replace(graph, ops=tuple(ops), constants=constants)
+        layouts |= {
+            v: layout_of(t) for v, t in zip(op.outputs, results, strict=True) if isinstance(t, torch.Tensor)
+        }
+    return replace(graph, ops=tuple(ops), constants=constants, layouts=layouts)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """The layout of a frozen tensor."""
+    return Layout(tuple(integer(s) for s in tensor.stride()))
 
 
 def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
@@ -227,28 +238,36 @@ def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
 
 
 def drop_dead(graph: Graph) -> Graph:
-    """Without ops that nobody needs. Kept are: what leads to outputs and writes, library calls with effects,
-    ops that bind a size, and chains of views that the library call of a kept origin reads."""
+    """Without ops that nobody needs.
+
+    Kept are: what leads to outputs and writes, library calls with effects, calls that bind a size, and the
+    views that the library call of an origin reads, if that origin reduces (other origins are never worth a
+    call)."""
     producer = graph.producer()
     bound = _bound_symbols(graph)
     live: set[Op] = set()
     stack = [op for op in graph.ops if op.call is not None and (not op.call.pure or _binds(op, bound))]
     stack += [producer[v] for v in graph.kept() if v in producer]
+    used = set(graph.kept())
     while stack:
         op = stack.pop()
         if op in live:
             continue
         live.add(op)
-        stack += [producer[v] for v in op.inputs if v in producer]
-        origin = graph.origins[op.origin] if op.origin >= 0 else None
-        for v in origin.inputs if origin is not None and origin.call is not None else ():
-            maker = producer.get(v)
-            if maker is not None and maker.expr is not None and maker.expr.is_view():
-                stack.append(maker)
-    used = {v for op in live for v in op.inputs} | graph.kept()
-    used |= {v for op in live if op.origin >= 0 for v in graph.origins[op.origin].inputs}
+        wanted = set(op.inputs) | _read_by_call(op, graph, producer)
+        used |= wanted
+        stack += [producer[v] for v in wanted if v in producer]
     constants = {v: t for v, t in graph.constants.items() if v in used}
     return replace(graph, ops=tuple(op for op in graph.ops if op in live), constants=constants)
+
+
+def _read_by_call(op: Op, graph: Graph, producer: Mapping[Value, Op]) -> set[Value]:
+    """What the library call of the origin of a reduction reads beside the op itself: constants, and views."""
+    origin = graph.origins[op.origin] if op.origin >= 0 else None
+    if origin is None or origin.call is None or op.expr is None or op.expr.reduction is None:
+        return set()
+    makers = {v: producer.get(v) for v in origin.inputs}
+    return {v for v, p in makers.items() if p is None or (p.expr is not None and p.expr.is_view())}
 
 
 def interpret(op: Op, tensors: Sequence[object]) -> list[object]:

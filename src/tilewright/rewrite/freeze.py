@@ -1,0 +1,293 @@
+"""Frozen weights absorb what follows them: a per-channel scale and shift moves into the weight and bias of a
+contraction.
+
+This is how batch norm vanishes from convolutions. The rule knows no op by name: it looks for a sum of
+products with a constant factor, and for expressions that are affine in its result with coefficients that
+depend on its channel alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..interp import REALS, Array
+from ..interp.evaluate import Evaluator
+from ..ir import dims
+from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, const, narrow, read, walk
+from ..ir.graph import Graph, LibraryCall, Op, Operand, Origin, Value
+from ..ir.pattern import Rule
+from ..ir.tensor import TensorExpr
+from .normalise import drop_dead, layout_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """What follows a contraction until `ops[-1]`: result = scale[c] * sum + shift[c], with c at dim
+    `channel`.
+
+    `product` is the contraction, `weight` its frozen operand, whose dim `place` runs over the channel."""
+
+    graph: Graph
+    product: Op
+    weight: Value
+    place: int
+    channel: int
+    scale: Array
+    shift: Array
+    ops: tuple[Op, ...] = ()
+
+
+def freeze(graph: Graph) -> Graph:
+    """The graph with scales and shifts folded into frozen weights wherever the rule applies."""
+    while (new := FOLD_SCALE.apply(graph)) is not None:
+        graph = new
+    return drop_dead(graph)
+
+
+def find(graph: Graph) -> Chain | None:
+    """The first contraction with a frozen weight that an op of another origin scales or shifts per
+    channel."""
+    consumers = graph.consumers()
+    for op in graph.ops:
+        chain = _start(graph, op)
+        if chain is None:
+            continue
+        longest = None
+        while (chain := _extend(chain, consumers)) is not None:
+            if _may_end(chain):
+                longest = chain
+        if longest is not None and _library_slots(longest) is not None:
+            return longest
+    return None
+
+
+def _start(graph: Graph, op: Op) -> Chain | None:
+    """The empty chain of a sum of products, one factor of which is an element of a frozen tensor."""
+    e = op.expr
+    if (
+        e is None
+        or e.reduction is None
+        or e.reduction.combiner != "add"
+        or e.scan is not None
+        or op.origin < 0
+    ):
+        return None
+    if e.reduction.lift[0].op != "slot" or e.reduction.finish[0].op != "slot":
+        return None
+    for factor in _factors(e.body[0]):
+        element = factor.args[0] if factor.op == "cast" else factor
+        if element.op != "read" or not isinstance(element.value, int):
+            continue
+        weight = op.inputs[element.value]
+        if not isinstance(graph.constants.get(weight), torch.Tensor) or not weight.dtype.is_float:
+            continue
+        if sum(r.value == element.value for r in e.reads()) != 1:
+            continue
+        for channel, a in enumerate(e.axes):
+            if axis(a) in element.args and sum(axis(a) in walk(i) for i in element.args) == 1:
+                size = dims.static(a.extent)
+                if size is not None:
+                    one = np.ones(size)
+                    return Chain(graph, op, weight, element.args.index(axis(a)), channel, one, 0 * one)
+    return None
+
+
+def _factors(e: Expr) -> list[Expr]:
+    return [f for a in e.args for f in _factors(a)] if e.op == "mul" else [e]
+
+
+def _extend(chain: Chain, consumers: Mapping[Value, list[Op]]) -> Chain | None:
+    """The chain with the only reader of its end, if that is affine with coefficients of the channel."""
+    end = (chain.ops or (chain.product,))[-1].output
+    readers = consumers.get(end, [])
+    if len(readers) != 1 or end in chain.graph.kept():
+        return None
+    (op,) = readers
+    if op.expr is None or not op.expr.is_pointwise or len(op.expr.axes) != len(end.shape):
+        return None
+    others = [v for v in op.inputs if v is not end]
+    here = read(op.inputs.index(end), [_place(a) for a in op.expr.axes], end.dtype)
+    reads = [r for r in op.expr.reads() if r is not here]
+    if not all(v in chain.graph.constants for v in others) or any(
+        op.inputs[_operand(r)] is end for r in reads
+    ):
+        return None
+    parts = _affine(op.expr.body[0], here)
+    own = op.expr.axes[chain.channel]
+    if parts is None or any(axes_of(p) - {axis(own)} for p in parts):
+        return None
+    slope, offset = (_over_channel(p, op, own, chain) for p in parts)
+    scale, shift = slope * chain.scale, slope * chain.shift + offset
+    if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
+        return None
+    return replace(chain, scale=scale, shift=shift, ops=(*chain.ops, op))
+
+
+def _place(a: Axis) -> Expr:
+    return dims.ZERO if a.extent is dims.ONE else axis(a)
+
+
+def _operand(r: Expr) -> int:
+    assert isinstance(r.value, int)
+    return r.value
+
+
+def _affine(e: Expr, x: Expr) -> tuple[Expr, Expr] | None:
+    """(a, b) with e = a*x + b where a and b do not contain x, in real arithmetic; None if there is none."""
+    one, zero = const(1, e.dtype), const(0, e.dtype)
+    if e is x:
+        return one, zero
+    if x not in walk(e):
+        return zero, e
+    if not e.dtype.is_float:
+        return None
+    parts = [_affine(a, x) for a in e.args]
+    known = [p for p in parts if p is not None]
+    if len(known) < len(parts):
+        return None
+    free = [x not in walk(a) for a in e.args]
+    if e.op in ("cast", "narrow", "neg") and e.args[0].dtype.is_float:
+        apply = (lambda p: call("neg", p)) if e.op == "neg" else (lambda p: cast(p, e.dtype))
+        return apply(known[0][0]), apply(known[0][1])
+    if e.op in ("add", "sub"):
+        return call(e.op, known[0][0], known[1][0]), call(e.op, known[0][1], known[1][1])
+    if e.op == "mul" and any(free):
+        k = 0 if free[0] else 1
+        return call("mul", known[1 - k][0], e.args[k]), call("mul", known[1 - k][1], e.args[k])
+    if e.op == "div" and free[1]:
+        return call("div", known[0][0], e.args[1]), call("div", known[0][1], e.args[1])
+    return None
+
+
+def _over_channel(e: Expr, op: Op, channel: Axis, chain: Chain) -> Array:
+    """The values of a coefficient for every channel, in fp64."""
+    constants = chain.graph.constants
+    operands = [REALS.load(constants[v], v.dtype) if v in constants else np.zeros(()) for v in op.inputs]
+    positions = np.arange(len(chain.scale))
+    found = Evaluator(REALS, operands, axes={channel: positions}).value(e)
+    return np.broadcast_to(np.asarray(found, np.float64), positions.shape)
+
+
+def _may_end(chain: Chain) -> bool:
+    """Whether the end is a result of another captured node, of the type of the weight."""
+    last = chain.ops[-1]
+    if last.origin in (-1, chain.product.origin) or last.output.dtype != chain.weight.dtype:
+        return False
+    return last.output in chain.graph.origins[last.origin].outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Where the library call takes the weight and the bias: numbers of its inputs (bias None = it has none
+    yet)."""
+
+    weight: int
+    bias: int | None
+    call: LibraryCall
+
+
+def _library_slots(chain: Chain) -> _Slots | None:
+    """None if the call of the contraction's origin has another form than (input, weight, bias or None, ...),
+    or if something else reads what it makes."""
+    origin = chain.graph.origins[chain.product.origin]
+    inner = [op for op in chain.ops if op.origin == chain.product.origin]
+    if origin.call is None or len(origin.outputs) != 1 or chain.weight not in origin.inputs:
+        return None
+    if origin.outputs[0] not in {op.output for op in (chain.product, *chain.ops)}:
+        return None
+    weight = origin.inputs.index(chain.weight)
+    args = origin.call.args
+    if origin.call.reason != "convolution" or len(args) < 3 or args[1] != Operand(weight):
+        return None
+    bias = args[2]
+    if bias is None:
+        return _Slots(weight, None, origin.call) if not any(_constants(op, chain) for op in inner) else None
+    return _Slots(weight, bias.index, origin.call) if isinstance(bias, Operand) else None
+
+
+def _constants(op: Op, chain: Chain) -> list[Value]:
+    return [v for v in op.inputs if v in chain.graph.constants]
+
+
+def absorb(chain: Chain) -> Graph | None:
+    """The graph in which the chain is one contraction with a new weight, and one op that adds a new bias."""
+    slots = _library_slots(chain)
+    tensor = chain.graph.constants[chain.weight]
+    if slots is None or not isinstance(tensor, torch.Tensor):
+        return None
+    shape = [-1 if d == chain.place else 1 for d in range(tensor.dim())]
+    scale = torch.from_numpy(chain.scale.copy()).to(tensor.device).reshape(shape)
+    weights = (tensor.detach().double() * scale).to(tensor.dtype)
+    biases = torch.from_numpy(chain.shift.copy()).to(device=tensor.device, dtype=tensor.dtype)
+    next_id = 1 + max(v.id for v in _values(chain.graph))
+    weight = replace(chain.weight, id=next_id)
+    bias = Value(next_id + 1, (chain.weight.shape[chain.place],), chain.weight.dtype)
+    total = replace(chain.product.output, id=next_id + 2)
+    product = replace(
+        chain.product,
+        inputs=tuple(weight if v is chain.weight else v for v in chain.product.inputs),
+        outputs=(total,),
+    )
+    ops: list[Op] = []
+    for op in chain.graph.ops:
+        if op is chain.product:
+            ops += [product, _add_bias(chain, total, bias)]
+        elif op not in chain.ops:
+            ops.append(op)
+    made = {weight: weights, bias: biases}
+    return replace(
+        chain.graph,
+        ops=tuple(ops),
+        origins=_origins(chain, slots, weight, bias),
+        constants={**chain.graph.constants, **made},
+        layouts={**chain.graph.layouts, **{v: layout_of(t) for v, t in made.items()}},
+    )
+
+
+def _add_bias(chain: Chain, total: Value, bias: Value) -> Op:
+    """The op that makes the end of the chain from the sum and the new bias."""
+    end = chain.ops[-1].output
+    axes = chain.ops[-1].expr.axes if chain.ops[-1].expr is not None else ()
+    sum_ = read(0, [_place(a) for a in axes], total.dtype)
+    term = cast(read(1, [_place(axes[chain.channel])], bias.dtype), total.dtype)
+    body = narrow(call("add", sum_, term), end.dtype)
+    expr = TensorExpr(axes, (body,))
+    return Op("bias", (total, bias), (end,), expr=expr, origin=chain.product.origin)
+
+
+def _origins(chain: Chain, slots: _Slots, weight: Value, bias: Value) -> tuple[Origin, ...]:
+    """The contraction's origin makes the end of the chain now, from the new weight and bias."""
+    old = chain.graph.origins[chain.product.origin]
+    inputs, args = list(old.inputs), slots.call.args
+    inputs[slots.weight] = weight
+    if slots.bias is None:
+        args = (*args[:2], Operand(len(inputs)), *args[3:])
+        inputs.append(bias)
+    else:
+        inputs[slots.bias] = bias
+    made = replace(
+        old, call=replace(slots.call, args=args), inputs=tuple(inputs), outputs=(chain.ops[-1].output,)
+    )
+    return tuple(made if o is old else o for o in chain.graph.origins)
+
+
+def _values(graph: Graph) -> list[Value]:
+    inputs = [v for v in graph.inputs if isinstance(v, Value)]
+    made = [v for op in graph.ops for v in op.outputs]
+    return [*inputs, *graph.constants, *made]
+
+
+FOLD_SCALE: Rule[Graph, Chain] = Rule(
+    "fold scale into weight",
+    find,
+    absorb,
+    "scale[c] * sum(x * w[c]) + shift[c] = sum(x * (scale[c] * w[c])) + shift[c], for scale and shift free of the sum",
+    "field",
+)
+"""Rounding differs: the product scale * w is rounded once, in advance."""
+
+__all__ = ["FOLD_SCALE", "Chain", "freeze"]
