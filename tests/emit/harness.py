@@ -16,7 +16,8 @@ from tilewright.ir.program import TileProgram
 from tilewright.target import PRESETS, Target
 
 FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=fast -fPIC -shared
--Wall -Wextra -Werror -Wno-unused-function -Wno-unused-const-variable -Wno-unused-variable""".split()
+-Wall -Wextra -Werror -Wno-unused-function -Wno-unused-const-variable -Wno-unused-variable
+-Wno-unused-but-set-variable""".split()
 
 SCRATCH = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -86,9 +87,12 @@ def build(
     target: Target | None = None,
     *,
     exact: bool = False,
+    run_here: bool = False,
 ) -> Unit:
-    """Emit, compile and load."""
+    """Emit, compile and load. With `run_here` a target beyond this machine is replaced by its own."""
     target = target or host_target()
+    if run_here and target.vector_bytes > host_target().vector_bytes:
+        target = host_target()
     for p in programs:
         p.verify()
     source = emit_unit(programs, symbols, target, exact=exact)

@@ -309,7 +309,7 @@ class Expressions:
 
     def _plain_index(self, e: Expr) -> bool:
         """Whether lanes of `e` may be computed in 32 bits: an index expression, all proved small."""
-        return self.varies(e) and not self.data_varies(e) and fits_int32(e)
+        return self.varies(e) and not self.data_varies(e) and fits_int32(e) and _stays_small(e)
 
     def narrow_index(self, e: Expr) -> str:
         """Lanes of the i64 expression `e`, which fits, as 32-bit integers."""
@@ -318,9 +318,7 @@ class Expressions:
             return f"splat<i32, {lanes}>({bare(self.scalar(e))})"
         if isinstance(e.value, Axis):
             return f"iota<i32, {lanes}>({self.unit.values[e.value]})"
-        if e.op in ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum") and all(
-            map(fits_int32, e.args)
-        ):
+        if _stays_small(e):
             if self._divides_naturally(e):
                 text = f"({bare(self.narrow_index(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
                 return f"{NATURAL[e.op]}{text}"
@@ -368,6 +366,14 @@ class Expressions:
         else:
             text = f"only_lane<{lanes}>({n})"
         return f"(~{text})" if kind in ("from", "not at") else text
+
+
+def _stays_small(e: Expr) -> bool:
+    """Whether index expression `e` can be done on 32-bit lanes: its operands fit, too."""
+    return not e.args or (
+        e.op in ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum")
+        and all(map(fits_int32, e.args))
+    )
 
 
 def _leaf_of(e: Expr, axis: Axis) -> Expr:

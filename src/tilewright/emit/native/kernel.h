@@ -124,8 +124,8 @@ template <class T, int L> TW_INLINE vec<T, L> mod_natural(vec<T, L> a, i64 b) {
 // p[index] where m, else fill.
 template <class T, int L, class I>
 TW_INLINE reg<T, L> take(const T* p, vec<I, L> index, mask<L> m, scalar<T> fill = scalar<T>()) {
-  typedef memory<T> M;
 #if defined(TW_AVX512)
+  typedef memory<T> M;
   if constexpr (L == 16 && sizeof(M) == 4 && sizeof(I) == 8) {
     typedef long long i64x8 __attribute__((vector_size(64)));
     vec<M, L> f = to_memory<T, L>(constant<T, L>(fill));
