@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,18 +17,22 @@ from tilewright.emit.cpp import emit_unit
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
-from tilewright.rewrite.normalise import normalise
+from tilewright.plan.reports import KernelReport, report_of
+from tilewright.rewrite.normalise import interpret, normalise
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
+from tilewright.target import Target
 
 T = TypeVar("T")
 
@@ -67,10 +72,10 @@ class Trace:
 class Compiled:
     """A graph that can run, with how it came about."""
 
-    executable: Executable
+    executable: Executable | Captured
     coverage: Coverage
     trace: Trace
-    kernels: tuple[object, ...] = ()
+    kernels: tuple[KernelReport, ...] = ()
 
 
 class Recorder:
@@ -94,46 +99,83 @@ def compile_fx(
     *,
     frozen: Mapping[str, Tensor] | None = None,
     trusted: bool = False,
-    kind: str = "inference",
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
-    `trusted` says that the caller checks sizes and types on each call. Raises UnsupportedError under `strict`."""
+    `trusted` says that the caller checks sizes and types on each call. A graph that capture refuses runs as it was
+    captured, and without a C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError
+    under `strict`."""
     run = Recorder()
-    with _guard_free(gm):
-        graph = run("capture", lambda: from_fx(gm, frozen=frozen))
-        aliases = output_aliases(gm)
-        cover, unit, plan = _generated(run, graph, options, aliases)
-    coverage = coverage_of(cover)
+    try:
+        with _guard_free(gm):
+            graph = run("capture", lambda: from_fx(gm, frozen=frozen))
+            made = _generated(run, graph, options, output_aliases(gm))
+    except UnsupportedError as refused:
+        if options.strict:
+            raise
+        STATS.fallbacks += 1
+        return Compiled(Captured(gm, frozen or {}), captured_coverage(gm, refused.message), run.trace)
+    coverage = coverage_of(made.cover)
     if options.strict:
         refuse_needed(coverage)
-    constants = [t for t in graph.constants.values() if isinstance(t, Tensor)]
+    constants = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     STATS.graphs += 1
-    return Compiled(Executable(plan, constants, unit, trusted=trusted), coverage, run.trace)
+    return Compiled(
+        Executable(made.plan, constants, made.unit, trusted=trusted), coverage, run.trace, made.kernels
+    )
 
 
-def _generated(
-    run: Recorder, graph: Graph, options: Options, aliases: tuple[bool, ...]
-) -> tuple[Cover, NativeUnit | None, Plan]:
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What the phases behind capture hand to the executable."""
+
+    cover: Cover
+    plan: Plan
+    unit: NativeUnit | None = None
+    kernels: tuple[KernelReport, ...] = ()
+
+
+def _generated(run: Recorder, graph: Graph, options: Options, aliases: tuple[bool, ...]) -> _Made:
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
     if find_compiler(options) is None:
+        warnings.warn(
+            "no C++ compiler was found: every op runs as a library call (install g++ or clang++)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         cover = run("partition", lambda: library_cover(graph))
-        return cover, None, run("plan", lambda: build_plan(cover, {}, aliases=aliases))
+        return _Made(cover, run("plan", lambda: build_plan(cover, {}, aliases=aliases)))
     target = host_target()
     solver = Solver(target, options)
     chosen = run("select", lambda: select(graph))
-    normal = run("normalise", lambda: normalise(chosen))
+    normal = run("normalise", lambda: normalise(chosen, interpret if graph.constants else None))
     cover = run("partition", lambda: partition(normal, solver.price))
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
     programs = list({id(s.program): s.program for s in scheduled}.values())
     number = {id(p): k for k, p in enumerate(programs)}
     symbols = sorted({str(s) for s in normal.symbols()})
+    unit = _built(run, programs, symbols, target, options) if programs else None
+    numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
+    plan = run("plan", lambda: build_plan(cover, numbered, symbols, aliases))
+    printer = lambda program: emit_unit([program], symbols, target).text  # noqa: E731
+    reports = tuple(report_of(s, cover, number[id(s.program)], printer) for s in scheduled)
+    return _Made(cover, plan, unit, reports)
+
+
+def _built(
+    run: Recorder, programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options
+) -> NativeUnit:
     source = run("emit", lambda: emit_unit(programs, symbols, target))
     store = Store(default_root(options))
-    unit = run("build", lambda: NativeUnit(build([source], target, store, options), store, options)) if programs else None
-    numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
-    return cover, unit, run("plan", lambda: build_plan(cover, numbered, symbols, aliases))
+    start = time.time()
+    path = run("build", lambda: build([source], target, store, options))
+    if path.stat().st_mtime < start - 1:
+        STATS.cache_hits += 1
+    else:
+        STATS.units += 1
+    STATS.kernels += len(programs)
+    return run("load", lambda: NativeUnit(path, store, options))
 
 
 def refuse_needed(coverage: Coverage) -> None:

@@ -56,7 +56,8 @@ class Session:
         )
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
-        done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)
+        del kind
+        done = compile_fx(gm, self.options, frozen=frozen, trusted=True)
         self.compiled.append(done)
         return done.executable  # pyright: ignore[reportReturnType]  (arguments and results of a graph are what it says)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,9 @@ class Exported:
 
 def exported(program: ExportedProgram) -> Exported:
     """The program in the ops that we declare. Raises UnsupportedError for inputs that are neither tensors nor numbers."""
-    program = program.run_decompositions(decompositions())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
+        program = program.run_decompositions(decompositions())
     signature = program.graph_signature
     tensors: dict[str, Tensor] = {**program.state_dict, **program.constants}
     targets = set(signature.buffers_to_mutate.values())

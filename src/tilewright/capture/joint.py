@@ -122,11 +122,15 @@ def _observed(compiled: Callable[..., object], recorder: Recorder, effects: bool
 
 
 def _free_of_effects() -> bool:
-    """Whether the frame that Dynamo traces now changes no Python state. (Without a way to ask: no.)"""
+    """Whether the frame that Dynamo traces now changes no Python object that existed before. (No way to ask: no.)"""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        return bool(InstructionTranslator.current_tx().output.side_effects.is_empty())
+        effects = InstructionTranslator.current_tx().output.side_effects
+        if effects.tensor_hooks or effects.save_for_backward:
+            return False
+        old = [v for v in effects.id_to_variable.values() if not type(v.mutation_type).__name__.endswith("New")]
+        return not any(effects.is_modified(v) for v in old)
     except (AttributeError, RuntimeError, LookupError):
         return False
 

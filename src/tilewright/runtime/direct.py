@@ -105,21 +105,29 @@ class Pick:
     tensor: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A leaf of what the program returns: result number `result`, or the plain value `plain` if that is negative."""
+
+    result: int
+    plain: None | bool | int | float | str = None
+
+
 class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
 
     def __init__(
-        self, executable: Executable, picks: Sequence[Pick], order: Sequence[int], spec: pytree.TreeSpec
+        self, executable: Executable, picks: Sequence[Pick], order: Sequence[Returned], spec: pytree.TreeSpec
     ) -> None:
-        """`order[i]` is the result that stands at leaf i of the returned value, whose nesting is `spec`."""
+        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
         self.executable = executable
         self._picks = tuple((p.leaf, p.tensor) for p in picks)
         self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(p.tensor is None for p in picks)
         self._order = tuple(order)
         self._spec = spec
         self._single = spec.is_leaf()
+        self._all = not self._single and [r.result for r in order] == list(range(len(order)))
         self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
-        self.fixed = tuple(p.tensor for p in picks if p.tensor is not None)
 
     def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
         """The program's result for the leaves of a call with the same key."""
@@ -128,38 +136,37 @@ class Direct:
         )
         results = self.executable(args, out)
         if self._single:
-            return results[self._order[0]]
-        ordered = [results[k] for k in self._order]
+            return results[self._order[0].result]
+        ordered = results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
         return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
 
 
-def without_scalars(plan: Plan) -> Plan | None:
-    """The plan with every size read from tensors only; None if that is not enough."""
+def without_scalars(executable: Executable) -> Executable | None:
+    """The same plan with every size read from tensors, for calls that bring no host scalars; None if that is not
+    enough."""
+    plan = executable.plan
     bindings = bind_symbols(plan.inputs, scalars=False)
-    if {b.symbol for b in bindings} >= {b.symbol for b in plan.bindings}:
-        return replace(plan, bindings=bindings)
-    return None
+    if not {b.symbol for b in bindings} >= {b.symbol for b in plan.bindings}:
+        return None
+    return Executable(replace(plan, bindings=bindings), executable.constants, executable.unit, trusted=True)
 
 
 def direct_of(
     executable: Executable,
     given: Sequence[object],
-    results: Sequence[Result],
+    results: Sequence[object],
     leaves: Sequence[object],
     returned: object,
     around: Surroundings,
 ) -> Direct | None:
-    """The short way for one observed call: the executable got `given` and made `results`; the caller passed `leaves`
-    and got `returned`. None unless every tensor's way is plain to see."""
-    plan = without_scalars(executable.plan)
-    if plan is None:
-        return None
+    """The short way for one observed call: the executable (from `without_scalars`) got `given` and made `results`; the
+    caller passed `leaves` and got `returned`. None unless every tensor's way is plain to see."""
     where = {id(a): k for k, a in enumerate(leaves) if isinstance(a, Tensor)}
     if len(where) != sum(isinstance(a, Tensor) for a in leaves):
         return None
     fixed = {id(t): t for t in around.tensors}
     picks: list[Pick] = []
-    for spec, a in zip(plan.inputs, given, strict=True):
+    for spec, a in zip(executable.plan.inputs, given, strict=True):
         if not isinstance(spec, Spec):
             picks.append(Pick(0))
         elif id(a) in where:
@@ -170,7 +177,14 @@ def direct_of(
             return None
     out_leaves, spec = pytree.tree_flatten(returned)
     at = {id(r): k for k, r in enumerate(results) if isinstance(r, Tensor)}
-    if not all(id(x) in at for x in out_leaves) or len(out_leaves) == 0:
+    order: list[Returned] = []
+    for x in out_leaves:
+        if id(x) in at:
+            order.append(Returned(at[id(x)]))
+        elif x is None or isinstance(x, (bool, int, float, str)):
+            order.append(Returned(-1, x))
+        else:
+            return None
+    if spec.is_leaf() and order[0].result < 0:
         return None
-    short = Executable(plan, executable.constants, executable.unit, trusted=True)
-    return Direct(short, picks, [at[id(x)] for x in out_leaves], spec)
+    return Direct(executable, picks, order, spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -16,7 +16,7 @@ from tilewright.runtime.executable import Argument, Result
 class Captured:
     """Runs a captured graph as it is. `frozen` are its placeholders that are constants."""
 
-    def __init__(self, gm: fx.GraphModule, frozen: dict[str, Tensor]) -> None:
+    def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> None:
         names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
         self._gm = gm
         self._fixed = tuple((k, frozen[n]) for k, n in enumerate(names) if n in frozen)

@@ -64,9 +64,9 @@ class CompiledModel:
             short = self._short.get(key)
         except TypeError:
             key = short = None
-        if short is not None:
-            if self._way.unchanged():
-                return short((*args, *kwargs.values()) if kwargs else args, given)
+        if short is not None and self._way.unchanged():
+            return short((*args, *kwargs.values()) if kwargs else args, given)
+        if self._short and not self._way.unchanged():
             self._short.clear()
         result, found = self._way(args, kwargs, given)
         if found is not None and key is not None:

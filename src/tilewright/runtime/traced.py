@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from tilewright.capture.joint import Compiling, Frozen, Recorder, Seen
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
-from tilewright.runtime.direct import Direct, Surroundings, direct_of
+from tilewright.runtime.direct import Direct, Surroundings, direct_of, without_scalars
 from tilewright.runtime.executable import Executable, deliver
 from tilewright.runtime.naming import Naming, as_tensors, by_name
 
@@ -57,6 +57,7 @@ class TracedWay:
         self.recorder = session.recorder = Recorder()
         self._compiled = torch.compile(target, backend=session.backend, fullgraph=True)
         self._around: Surroundings | None = None
+        self._direct: dict[int, tuple[Executable, Executable | None]] = {}
 
     coverage = property(lambda self: self.session.coverage)
     kernels = property(lambda self: self.session.kernels)
@@ -148,7 +149,12 @@ class TracedWay:
             runner = runner.runner
         if not isinstance(runner, Executable):
             return None
-        short = direct_of(runner, inner_given, inner_made, leaves, result, around)
+        if id(runner) not in self._direct:
+            self._direct[id(runner)] = (runner, without_scalars(runner))
+        executable = self._direct[id(runner)][1]
+        if executable is None:
+            return None
+        short = direct_of(executable, inner_given, inner_made, leaves, result, around)
         if short is not None and (self._around is None or not self._around.unchanged()):
             self._around = around
         return short
