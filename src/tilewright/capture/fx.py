@@ -203,7 +203,8 @@ class _Importer:
         opaque = [t.dtype for t in (*_values((args, kwargs)), *tensors) if t.dtype.kind is Kind.OPAQUE]
         if opaque:
             raise NoDeclaration("complex" if "complex" in opaque[0].name else f"type {opaque[0]}")
-        call = Call(self.b, tuple(r.dtype for r in tensors), _used(node), tuple(r.shape for r in tensors))
+        shapes = tuple(r.shape for r in tensors)
+        call = Call(self.b, tuple(r.dtype for r in tensors), _used(node), shapes, self.dense(node))
         try:
             out = entry.rule(call, *args, **kwargs)
         except (ValueError, AssertionError) as bad:
@@ -215,6 +216,16 @@ class _Importer:
             if v is not None and r is not None:
                 _agree(node, v, r)
         return made
+
+    def dense(self, node: fx.Node) -> bool:
+        """Whether torch holds the node's first operand row-major without gaps, from the start of its storage."""
+        first = node.args[0] if node.args else None
+        val = first.meta.get("val") if isinstance(first, fx.Node) else None
+        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+            return False
+        held = self.result(val)
+        offset = self.symbols.expr(val.storage_offset())
+        return offset is dims.ZERO and held.strides == dims.dense_strides(held.shape)
 
     def library(
         self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ir import dims
 from ...ir.dtype import bool_, u8
 from ...ir.graph import Value
 from ...ir.ops import index as ops
+from ...ir.ops import pointwise, sample
 from .registry import Call, NoDeclaration, Number, lower
 
 aten = torch.ops.aten
@@ -26,6 +28,8 @@ def _index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
 
 @lower(aten.gather.default)
 def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    if dims.ZERO in index.shape and len(index.shape) != len(x.shape):
+        return pointwise.full(c.b, index.shape, c.number(0, x.dtype))
     return ops.gather(c.b, x, dim, index)
 
 
@@ -48,3 +52,10 @@ def _index(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
 @lower(aten._unsafe_masked_index.default)
 def _masked_index(c: Call, x: Value, mask: Value, indices: Sequence[Value | None], fill: Number) -> Value:
     return ops.index(c.b, x, _integers(indices), mask, c.number(fill, x.dtype))
+
+
+@lower(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def _grid_sampler(c: Call, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
+    if mode == 2 or padding == 2:
+        raise NoDeclaration("cubic or reflected sampling")
+    return sample.grid_sample(c.b, x, grid, mode == 1, padding == 1, align_corners)

@@ -42,6 +42,7 @@ _unary(
 _unary("floor ceil trunc neg abs_ sign bitwise_not relu silu hardsigmoid hardswish mish", DEFAULT)
 _unary("isnan isinf isfinite logical_not", ALWAYS_BOOL)
 lower(aten.sgn.default)(lambda c, x: ops.sign(c.b, x))
+lower(aten.signbit.default)(lambda c, x: ops.signbit(c.b, x))
 
 
 def _binary(pairs: dict[str, Binary], kind: Kind, overloads: str = "Tensor Scalar") -> None:
@@ -68,7 +69,8 @@ _binary(
 _binary({"bitwise_left_shift": ops.shift_left}, DEFAULT, "Tensor Tensor_Scalar Scalar_Tensor")
 _binary({"bitwise_right_shift": ops.shift_right}, DEFAULT, "Tensor Tensor_Scalar Scalar_Tensor")
 _binary({n: getattr(ops, n) for n in ("maximum", "minimum")}, DEFAULT, "default")
-_binary({"atan2": ops.atan2}, INT_TO_FLOAT, "default")
+_binary({"atan2": ops.atan2, "copysign": ops.copysign}, INT_TO_FLOAT, "default Tensor Scalar")
+_binary({"fmax": ops.fmax, "fmin": ops.fmin}, DEFAULT, "default")
 _binary({"pow": ops.power}, BOOL_TO_LONG, "Tensor_Tensor Tensor_Scalar Scalar")
 _binary({"floor_divide": ops.floordiv}, DEFAULT, "default Scalar")
 
@@ -107,9 +109,9 @@ def _div_mode(c: Call, x: Value | Number, y: Value | Number, rounding_mode: str 
     return (ops.floordiv if rounding_mode == "floor" else ops.truncdiv)(c.b, *c.promote(x, y))
 
 
-@lower(aten.round.default)
-def _round(c: Call, x: Value) -> Value:
-    return ops.round_(c.b, x)
+@lower(aten.round.default, aten.round.decimals)
+def _round(c: Call, x: Value, *, decimals: int = 0) -> Value:
+    return ops.round_to(c.b, x, decimals) if decimals and x.dtype.is_float else ops.round_(c.b, x)
 
 
 @lower(aten.gelu.default)
@@ -144,7 +146,9 @@ def _softplus(c: Call, x: Value, beta: Number = 1, threshold: Number = 20) -> Va
 
 @lower(aten.log_sigmoid_forward.default)
 def _log_sigmoid(c: Call, x: Value) -> tuple[Value, Value]:
-    return ops.log_sigmoid(c.b, x), ops.full(c.b, (dims.ZERO,), c.number(0, x.dtype))
+    if c.sizes_of_results[1] == x.shape:
+        return ops.log_sigmoid(c.b, x), ops.decay(c.b, x)
+    return ops.log_sigmoid(c.b, x), ops.full(c.b, c.sizes_of_results[1], c.number(0, x.dtype))
 
 
 @lower(aten.threshold.default)
@@ -292,7 +296,10 @@ def _arange(c: Call, start: Number, end: Number, step: Number = 1, **_: object) 
         return ops.iota(c.b, count, first, by, c.dtype)
     if any(isinstance(v, Expr) for v in parts):
         raise NoDeclaration("symbolic float range")
-    count = dims.integer(math.ceil((float(end) - float(start)) / float(step)))  # type: ignore[arg-type]
+    first, last, by = (float(v) for v in parts if not isinstance(v, Expr))
+    count = dims.integer(math.ceil((last - first) / by))
+    if not c.dtype.is_float:
+        return ops.iota(c.b, count, c.number(int(first), i64), c.number(int(by), i64), c.dtype)
     return ops.iota(c.b, count, c.number(start, f64), c.number(step, f64), c.dtype)
 
 

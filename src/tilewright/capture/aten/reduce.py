@@ -221,7 +221,19 @@ def _batch_norm_of_batch(c: Call, x: Value, weight: Value | None, bias: Value | 
 @lower(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_training(c: Call, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
                          running_var: Value, training: bool, momentum: float, eps: float) -> tuple[Value, ...]:  # fmt: skip
+    if not training:
+        out = norm.batch_norm_inference(c.b, x, running_mean, running_var, weight, bias, eps)
+        kept = [
+            pointwise.full(c.b, s, c.number(0, t))
+            for s, t in zip(c.sizes_of_results[1:3], c.results[1:3], strict=True)
+        ]
+        return (out, *kept, pointwise.copy(c.b, running_mean), pointwise.copy(c.b, running_var))
     out, mean, rstd, variance = norm.batch_norm_training(c.b, x, weight, bias, eps)
     n = dims.prod(s for d, s in enumerate(x.shape) if d != 1)
     moved = norm.running_statistics(c.b, running_mean, running_var, mean, variance, n, momentum)
     return _stats(c, (out, mean, rstd, *moved))
+
+
+@lower(aten._cdist_forward.default)
+def _cdist(c: Call, x: Value, y: Value, p: float, compute_mode: int | None = None) -> Value:
+    return ops.distances(c.b, x, y, p)

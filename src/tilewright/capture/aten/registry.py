@@ -4,7 +4,7 @@ results and access maps follow there. Promotion is the one thing done here, so t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
@@ -81,12 +81,14 @@ def lower(*overloads: object, view: bool = False, reason: str = "") -> Callable[
 
 @dataclass(slots=True)
 class Call:
-    """What a rule knows of the captured node: the builder, the types of its results, and which of them are read."""
+    """What a rule knows of the captured node: the builder, types and sizes of its results, which of them are read, and
+    whether its first operand lies dense and row-major at the start of its storage in torch."""
 
     b: Builder
     results: tuple[DType, ...]
     used: frozenset[int] = frozenset({0})
-    sizes_of_results: tuple[tuple[Expr, ...], ...] = field(default=())
+    sizes_of_results: tuple[tuple[Expr, ...], ...] = ()
+    dense: bool = False
 
     @property
     def dtype(self) -> DType:

@@ -10,7 +10,7 @@ from ...ir import dims
 from ...ir.expr import Expr
 from ...ir.graph import Value
 from ...ir.ops import view as ops
-from .registry import Call, NoDeclaration, Number, Size, known, lower, size, sizes
+from .registry import TABLE, Call, NoDeclaration, Number, Size, known, lower, size, sizes
 
 aten = torch.ops.aten
 _END = (1 << 63) - 1
@@ -187,3 +187,27 @@ def _bitcast(c: Call, x: Value, dtype: torch.dtype) -> Value:
     if c.dtype == x.dtype:
         return x
     raise NoDeclaration("reinterpreted bits")
+
+
+@lower(aten.as_strided.default, view=True)
+def _as_strided(
+    c: Call, x: Value, shape: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
+) -> Value:
+    """A strided reading of storage is an access map only if the base lies dense in it."""
+    if not c.dense:
+        raise NoDeclaration("strides of a base that is not dense")
+    return ops.strided(c.b, x, sizes(shape), sizes(strides), size(offset or 0))
+
+
+def _copies() -> None:
+    """Views that torch's functionalisation writes as copies."""
+    for overload, entry in list(TABLE.items()):
+        if not entry.view or not isinstance(overload, torch._ops.OpOverload):
+            continue
+        name, which = overload.overloadpacket.__name__, overload._overloadname
+        packet = getattr(aten, f"{name}_copy", None)
+        if packet is not None and which in packet.overloads() and getattr(packet, which) not in TABLE:
+            lower(getattr(packet, which))(entry.rule)
+
+
+_copies()

@@ -89,6 +89,14 @@ def position(a: Axis) -> Expr:
     return dims.ZERO if a.extent is dims.ONE else axis(a)
 
 
+def shared(v: Value, lead: Sequence[Expr]) -> list[Expr]:
+    """Index of the leading dims of a matrix operand that broadcasts to leading places `lead`."""
+    rank = len(v.shape) - 2
+    return [
+        dims.ZERO if s is dims.ONE else i for s, i in zip(v.shape[:-2], lead[len(lead) - rank :], strict=True)
+    ]
+
+
 def wrap(dim: int, rank: int) -> int:
     """`dim` counted from the front; a scalar counts as one dim."""
     rank = max(rank, 1)

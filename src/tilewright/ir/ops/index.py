@@ -44,13 +44,13 @@ def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
 
 
 def gather(b: Builder, x: Value, dim: int, index: Value) -> Value:
-    """out[i] = x[i with dim `dim` replaced by index[i]]."""
+    """out[i] = x[i with dim `dim` replaced by index[i]]; a scalar counts as one element."""
     axes = output_axes(index.shape)
     i = [position(a) for a in axes]
     place = cast(read(1, i, index.dtype), i64)
     if not x.shape:
         body = read(0, (), x.dtype)
-    elif not index.shape:
+    elif len(index.shape) != len(x.shape):
         body = read(0, [place], x.dtype)
     else:
         at = wrap(dim, len(x.shape))

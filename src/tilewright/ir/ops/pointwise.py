@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from ..dtype import DType, Kind, bool_
@@ -190,6 +191,49 @@ def hardswish(b: Builder, x: Value) -> Value:
         return call("div", call("mul", e, _bounded(call("add", e, number(3, e)), 0, 6)), number(6, e))
 
     return pointwise(b, "hardswish", compute, x)
+
+
+def decay(b: Builder, x: Value) -> Value:
+    """exp(-|x|)."""
+    return pointwise(b, "decay", lambda e: call("exp", call("neg", call("abs", e))), x)
+
+
+def _negative(x: Expr) -> Expr:
+    """Whether x has its sign bit set; -0 does. (The sign of a NaN is not looked at.)"""
+    zero = number(0, x)
+    if not x.dtype.is_float:
+        return call("lt", x, zero) if not _unsigned(x) else const(False, bool_)
+    negative_zero = call("and", call("eq", x, zero), call("lt", call("reciprocal", x), zero))
+    return call("or", call("lt", x, zero), negative_zero)
+
+
+def _copysign(x: Expr, y: Expr) -> Expr:
+    size = call("abs", x)
+    return where(_negative(y), call("neg", size), size)
+
+
+def _skipping(op: str) -> Callable[[Expr, Expr], Expr]:
+    def compute(x: Expr, y: Expr) -> Expr:
+        if x.dtype is bool_ or not x.dtype.is_float:
+            return call({"maximum": "or", "minimum": "and"}[op] if x.dtype is bool_ else op, x, y)
+        return where(call("isnan", x), y, where(call("isnan", y), x, call(op, x, y)))
+
+    return compute
+
+
+signbit = unary("signbit", _negative)
+copysign = binary("copysign", _copysign)
+fmax, fmin = binary("fmax", _skipping("maximum")), binary("fmin", _skipping("minimum"))
+
+
+def round_to(b: Builder, x: Value, decimals: int) -> Value:
+    """x rounded to a number of decimal places, by scaling as eager does."""
+    scale, there, back = 10.0 ** abs(decimals), *(("mul", "div") if decimals > 0 else ("div", "mul"))
+
+    def compute(e: Expr) -> Expr:
+        return call(back, call("round", call(there, e, number(scale, e))), number(scale, e))
+
+    return pointwise(b, "round", compute, x)
 
 
 def leaky_relu(b: Builder, x: Value, slope: Scalar) -> Value:

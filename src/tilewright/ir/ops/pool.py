@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import dims, reduction
+from ..dtype import DType
 from ..expr import Axis, Expr, call, cast, const, read, where
 from ..expr import narrow as narrow_expr
 from ..graph import Builder, Value
@@ -94,9 +95,13 @@ def avg_pool(b: Builder, x: Value, w: Window, include_pad: bool = True, divisor:
     (total,) = b.emit("window_sum", (x,), TensorExpr(p.axes, (body,), p.folded, reduction.sum_(acc)))
     count = dims.integer(divisor) if divisor else _window_count(x, w, p, include_pad)
     element = read(0, [position(a) for a in p.axes], acc)
-    mean = narrow_expr(call("div", element, cast(count, acc)), x.dtype)
-    (out,) = b.emit("avg_pool", (total,), TensorExpr(p.axes, (mean,)))
+    (out,) = b.emit("avg_pool", (total,), TensorExpr(p.axes, (_mean(element, count, x.dtype),)))
     return out
+
+
+def _mean(total: Expr, count: Expr, dtype: DType) -> Expr:
+    """total / count; integers round towards zero."""
+    return narrow_expr(call("div" if dtype.is_float else "truncdiv", total, cast(count, total.dtype)), dtype)
 
 
 def _window_count(x: Value, w: Window, p: _Placed, include_pad: bool) -> Expr:
@@ -149,8 +154,7 @@ def adaptive_avg_pool(b: Builder, x: Value, sizes: Sequence[Expr]) -> Value:
     body = _guarded(condition, cast(read(0, index, x.dtype), acc), const(0, acc))
     (total,) = b.emit("window_sum", (x,), TensorExpr(axes, (body,), folded, reduction.sum_(acc)))
     element = read(0, [position(a) for a in axes], acc)
-    mean = narrow_expr(call("div", element, cast(count, acc)), x.dtype)
-    (out,) = b.emit("adaptive_avg_pool", (total,), TensorExpr(axes, (mean,)))
+    (out,) = b.emit("adaptive_avg_pool", (total,), TensorExpr(axes, (_mean(element, count, x.dtype),)))
     return out
 
 

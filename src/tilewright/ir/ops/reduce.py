@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import dims, reduction
 from ..dtype import DType, bool_
-from ..expr import Expr, call, cast, const, where
+from ..expr import Axis, Expr, call, cast, const, read, where
 from ..expr import narrow as narrow_expr
-from ..graph import Builder, Value
-from .common import accumulator, is_true, number, pointwise, reduced, wide, wrap_all
+from ..graph import Builder, Value, broadcast
+from ..reduction import Reduction
+from ..tensor import TensorExpr, output_axes
+from .common import accumulator, is_true, number, pointwise, position, reduced, shared, wide, wrap_all
 from .pointwise import narrow, to
 from .view import squeeze
 
@@ -195,17 +197,46 @@ def count_nonzero(b: Builder, x: Value, over: Sequence[int] | None = None) -> Va
     return sum_(b, to(b, pointwise(b, "is_true", is_true, x), bool_), over)
 
 
+Step = Callable[[Expr], Expr]
+
+
+def _norm_steps(order: float, acc: DType) -> tuple[Reduction, Step, Step]:
+    """How |x| is folded for the norm of an order: the reduction, what is done before it and after it."""
+    if math.isinf(order):
+        return (reduction.maximum if order > 0 else reduction.minimum)(acc), _same, _same
+    total = reduction.sum_(acc)
+    if order == 0:
+        return total, lambda e: cast(is_true(e), e.dtype), _same
+    if order == 1:
+        return total, _same, _same
+    if order == 2:
+        return total, _square, lambda e: call("sqrt", e)
+    return total, lambda e: call("pow", e, number(order, e)), lambda e: call("pow", e, number(1 / order, e))
+
+
+def _same(e: Expr) -> Expr:
+    return e
+
+
 def vector_norm(
     b: Builder, x: Value, order: float, over: Sequence[int] | None, keepdim: bool, dtype: DType
 ) -> Value:
-    """(sum |x|^order)^(1/order) over dims `over`, with the limits for inf, -inf and 0."""
-    size = pointwise(b, "abs", lambda e: call("abs", cast(e, dtype.compute if dtype.is_half else dtype)), x)
+    """(sum |x|^order)^(1/order) over dims `over`, as `dtype`, with the limits for inf, -inf and 0."""
+    acc = dtype.compute
+    fold, term, root = _norm_steps(order, acc)
     dims_ = wrap_all(over, len(x.shape))
-    if math.isinf(order):
-        return narrow(b, (amax if order > 0 else amin)(b, size, dims_, keepdim), dtype)
-    terms = {0: lambda e: cast(is_true(e), e.dtype), 1: lambda e: e, 2: _square}
-    powered = pointwise(b, "power", terms.get(order, lambda e: call("pow", e, number(order, e))), size)
-    total = accumulated(b, powered, dims_, keepdim)
-    roots = {0: lambda e: e, 1: lambda e: e, 2: lambda e: call("sqrt", e)}
-    root = roots.get(order, lambda e: call("pow", e, number(1 / order if order else 1, e)))
+    (total,) = reduced(b, "norm", x, dims_, keepdim, fold, lambda e, _: (term(call("abs", cast(e, acc))),))
     return narrow(b, pointwise(b, "root", root, total), dtype)
+
+
+def distances(b: Builder, x: Value, y: Value, order: float) -> Value:
+    """The `order`-norm of x[.., i, :] - y[.., j, :] for all i and j; leading dims broadcast."""
+    axes = output_axes((*broadcast(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-2]))
+    r = Axis("r0", x.shape[-1])
+    i = [position(a) for a in axes]
+    left = read(0, [*shared(x, i[:-2]), i[-2], position(r)], x.dtype)
+    right = read(1, [*shared(y, i[:-2]), i[-1], position(r)], y.dtype)
+    gap = call("abs", call("sub", wide(left), wide(right)))
+    fold, term, root = _norm_steps(order, gap.dtype)
+    (total,) = b.emit("distance", (x, y), TensorExpr(axes, (term(gap),), (r,), fold))
+    return narrow(b, pointwise(b, "root", root, total), x.dtype)

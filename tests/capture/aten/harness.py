@@ -1,0 +1,106 @@
+"""From a torch function to its captured graph, and the comparison of the graph's meaning with eager."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._pytree import tree_leaves
+
+from tilewright.capture.aten import decompositions
+from tilewright.capture.fx import from_fx
+from tilewright.interp import run_graph
+from tilewright.ir.graph import Graph
+
+TABLE = decompositions()
+Sizes = Mapping[str, int]
+Function = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One tensor argument: dims by name (dynamic) or number, and what its elements are: "x" values of the tested type,
+    "bool", "positive", "unit" (in (0, 1)), or an index below dim `below` ("index", "signed" also counts from the end)."""
+
+    dims: str
+    kind: str = "x"
+    below: str = ""
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(int(d) if d.isdigit() else sizes[d] for d in self.dims.split())
+
+    def make(self, sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+        shape = self.shape(sizes)
+        if self.kind == "bool":
+            return torch.rand(shape) < 0.5
+        if self.kind in ("index", "signed"):
+            limit = max(int(self.below) if self.below.isdigit() else sizes[self.below], 1)
+            return torch.randint(-limit if self.kind == "signed" else 0, limit, shape)
+        if self.kind in ("positive", "unit"):
+            high = 0.9 if self.kind == "unit" else 3.0
+            return (torch.rand(shape) * (high - 0.1) + 0.1).to(dtype)
+        if dtype.is_floating_point:
+            return torch.randn(shape).to(dtype)
+        return (
+            torch.randint(0, 2, shape).bool()
+            if dtype is torch.bool
+            else torch.randint(-5, 6, shape).to(dtype)
+        )
+
+
+def capture(
+    fn: Function, args: Sequence[torch.Tensor], dynamic: Sequence[Sequence[bool]] | None = None
+) -> Graph:
+    """The graph of `fn`; `dynamic[k][d]` says whether dim d of argument k becomes a symbol."""
+    given: Sequence[torch.Tensor] = args
+    if dynamic is not None:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        given = [_symbolic(mode, t, d) for t, d in zip(args, dynamic, strict=True)]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        gm = make_fx(_functional(fn), decomposition_table=TABLE, tracing_mode="fake")(*given)
+    return from_fx(gm)
+
+
+def _functional(fn: Function) -> Function:
+    return torch.func.functionalize(lambda *a: tree_leaves(fn(*a)), remove="mutations")
+
+
+def _symbolic(mode: FakeTensorMode, t: torch.Tensor, dynamic: Sequence[bool]) -> torch.Tensor:
+    choice = [DimDynamic.DYNAMIC if d else DimDynamic.STATIC for d in dynamic]
+    return mode.from_tensor(t, symbolic_context=StatelessSymbolicContext(dynamic_sizes=choice))
+
+
+def agree(graph: Graph, fn: Function, args: Sequence[torch.Tensor]) -> None:
+    """Assert that the graph's meaning is what eager computes."""
+    with torch.no_grad():
+        want = [t for t in tree_leaves(fn(*args)) if isinstance(t, torch.Tensor)]
+    with np.errstate(all="ignore"):
+        got = run_graph(graph, [t if t.dtype is torch.bfloat16 else t.numpy() for t in args])
+    assert len(got) == len(want)
+    for ours, theirs in zip(got, want, strict=True):
+        same(np.asarray(ours), theirs)
+
+
+def same(ours: np.ndarray, theirs: torch.Tensor) -> None:
+    """Assert equal shapes, equal integers, and floats equal up to a few roundings."""
+    assert ours.shape == tuple(theirs.shape)
+    if not theirs.dtype.is_floating_point:
+        np.testing.assert_array_equal(ours, theirs.numpy())
+        return
+    tolerance = {torch.float64: 1e-10, torch.float32: 2e-5}.get(theirs.dtype, 2e-2)
+    reference = theirs.double().numpy()
+    finite = reference[np.isfinite(reference)]
+    floor = tolerance * max(1.0, float(np.sqrt(np.mean(finite**2))) if finite.size else 1.0)
+    np.testing.assert_allclose(ours.astype(np.float64), reference, rtol=tolerance, atol=floor, equal_nan=True)
+
+
+def library_calls(graph: Graph) -> list[str]:
+    """Names of the ops that are not generated."""
+    return [op.call.name for op in graph.ops if op.call is not None]
