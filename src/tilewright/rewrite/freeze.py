@@ -43,26 +43,24 @@ class Chain:
 
 def freeze(graph: Graph) -> Graph:
     """The graph with scales and shifts folded into frozen weights wherever the rule applies."""
-    while (new := FOLD_SCALE.apply(graph)) is not None:
-        graph = new
-    return drop_dead(graph)
+    folded = FOLD_SCALE.apply(graph)
+    return graph if folded is None else drop_dead(folded)
 
 
-def find(graph: Graph) -> Chain | None:
-    """The first contraction with a frozen weight that an op of another origin scales or shifts per
-    channel."""
+def find(graph: Graph) -> tuple[Chain, ...] | None:
+    """Every contraction with a frozen weight that ops of another origin scale or shift per channel. None if
+    none is."""
     consumers = graph.consumers()
+    found: list[Chain] = []
     for op in graph.ops:
         chain = _start(graph, op)
-        if chain is None:
-            continue
         longest = None
-        while (chain := _extend(chain, consumers)) is not None:
+        while chain is not None and (chain := _extend(chain, consumers)) is not None:
             if _may_end(chain):
                 longest = chain
         if longest is not None and _library_slots(longest) is not None:
-            return longest
-    return None
+            found.append(longest)
+    return tuple(found) or None
 
 
 def _start(graph: Graph, op: Op) -> Chain | None:
@@ -213,39 +211,44 @@ def _constants(op: Op, chain: Chain) -> list[Value]:
     return [v for v in op.inputs if v in chain.graph.constants]
 
 
-def absorb(chain: Chain) -> Graph | None:
-    """The graph in which the chain is one contraction with a new weight, and one op that adds a new bias."""
-    slots = _library_slots(chain)
-    tensor = chain.graph.constants[chain.weight]
-    if slots is None or not isinstance(tensor, torch.Tensor):
-        return None
-    shape = [-1 if d == chain.place else 1 for d in range(tensor.dim())]
-    scale = torch.from_numpy(chain.scale.copy()).to(tensor.device).reshape(shape)
-    weights = (tensor.detach().double() * scale).to(tensor.dtype)
-    biases = torch.from_numpy(chain.shift.copy()).to(device=tensor.device, dtype=tensor.dtype)
-    next_id = 1 + max(v.id for v in _values(chain.graph))
-    weight = replace(chain.weight, id=next_id)
-    bias = Value(next_id + 1, (chain.weight.shape[chain.place],), chain.weight.dtype)
-    total = replace(chain.product.output, id=next_id + 2)
-    product = replace(
-        chain.product,
-        inputs=tuple(weight if v is chain.weight else v for v in chain.product.inputs),
-        outputs=(total,),
-    )
-    ops: list[Op] = []
-    for op in chain.graph.ops:
-        if op is chain.product:
-            ops += [product, _add_bias(chain, total, bias)]
-        elif op not in chain.ops:
-            ops.append(op)
-    made = {weight: weights, bias: biases}
+def absorb(chains: tuple[Chain, ...]) -> Graph:
+    """The graph in which each chain is one contraction with a new weight, and one op that adds a new bias."""
+    graph = chains[0].graph
+    next_id = 1 + max(v.id for v in _values(graph))
+    origins = list(graph.origins)
+    made: dict[Value, torch.Tensor] = {}
+    instead: dict[Op, list[Op]] = {op: [] for chain in chains for op in chain.ops}
+    for k, chain in enumerate(chains):
+        weight = replace(chain.weight, id=next_id + 3 * k)
+        bias = Value(weight.id + 1, (weight.shape[chain.place],), weight.dtype)
+        total = replace(chain.product.output, id=weight.id + 2)
+        made[weight], made[bias] = _tensors(chain)
+        inputs = tuple(weight if v is chain.weight else v for v in chain.product.inputs)
+        product = replace(chain.product, inputs=inputs, outputs=(total,))
+        instead[chain.product] = [product, _add_bias(chain, total, bias)]
+        origins[chain.product.origin] = _origin(chain, weight, bias)
     return replace(
-        chain.graph,
-        ops=tuple(ops),
-        origins=_origins(chain, slots, weight, bias),
-        constants={**chain.graph.constants, **made},
-        layouts={**chain.graph.layouts, **{v: layout_of(t) for v, t in made.items()}},
+        graph,
+        ops=tuple(new for op in graph.ops for new in instead.get(op, [op])),
+        origins=tuple(origins),
+        constants={**graph.constants, **made},
+        layouts={**graph.layouts, **{v: layout_of(t) for v, t in made.items()}},
     )
+
+
+def _tensors(chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new weight, in the memory format of the old one, and the new bias."""
+    old = chain.graph.constants[chain.weight]
+    assert isinstance(old, torch.Tensor)
+    scale = chain.scale.reshape([-1 if d == chain.place else 1 for d in range(old.dim())])
+    bias = torch.from_numpy(chain.shift.copy()).to(device=old.device, dtype=old.dtype)
+    if old.dtype is torch.float32 and old.device.type == "cpu":
+        held = old.detach().numpy()
+        weight = np.empty_like(held)
+        np.multiply(held, scale, out=weight, casting="unsafe")  # in fp64 block by block: no large temporary
+        return torch.from_numpy(weight), bias
+    factor = torch.from_numpy(scale.copy()).to(old.device)
+    return (old.detach().double() * factor).to(old.dtype), bias
 
 
 def _add_bias(chain: Chain, total: Value, bias: Value) -> Op:
@@ -259,9 +262,10 @@ def _add_bias(chain: Chain, total: Value, bias: Value) -> Op:
     return Op("bias", (total, bias), (end,), expr=expr, origin=chain.product.origin)
 
 
-def _origins(chain: Chain, slots: _Slots, weight: Value, bias: Value) -> tuple[Origin, ...]:
+def _origin(chain: Chain, weight: Value, bias: Value) -> Origin:
     """The contraction's origin makes the end of the chain now, from the new weight and bias."""
-    old = chain.graph.origins[chain.product.origin]
+    old, slots = chain.graph.origins[chain.product.origin], _library_slots(chain)
+    assert slots is not None
     inputs, args = list(old.inputs), slots.call.args
     inputs[slots.weight] = weight
     if slots.bias is None:
@@ -269,10 +273,8 @@ def _origins(chain: Chain, slots: _Slots, weight: Value, bias: Value) -> tuple[O
         inputs.append(bias)
     else:
         inputs[slots.bias] = bias
-    made = replace(
-        old, call=replace(slots.call, args=args), inputs=tuple(inputs), outputs=(chain.ops[-1].output,)
-    )
-    return tuple(made if o is old else o for o in chain.graph.origins)
+    call_ = replace(slots.call, args=args)
+    return replace(old, call=call_, inputs=tuple(inputs), outputs=(chain.ops[-1].output,))
 
 
 def _values(graph: Graph) -> list[Value]:
@@ -281,7 +283,7 @@ def _values(graph: Graph) -> list[Value]:
     return [*inputs, *graph.constants, *made]
 
 
-FOLD_SCALE: Rule[Graph, Chain] = Rule(
+FOLD_SCALE: Rule[Graph, tuple[Chain, ...]] = Rule(
     "fold scale into weight",
     find,
     absorb,
