@@ -8,7 +8,6 @@ import mmap
 import numpy as np
 import pytest
 import torch
-
 from tests.native.probe import FLOATS, INTEGERS, NAMES, Array, Probe, clang, probe, runs_here
 
 CONFIGURATIONS = [

@@ -263,8 +263,8 @@ def _compile(compiler: Compiler, texts: Sequence[str], flags: Sequence[str], key
             for name, text in zip(names, texts, strict=True):
                 (folder / name).write_text(text, encoding="utf-8")
             _run_compiler(compiler, names, flags, folder)
-            files: dict[str, bytes | Path] = {name: folder / name for name in names}
-            return store.put(key, {LIBRARY: folder / LIBRARY, **files})
+            files = {name: (folder / name).read_bytes() for name in (LIBRARY, *names)}
+            return store.put(key, files)
     except OSError as error:
         raise BuildError(
             f"cannot write files to build in: {error}",
@@ -308,23 +308,21 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for all; raise `BuildError` for the first that failed or ran out of time."""
+    """Wait for all; raise `BuildError` for the first that failed or ran out of time, and leave none behind."""
     deadline = time.monotonic() + BUILD_SECONDS
-    failure: BuildError | None = None
-    for process in running:
-        try:
+    try:
+        for process in running:
             output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            failure = failure or BuildError(
-                f"the C++ compiler took over {BUILD_SECONDS:.0f} s", phase="build"
-            )
-        if process.returncode != 0 and failure is None:
-            text = first_errors(output.decode(errors="replace"))
-            failure = BuildError(f"the C++ compiler failed: {text or process.returncode}", phase="build")
-    if failure is not None:
-        raise failure
+            if process.returncode != 0:
+                text = first_errors(output.decode(errors="replace")) or f"exit status {process.returncode}"
+                raise BuildError(f"the C++ compiler failed: {text}", phase="build")
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"the C++ compiler took over {BUILD_SECONDS:.0f} s", phase="build") from error
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
 
 def first_errors(output: str, most: int = 3) -> str:

@@ -1,0 +1,99 @@
+// Uses of the thread pool, for test_pool.py: the pool's functions come in by address.
+typedef long long i64;
+typedef void (*task_type)(void*, i64, i64, i64);
+typedef void (*parallel_type)(task_type, void*, i64, i64, int);
+typedef void* (*scratch_type)(i64, i64);
+#define API extern "C" __attribute__((visibility("default")))
+
+struct Count {
+  int* seen;
+  i64 grain, odd_starts, workers;
+};
+static void count_task(void* context, i64 begin, i64 end, i64 worker) {
+  Count* c = (Count*)context;
+  if (begin % c->grain) __atomic_fetch_add(&c->odd_starts, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_or(&c->workers, 1ll << worker, __ATOMIC_RELAXED);
+  for (i64 i = begin; i < end; i++) __atomic_fetch_add(&c->seen[i], 1, __ATOMIC_RELAXED);
+}
+// How many indices were not visited exactly once, or ranges that start off the grain, over `rounds` regions.
+API i64 cover(parallel_type parallel, int* seen, i64 n, i64 grain, i64 rounds) {
+  i64 bad = 0;
+  for (i64 r = 0; r < rounds; r++) {
+    for (i64 i = 0; i < n; i++) seen[i] = 0;
+    Count c = {seen, grain, 0, 0};
+    parallel(count_task, &c, n, grain, int(r & 1));
+    for (i64 i = 0; i < n; i++) bad += seen[i] != 1;
+    bad += c.odd_starts;
+  }
+  return bad;
+}
+
+struct Spin {
+  i64 loops, workers;
+  double sum;
+};
+static void spin_task(void* context, i64 begin, i64 end, i64 worker) {
+  Spin* s = (Spin*)context;
+  volatile double x = 0;
+  for (i64 i = begin; i < end; i++)
+    for (i64 k = 0; k < s->loops; k++) x = x + 1.0;
+  __atomic_fetch_or(&s->workers, 1ll << worker, __ATOMIC_RELAXED);
+}
+// A bit for each worker that took part in n items of `loops` additions.
+API i64 who(parallel_type parallel, i64 n, i64 loops) {
+  Spin s = {loops, 0, 0};
+  parallel(spin_task, &s, n, 1, 1);
+  return s.workers;
+}
+
+struct Block {
+  scratch_type scratch;
+  i64 bytes, bad;
+};
+static void scratch_task(void* context, i64 begin, i64 end, i64 worker) {
+  Block* b = (Block*)context;
+  for (i64 i = begin; i < end; i++) {
+    i64* p = (i64*)b->scratch(worker, b->bytes);
+    if (!p || (unsigned long long)p % 64) {
+      __atomic_fetch_add(&b->bad, 1, __ATOMIC_RELAXED);
+      continue;
+    }
+    i64 n = b->bytes / 8;
+    for (i64 k = 0; k < n; k++) p[k] = i * n + k;
+    for (i64 k = 0; k < n; k++)
+      if (p[k] != i * n + k) __atomic_fetch_add(&b->bad, 1, __ATOMIC_RELAXED);
+  }
+}
+// Faults of scratch blocks that several workers write at the same time.
+API i64 scratch_faults(parallel_type parallel, scratch_type scratch, i64 n, i64 bytes) {
+  Block b = {scratch, bytes, 0};
+  parallel(scratch_task, &b, n, 1, 0);
+  return b.bad;
+}
+
+struct Nest {
+  parallel_type parallel;
+  int* seen;
+};
+static void inner_task(void* context, i64 begin, i64 end, i64) {
+  for (i64 i = begin; i < end; i++) __atomic_fetch_add(&((int*)context)[i], 1, __ATOMIC_RELAXED);
+}
+static void outer_task(void* context, i64 begin, i64 end, i64) {
+  Nest* n = (Nest*)context;
+  for (i64 i = begin; i < end; i++) n->parallel(inner_task, n->seen, 100, 1, 0);
+}
+// A region inside a region: every one of 100 indices is visited `n` times. Returns the faults.
+API i64 nested(parallel_type parallel, int* seen, i64 n) {
+  Nest c = {parallel, seen};
+  for (i64 i = 0; i < 100; i++) seen[i] = 0;
+  parallel(outer_task, &c, n, 1, 0);
+  i64 bad = 0;
+  for (i64 i = 0; i < 100; i++) bad += seen[i] != n;
+  return bad;
+}
+
+static void nothing(void*, i64, i64, i64) {}
+API void empty(parallel_type parallel, i64 n) { parallel(nothing, 0, n, 1, 1); }
+API void many_empty(parallel_type parallel, i64 n, i64 rounds) {
+  for (i64 r = 0; r < rounds; r++) parallel(nothing, 0, n, 1, 1);
+}

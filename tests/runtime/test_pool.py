@@ -1,0 +1,217 @@
+"""The thread pool: coverage, several callers, resizing, scratch, fork, the end of the process, wake latency."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright.options import Options
+from tilewright.runtime import device, pool
+from tilewright.runtime.cache import Store
+
+ROOT = Path(__file__).parents[2]
+_STORE = Store(None)
+
+
+class Calls:
+    """A pool of its own and the probe, with typed arguments."""
+
+    def __init__(self) -> None:
+        options = Options()
+        text = pool.SOURCE.read_text(encoding="utf-8")
+        self.pool = pool.Pool(device.load(device.build_texts([text], (), _STORE, options)))
+        probe = (Path(__file__).parent / "pool_probe.cpp").read_text(encoding="utf-8")
+        self.library = device.load(device.build_texts([probe], (), _STORE, options))
+
+    def __call__(self, name: str, *args: int | np.ndarray) -> int:
+        function = getattr(self.library, name)
+        function.restype = ctypes.c_int64
+        values = [ctypes.c_int64(a if isinstance(a, int) else a.ctypes.data) for a in args]
+        return function(ctypes.c_void_p(self.pool.parallel), *values)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Calls]:
+    calls = Calls()
+    yield calls
+    assert calls.pool.shutdown()
+
+
+@pytest.fixture
+def calls(shared: Calls) -> Calls:
+    shared.pool.resize(2)
+    return shared
+
+
+def test_every_index_once(calls: Calls) -> None:
+    seen = np.zeros(5000, "i4")
+    for n in (0, 1, 2, 3, 16, 17, 100, 4999):
+        for grain in (1, 7, 64, 10_000):
+            assert calls("cover", seen, n, grain, 40) == 0
+
+
+def test_every_size_of_pool(calls: Calls) -> None:
+    seen = np.zeros(600, "i4")
+    for threads in (1, 2, 3, 8, 2, 1, 5):
+        calls.pool.resize(threads)
+        assert calls.pool.workers == threads
+        assert calls("cover", seen, 600, 4, 200) == 0
+
+
+def test_size_is_clamped(calls: Calls) -> None:
+    calls.pool.resize(-3)
+    assert calls.pool.workers == 1
+    calls.pool.resize(100_000)
+    assert calls.pool.workers == 200
+
+
+def test_workers_take_part(calls: Calls) -> None:
+    assert any(calls("who", 64, 20_000) == 0b11 for _ in range(50))
+
+
+def test_small_work_stays_on_the_caller(calls: Calls) -> None:
+    seen = np.zeros(64, "i4")
+    assert calls("who", 1, 100) == 1
+    assert calls("cover", seen, 64, 64, 10) == 0
+
+
+def test_pinned_workers(calls: Calls) -> None:
+    mine = threading.get_native_id()
+    before = Path(f"/proc/self/task/{mine}/status").read_text() if sys.platform == "linux" else ""
+    calls.pool.resize(2, pin=True)
+    assert calls("cover", np.zeros(100, "i4"), 100, 1, 100) == 0
+    if before:
+
+        def allowed(status: str) -> str:
+            return next(line for line in status.splitlines() if line.startswith("Cpus_allowed:"))
+
+        assert allowed(before) == allowed(Path(f"/proc/self/task/{mine}/status").read_text())
+
+
+def test_many_callers(calls: Calls) -> None:
+    faults: list[int] = []
+
+    def caller() -> None:
+        seen = np.zeros(500, "i4")
+        faults.extend(calls("cover", seen, 500, 8, 50) for _ in range(10))
+
+    threads = [threading.Thread(target=caller) for _ in range(6)]
+    for t in threads:
+        t.start()
+    for size in (1, 3, 2, 4):  # resized under way
+        calls.pool.resize(size)
+        time.sleep(0.005)
+    for t in threads:
+        t.join()
+    assert faults == [0] * 60
+
+
+def test_region_in_a_region_runs_on_its_caller(calls: Calls) -> None:
+    assert calls("nested", np.zeros(100, "i4"), 50) == 0
+
+
+def test_scratch_belongs_to_one_thread(calls: Calls) -> None:
+    for size in (8, 4096, 100_000, 64):
+        assert calls("scratch_faults", calls.pool.scratch, 40, size) == 0
+    faults: list[int] = []
+    threads = [
+        threading.Thread(
+            target=lambda: faults.append(calls("scratch_faults", calls.pool.scratch, 40, 50_000))
+        )
+        for _ in range(4)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert faults == [0] * 4
+
+
+def test_shutdown_then_serial_then_again(calls: Calls) -> None:
+    assert calls.pool.shutdown()
+    assert calls.pool.workers == 1
+    assert calls("who", 64, 1000) == 1
+    assert calls.pool.shutdown()
+    calls.pool.resize(2)
+    assert calls("cover", np.zeros(100, "i4"), 100, 1, 20) == 0
+
+
+FORK = """
+import os, sys, time
+sys.path[:0] = [{root!r}, {src!r}]
+import numpy as np
+from tests.runtime.test_pool import Calls
+calls = Calls()
+calls.pool.resize(2)
+seen = np.zeros(500, "i4")
+assert calls("cover", seen, 500, 4, 50) == 0
+for _ in range(4):
+    child = os.fork()
+    if not child:
+        bad = calls("cover", seen, 500, 4, 200)
+        ok = calls.pool.shutdown() and not bad
+        os._exit(0 if ok else 1)
+    assert calls("cover", seen, 500, 4, 50) == 0
+    assert os.waitpid(child, 0)[1] == 0
+assert calls.pool.shutdown()
+print("fine")
+"""
+END = """
+import sys, threading
+sys.path[:0] = [{root!r}, {src!r}]
+import numpy as np
+from tilewright.options import Options
+from tilewright.runtime import pool
+from tilewright.runtime.cache import Store
+from tests.runtime.test_pool import Calls
+p = pool.pool(Store(None), Options())
+assert p is pool.pool(Store(None), Options())
+p.resize(2)
+calls = Calls()
+calls.pool = p
+
+def forever():
+    while True:
+        calls("cover", np.zeros(500, "i4"), 500, 4, 50)
+
+calls("cover", np.zeros(500, "i4"), 500, 4, 50)
+threading.Thread(target=forever, daemon=True).start()
+print("fine")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+@pytest.mark.parametrize("script", [FORK, END], ids=["fork", "end"])
+def test_processes(script: str) -> None:
+    text = script.format(root=str(ROOT), src=str(ROOT / "src"))
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, timeout=120, check=False
+    )
+    assert run.stdout.strip() == b"fine", run.stderr.decode()
+    assert run.returncode == 0, run.stderr.decode()
+
+
+def test_wake_latency(calls: Calls) -> None:
+    """Printed, not gated: a shared machine decides it."""
+    calls("many_empty", 2, 2000)
+    start = time.perf_counter()
+    calls("many_empty", 2, 2000)
+    hot = (time.perf_counter() - start) / 2000
+    cold: list[float] = []
+    for _ in range(30):
+        time.sleep(0.002)
+        start = time.perf_counter()
+        calls("empty", 2)
+        cold.append(time.perf_counter() - start)
+    print(
+        f"region of an empty task: {hot * 1e6:.2f} us hot, {statistics.median(cold) * 1e6:.1f} us after 2 ms"
+    )
