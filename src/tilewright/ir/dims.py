@@ -8,6 +8,7 @@ an empty domain, on which everything holds. No sympy: capture translates at the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import gcd
 
 from .dtype import i64
@@ -15,6 +16,9 @@ from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_inde
 
 Monomial = tuple[Expr, ...]
 Linear = dict[Monomial, int]
+
+_MEMO = 1 << 16
+"""Results that each operation remembers: expressions are interned, so a look-up is by identity."""
 
 ZERO = integer(0)
 ONE = integer(1)
@@ -107,35 +111,22 @@ def _joined(form: Linear) -> Linear:
     return form
 
 
+@lru_cache(_MEMO)
 def add(*terms: Expr) -> Expr:
     """The sum of index expressions, in normal form."""
     form: Linear = {}
     for t in terms:
         form = _sum(form, linear(t), 1)
-    return from_linear(_recombined(form))
+    return from_linear(form)
 
 
-def _recombined(form: Linear) -> Linear:
-    """c*d*(n // d) + c*(n % d) is c*n."""
-    for m, c in form.items():
-        for k, atom in enumerate(m):
-            if atom.op != "mod":
-                continue
-            n, d = atom.args
-            whole = make("floordiv", (n, d), i64)
-            others = m[:k] + m[k + 1 :]
-            scaled = _product(_product({others: c}, linear(d)), {(whole,): 1})
-            if all(form.get(key) == value for key, value in scaled.items()):
-                rest = _sum(_sum(form, scaled, -1), {m: c}, -1)
-                return _recombined(_sum(rest, _product({others: c}, linear(n)), 1))
-    return form
-
-
+@lru_cache(_MEMO)
 def sub(a: Expr, b: Expr) -> Expr:
     """`a - b` in normal form."""
     return from_linear(_sum(linear(a), linear(b), -1))
 
 
+@lru_cache(_MEMO)
 def mul(*factors: Expr) -> Expr:
     """The product of index expressions, in normal form."""
     form: Linear = {(): 1}
@@ -183,6 +174,7 @@ def _split(form: Linear, m: Monomial, c: int) -> tuple[Linear, Linear]:
     return quotient, rest
 
 
+@lru_cache(_MEMO)
 def floordiv(a: Expr, b: Expr) -> Expr:
     """`a // b` rounding down, for b > 0 a monomial of constants and symbols; anything else stays as it is."""
     mono = _monomial(b)
@@ -199,6 +191,7 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     return from_linear(quotient)
 
 
+@lru_cache(_MEMO)
 def mod(a: Expr, b: Expr) -> Expr:
     """`a % b` in [0, b), for b > 0 a monomial of constants and symbols; anything else stays as it is."""
     mono = _monomial(b)
@@ -261,6 +254,7 @@ def ceildiv(a: Expr, b: Expr) -> Expr:
     return floordiv(add(a, sub(b, ONE)), b)
 
 
+@lru_cache(_MEMO)
 def maximum(a: Expr, b: Expr) -> Expr:
     """The larger of two index expressions; decided now if provable."""
     if at_least(sub(a, b), 0):
@@ -268,6 +262,7 @@ def maximum(a: Expr, b: Expr) -> Expr:
     return b if at_least(sub(b, a), 0) else make("maximum", (a, b), i64)
 
 
+@lru_cache(_MEMO)
 def minimum(a: Expr, b: Expr) -> Expr:
     """The smaller of two index expressions; decided now if provable."""
     if at_least(sub(a, b), 0):
@@ -275,6 +270,7 @@ def minimum(a: Expr, b: Expr) -> Expr:
     return a if at_least(sub(b, a), 0) else make("minimum", (a, b), i64)
 
 
+@lru_cache(_MEMO)
 def exact_div(a: Expr, b: Expr) -> Expr | None:
     """`a / b` if b is a monomial that provably divides a, else None."""
     mono = _monomial(b)
@@ -342,6 +338,7 @@ def _extremum_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
     return low, high
 
 
+@lru_cache(_MEMO)
 def at_least(e: Expr, bound: int) -> bool:
     """Whether `e >= bound` is proved from the facts of its leaves (False = not proved)."""
     if e.op == "const":
@@ -460,6 +457,7 @@ def divisible(e: Expr, by: int) -> bool:
     return all(c % by == 0 for c in linear(e).values())
 
 
+@lru_cache(_MEMO)
 def coefficient(e: Expr, of: Expr) -> Expr | None:
     """The factor of `of` in `e` if `e` is affine in it (0 if absent), else None."""
     form: Linear = {}

@@ -27,6 +27,9 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def is_float(self) -> bool:
         """Whether values are floating point."""

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from .dtype import DType, Kind, bool_, f32, i64
 
@@ -63,20 +64,25 @@ class Expr:
         return self
 
 
-_interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
+_interned: dict[tuple[object, ...], weakref.KeyedRef[tuple[object, ...], Expr]] = {}
+
+
+def _forget(dead: weakref.KeyedRef[tuple[object, ...], Expr]) -> None:
+    if _interned.get(dead.key) is dead:
+        del _interned[dead.key]
 
 
 def make(op: str, args: tuple[Expr, ...], dtype: DType, value: Leaf = None) -> Expr:
     """The one constructor of `Expr`: returns the existing node if an equal one is alive."""
-    token = (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
-    key = (op, args, dtype, token)
-    found = _interned.get(key)
+    key = (op, args, dtype, type(value), repr(value) if isinstance(value, float) else value)
+    known = _interned.get(key)
+    found = known() if known is not None else None
     if found is not None:
         return found
     node = Expr()
     node.op, node.args, node.dtype, node.value = op, args, dtype, value
     node.linear_memo = node.bounds_memo = None
-    _interned[key] = node
+    _interned[key] = weakref.KeyedRef(node, _forget, key)
     return node
 
 
@@ -287,11 +293,13 @@ def leaves(e: Expr, op: str) -> list[Expr]:
     return [x for x in walk(e) if x.op == op]
 
 
-def axes_of(e: Expr) -> set[Expr]:
+@lru_cache(1 << 14)
+def axes_of(e: Expr) -> frozenset[Expr]:
     """The axis leaves that `e` uses."""
-    return {x for x in walk(e) if x.op == "axis"}
+    return frozenset(x for x in walk(e) if x.op == "axis")
 
 
+@lru_cache(1 << 14)
 def cost(e: Expr) -> int:
     """Vector instructions that one evaluation of `e` takes, counting shared nodes once (see `Scalar.cost`)."""
     return sum(SCALARS[x.op].cost for x in walk(e) if x.op in SCALARS and x.dtype is not i64)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..errors import IllegalSchedule
 from ..ir import dims
@@ -364,8 +365,9 @@ def _values(item: Item) -> list[Expr]:
     return list({x: None for b in item.roots for x in walk(b) if x.op == "value"})
 
 
+@lru_cache(1 << 14)
 def _terms(offset: Expr) -> dict[Axis, Expr]:
-    """Axis -> its coefficient, for the axes in which an offset is affine."""
+    """Axis -> its coefficient, for the axes in which an offset is affine. Do not change the result."""
     out: dict[Axis, Expr] = {}
     for x in axes_of(offset):
         factor = dims.coefficient(offset, x)
