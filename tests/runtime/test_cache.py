@@ -14,13 +14,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.runtime.process import script
 
 from tilewright.errors import BuildError, CacheWarning
 from tilewright.options import Options
 from tilewright.runtime import cache
 from tilewright.runtime.cache import MANIFEST, Store, default_root, digest
 
-ROOT = Path(__file__).parents[2]
 KEY = digest("a kernel")
 FILES = {"unit.so": b"\x7fELF machine code", "unit0.cpp": b"int f();"}
 
@@ -253,8 +253,6 @@ def test_failure_inside_a_flight_frees_the_lock(store: Store) -> None:
 
 
 WRITER = """
-import sys
-sys.path.insert(0, {src!r})
 from pathlib import Path
 from tilewright.runtime.cache import Store, digest
 store = Store(Path({root!r}))
@@ -268,7 +266,7 @@ for i in range(1000000):
 
 
 def writer(root: Path) -> subprocess.Popen[bytes]:
-    text = WRITER.format(src=str(ROOT / "src"), root=str(root))
+    text = script(WRITER.format(root=str(root)))
     return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.runtime.process import script
 
 from tilewright.emit.source import Source
 from tilewright.errors import BuildError, CompilerMissing
@@ -20,7 +21,6 @@ from tilewright.runtime.cache import Store
 from tilewright.target import MemoryKind, preset
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }'
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -229,10 +229,10 @@ def test_not_a_library(tmp_path: Path) -> None:
 
 
 def test_compiler_that_hangs(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = 'case "$1" in --version) echo slow;; *) exec sleep 60;; esac'
+    program = 'case "$1" in --version) echo slow;; *) exec sleep 60;; esac'
     monkeypatch.setattr(device, "BUILD_SECONDS", 0.3)
     with pytest.raises(BuildError, match="took over"):
-        device.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, script)))
+        device.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
 
 
 def test_compiler_that_writes_nothing(store: Store, tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_compiler_that_writes_nothing(store: Store, tmp_path: Path) -> None:
 
 
 def test_compiler_that_dies(store: Store, tmp_path: Path) -> None:
-    script = 'case "$1" in --version) echo dying;; *) kill -11 $$;; esac'
+    program = 'case "$1" in --version) echo dying;; *) kill -11 $$;; esac'
     with pytest.raises(BuildError, match="exit status"):
-        device.build_texts([ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, script)))
+        device.build_texts([ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
 
 
 def test_first_errors() -> None:
@@ -259,10 +259,10 @@ def test_one_build_for_many(store: Store, tmp_path: Path) -> None:
     real = device.find_compiler(Options())
     assert real is not None and real.family in ("gcc", "clang")
     log = tmp_path / "log"
-    script = (
+    program = (
         f'case "$1" in --version) echo counted;; *) echo run >> {log}; exec {real.command[0]} "$@";; esac'
     )
-    options = Options(compiler=fake_compiler(tmp_path, script))
+    options = Options(compiler=fake_compiler(tmp_path, program))
     paths: list[Path] = []
 
     def build() -> None:
@@ -278,15 +278,14 @@ def test_one_build_for_many(store: Store, tmp_path: Path) -> None:
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
-    script = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+    text = script(
         "from pathlib import Path\n"
         "from tilewright.options import Options\nfrom tilewright.runtime import device\n"
         "from tilewright.runtime.cache import Store\n"
         f"p = device.build_texts([{ANSWER!r}], (), Store(Path({str(tmp_path / 'kernels')!r})), Options())\n"
         "print(device.load(p).answer())"
     )
-    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(3)]
+    runs = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for _ in range(3)]
     assert [run.communicate(timeout=60)[0].strip() for run in runs] == [b"42"] * 3
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.runtime.process import script
 
 from tilewright.options import Options
 from tilewright.runtime import device, pool
 from tilewright.runtime.cache import Store
 
-ROOT = Path(__file__).parents[2]
 _STORE = Store(None)
 
 
@@ -146,8 +146,7 @@ def test_shutdown_then_serial_then_again(calls: Calls) -> None:
 
 
 FORK = """
-import os, sys, time
-sys.path[:0] = [{root!r}, {src!r}]
+import os
 import numpy as np
 from tests.runtime.test_pool import Calls
 calls = Calls()
@@ -166,8 +165,7 @@ assert calls.pool.shutdown()
 print("fine")
 """
 END = """
-import sys, threading
-sys.path[:0] = [{root!r}, {src!r}]
+import threading
 import numpy as np
 from tilewright.options import Options
 from tilewright.runtime import pool
@@ -190,11 +188,10 @@ print("fine")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork")
-@pytest.mark.parametrize("script", [FORK, END], ids=["fork", "end"])
-def test_processes(script: str) -> None:
-    text = script.format(root=str(ROOT), src=str(ROOT / "src"))
+@pytest.mark.parametrize("text", [FORK, END], ids=["fork", "end"])
+def test_processes(text: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, timeout=120, check=False
+        [sys.executable, "-W", "ignore", "-c", script(text)], capture_output=True, timeout=120, check=False
     )
     assert run.stdout.strip() == b"fine", run.stderr.decode()
     assert run.returncode == 0, run.stderr.decode()
