@@ -33,7 +33,8 @@ def bind_inputs(
     given: dict[str, ArrayLike] = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
+            same = [n for n in names if n.casefold() == name.casefold()]
+            close = same or difflib.get_close_matches(name, names, 1)
             raise _error(
                 f"the model has no input {name!r}",
                 name,
@@ -52,7 +53,7 @@ def _error(message: str, place: str, hint: str) -> InputError:
     return InputError(message, phase="input", place=place and f"input {place}", hint=hint)
 
 
-def _tensor(spec: InputSpec, value: ArrayLike) -> Tensor:
+def _tensor(spec: InputSpec, value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -63,7 +64,7 @@ def _tensor(spec: InputSpec, value: ArrayLike) -> Tensor:
     if isinstance(value, (bool, int, float)):
         return torch.tensor(value, dtype=spec.dtype)
     if spec.dtype is None:
-        return value
+        return value  # type: ignore[return-value]  (a sequence: the module checks it)
     raise _error(
         f"input {spec.name!r} is a {type(value).__name__}", spec.name, "pass a tensor or a numpy array"
     )

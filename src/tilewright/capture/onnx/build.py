@@ -8,6 +8,7 @@ resolved; what is left becomes one step per node.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +32,15 @@ from tilewright.capture.onnx.program import (
 )
 from tilewright.capture.onnx.proto import tensor_of
 from tilewright.capture.onnx.registry import EXTRAS, OpDef, lookup, lookup_host
-from tilewright.capture.onnx.values import MAX_HOST, Host, Value, as_host, as_tensor
+from tilewright.capture.onnx.values import (
+    MAX_CONSTANT,
+    Host,
+    TooLarge,
+    Value,
+    as_host,
+    as_tensor,
+    size_limit,
+)
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 
 FOLD_BYTES = 16 << 20
@@ -181,6 +190,8 @@ class Builder:
             else:
                 outs = self.add_operator(node, domain, version, vals, scope, label)
         for name, val in zip(node.output, outs, strict=False):
+            if name and name in scope.names:
+                raise ModelError(f"{name!r} is defined twice", phase="capture", place=label)
             if name:
                 scope.names[name] = val
 
@@ -201,6 +212,7 @@ class Builder:
                 hint="export the model with standard operators, or give this one a function body",
             )
         keywords = self.keywords(node, entry, version, scope, label)
+        _check_arity(entry, vals, keywords, label)
         constant = all(v is None or v.kind is Kind.CONST for v in vals)
         if constant and entry.pure:
             folded = self.fold(entry, keywords, vals, len(node.output), label)
@@ -225,7 +237,7 @@ class Builder:
                     place=label,
                     hint="is the attribute part of the standard at this opset?",
                 )
-            result[attribute.name] = self.attribute_value(attribute, label)
+            result[attribute.name] = self.attribute_value(attribute, node.op_type, label)
         if "outputs" in entry.names:
             result["outputs"] = len(node.output)
         if "opset" in entry.names:
@@ -244,10 +256,11 @@ class Builder:
         copy.name = attribute.name
         return copy
 
-    def attribute_value(self, attribute: AttributeProto, label: str) -> object:
-        """A python value: number, str, tuple or tensor."""
+    def attribute_value(self, attribute: AttributeProto, op_type: str, label: str) -> object:
+        """A python value: number, str, tuple, tensor, or host value for a tensor of one element."""
         if attribute.type == AttributeProto.TENSOR:
-            return tensor_of(attribute.t, self.context.folder)
+            tensor = tensor_of(attribute.t, self.context.folder)
+            return as_host(tensor) if tensor.numel() == 1 and op_type != "Constant" else tensor
         if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
             raise ModelError(
                 f"attribute {attribute.name!r} must not be a graph", phase="capture", place=label
@@ -288,8 +301,12 @@ class Builder:
         if "device" in entry.names:
             keywords = {**keywords, "device": _CPU}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), size_limit(FOLD_BYTES):
+                if not _surely_small(args) and not _small_on_meta(entry, args, keywords):
+                    return None
                 result = entry.function(*args, **keywords)
+        except TooLarge:
+            return None
         except TilewrightError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
@@ -318,6 +335,10 @@ class Builder:
         """One step: the function with its attributes bound, behind the conversions that its inputs need."""
         surely = any(v.kind is Kind.TENSOR for v in vals if v is not None)
         host_function = None if surely else lookup_host(entry.domain, entry.name)
+        at_host = [v for i, v in enumerate(vals) if v is not None and i in entry.host]
+        reads = any(v.kind is Kind.TENSOR for v in at_host)
+        if reads or entry.reads_data:
+            self.context.data_dependent.append(label)
         ins: list[int] = []
         converts: list[Convert | None] = []
         number = _scalar_position(entry, vals)
@@ -357,7 +378,7 @@ class Builder:
             assert val.const is not None
             if number:
                 return self.new_slot(val.host().item()), None
-            if dynamic and val.const.numel() <= MAX_HOST:
+            if dynamic and val.const.numel() <= MAX_CONSTANT:
                 return self.new_slot(val.host()), convert_tensor
             return self.slot_of(val), None
         if val.kind is Kind.MAYBE:
@@ -448,6 +469,35 @@ class Builder:
         return self.slot_of(val)
 
 
+def _surely_small(args: Sequence[Value]) -> bool:
+    """Whether no operator (but those that check sizes themselves) can make a large result of these inputs."""
+    return math.prod(max(a.numel(), 1) for a in args if isinstance(a, Tensor)) <= FOLD_BYTES
+
+
+def _small_on_meta(entry: OpDef, args: Sequence[Value], keywords: Mapping[str, object]) -> bool:
+    """Whether the result is small, found without computing it; False when that cannot be told."""
+    try:
+        result = entry.function(*[a.to("meta") if isinstance(a, Tensor) else a for a in args], **keywords)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    items = result if isinstance(result, tuple) else (result,)
+    return sum(i.numel() * i.element_size() for i in items if isinstance(i, Tensor)) <= FOLD_BYTES
+
+
+def _check_arity(
+    entry: OpDef, vals: Sequence[Val | None], keywords: Mapping[str, object], label: str
+) -> None:
+    """ModelError when a required input or attribute is missing, or there are too many inputs."""
+    missing = [i for i in range(entry.least) if i >= len(vals) or vals[i] is None]
+    if missing or (entry.most is not None and len(vals) > entry.most):
+        wanted = f"{entry.least} or more" if entry.most is None else f"{entry.least} to {entry.most}"
+        message = f"{len(vals)} inputs, or an empty required one; {entry.name} takes {wanted}"
+        raise ModelError(message, phase="capture", op=entry.name, place=label)
+    absent = sorted(entry.required - keywords.keys())
+    if absent:
+        raise ModelError(f"attribute {absent[0]!r} is missing", phase="capture", op=entry.name, place=label)
+
+
 def _is_single(val: Val | None) -> bool:
     return val is not None and val.const is not None and val.const.numel() == 1
 
@@ -479,6 +529,8 @@ def add_initialisers(graph: GraphProto, scope: Scope) -> None:
             "sparse initialisers", phase="capture", place=graph.name, hint="make them dense"
         )
     for proto in graph.initializer:
+        if proto.name in scope.names:
+            raise ModelError(f"two initialisers are named {proto.name!r}", phase="capture", place=graph.name)
         scope.names[proto.name] = Val(Kind.CONST, const=tensor_of(proto, folder))
 
 
@@ -500,7 +552,7 @@ def schema_body(
         schema = onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
-    if not schema.has_function:
+    if not schema.has_function:  # type: ignore[attr-defined]
         return None
     defaults = {
         name: attribute.default_value

@@ -8,12 +8,10 @@ import operator
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from tilewright.capture.onnx.registry import host_op
 from tilewright.capture.onnx.values import (
     MAX_HOST,
-    Dim,
     Host,
     Number,
     host,
@@ -65,7 +63,7 @@ def _round(value: Number, dtype: torch.dtype) -> Number:
         return bool(value)
     if dtype.is_floating_point:
         if isinstance(value, torch.SymInt):
-            return torch.sym_float(value)
+            return torch.sym_float(value)  # type: ignore[return-value]
         if is_symbolic(value):
             return value
         return torch.tensor(value, dtype=torch.float64).to(dtype).item()
@@ -334,14 +332,14 @@ def arange(start: Host, limit: Host, delta: Host, **rest: object) -> Host | None
 
 
 @host_op("ConstantOfShape")
-def constant_of_shape(dims: Host, *, value: Tensor | None = None, **rest: object) -> Host | None:
+def constant_of_shape(dims: Host, *, value: Host | None = None, **rest: object) -> Host | None:
     """A small static tensor of one value."""
     del rest
     sizes = dims.ints()
     if any(is_symbolic(d) for d in sizes) or math.prod(sizes) > MAX_HOST:
         return None
     dtype = torch.float32 if value is None else value.dtype
-    fill = 0.0 if value is None else value.reshape(()).item()
+    fill = 0.0 if value is None else value.item()
     return Host((fill,) * math.prod(sizes), tuple(sizes), dtype)
 
 
@@ -396,7 +394,7 @@ def _product(values: Sequence[Number]) -> Number:
     return result
 
 
-def _running(function: Callable[[Dim, Dim], Dim]) -> Callable[[Sequence[Number]], Number]:
+def _running(function: Callable[[Number, Number], Number]) -> Callable[[Sequence[Number]], Number]:
     def run(values: Sequence[Number]) -> Number:
         result = values[0]
         for v in values[1:]:
@@ -408,8 +406,8 @@ def _running(function: Callable[[Dim, Dim], Dim]) -> Callable[[Sequence[Number]]
 
 host_op("ReduceProd")(_reduce(_product))
 host_op("ReduceSum")(_reduce(_running(operator.add)))
-host_op("ReduceMax")(_reduce(_running(torch.sym_max)))
-host_op("ReduceMin")(_reduce(_running(torch.sym_min)))
+host_op("ReduceMax")(_reduce(_running(lambda a, b: torch.sym_max(a, b))))
+host_op("ReduceMin")(_reduce(_running(lambda a, b: torch.sym_min(a, b))))
 
 
 @host_op("CumSum")

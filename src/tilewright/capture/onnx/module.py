@@ -10,13 +10,16 @@ import torch
 from onnx import FunctionProto, ValueInfoProto
 from torch import Tensor
 
-import tilewright.capture.onnx.ops  # noqa: F401  (fills the operator table)
+from tilewright.capture.onnx import ops
 from tilewright.capture.onnx.build import Builder, Context, Kind, Scope, Val, add_initialisers, opset_table
 from tilewright.capture.onnx.control import BUILDERS
 from tilewright.capture.onnx.program import Program
 from tilewright.capture.onnx.proto import default_opset, read_model
 from tilewright.capture.onnx.values import Value, as_tensor, torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
+
+OPERATORS = ops.__all__
+"""The operator families; importing them has filled the table."""
 
 
 @dataclass(frozen=True)

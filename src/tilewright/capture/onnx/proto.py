@@ -47,6 +47,7 @@ def read_model(path: str | os.PathLike[str] | onnx.ModelProto) -> Source:
         raise _bad("not an ONNX model: no graph or no opset", source.place)
     if not model.graph.output:
         raise _bad("the graph has no outputs", source.place)
+    _check_text(model, source.place)
     version = default_opset(model)
     newest = onnx.defs.onnx_opset_version()
     if not OLDEST_OPSET <= version <= newest:
@@ -57,6 +58,33 @@ def read_model(path: str | os.PathLike[str] | onnx.ModelProto) -> Source:
             hint="convert the model with onnx.version_converter, or install a newer onnx",
         )
     return source
+
+
+def _check_text(model: onnx.ModelProto, place: str) -> None:
+    """ModelError when a name is not valid UTF-8 (protobuf then gives bytes instead of text)."""
+    texts: list[object] = [t for entry in model.opset_import for t in (entry.domain,)]
+    texts += [t for entry in model.metadata_props for t in (entry.key, entry.value)]
+    nodes: list[onnx.NodeProto] = []
+    graphs = [model.graph]
+    for function in model.functions:
+        texts += [function.name, function.domain, *function.input, *function.output, *function.attribute]
+        texts += [entry.domain for entry in function.opset_import]
+        nodes += function.node
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            texts += [item.name for item in (*graph.initializer, *graph.input, *graph.output)]
+            texts += [d.dim_param for item in graph.input for d in item.type.tensor_type.shape.dim]
+            nodes += graph.node
+            continue
+        node = nodes.pop()
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        for attribute in node.attribute:
+            texts += [attribute.name, attribute.ref_attr_name]
+            graphs += [attribute.g] if attribute.HasField("g") else []
+            graphs += attribute.graphs
+    if any(isinstance(text, bytes) for text in texts):
+        raise _bad("a name is not valid UTF-8", place)
 
 
 def default_opset(model: onnx.ModelProto) -> int:
@@ -190,8 +218,11 @@ def _read_range(folder: Path, relative: PurePosixPath, offset: int, length: int,
         handle = os.open(current / relative.parts[-1], flags | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise _bad(f"cannot open external data {str(relative)!r}: {error.strerror}", place) from error
+    info = os.fstat(handle)
+    if stat.S_ISDIR(info.st_mode):
+        os.close(handle)
+        raise _bad(f"external data {str(relative)!r} is a folder", place)
     with os.fdopen(handle, "rb") as file:
-        info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
             raise _bad(f"external data {str(relative)!r} is not a plain file of its own", place)
         if offset + length > info.st_size:

@@ -32,6 +32,8 @@ class OpDef:
     names: keyword-only parameters of the function; attributes outside them are refused.
     gives_host: the result is a host value even for tensor inputs.
     view: the function takes inputs of any strides (see `settle`).
+    reads_data: control flow inside the function depends on data, so it cannot be exported.
+    required: attributes without a default; least, most: how many inputs (most None: any number).
     """
 
     domain: str
@@ -45,6 +47,10 @@ class OpDef:
     names: frozenset[str]
     gives_host: bool
     view: bool
+    reads_data: bool
+    required: frozenset[str]
+    least: int
+    most: int | None
 
 
 _OPS: dict[tuple[str, str], list[OpDef]] = {}
@@ -62,13 +68,15 @@ def op(
     domain: str = "",
     gives_host: bool = False,
     view: bool = False,
+    reads_data: bool = False,
 ) -> Callable[[_F], _F]:
     """Enter the decorated function for operator `name` from opset `since` on."""
 
     def enter(function: _F) -> _F:
-        names = frozenset(
-            p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
-        )
+        parameters = list(inspect.signature(function).parameters.values())
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        places = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         entry = OpDef(
             domain=domain,
             name=name,
@@ -78,9 +86,13 @@ def op(
             scalar=frozenset(scalar),
             small=frozenset(small),
             pure=pure,
-            names=names,
+            names=frozenset(p.name for p in keywords),
             gives_host=gives_host,
             view=view,
+            reads_data=reads_data,
+            required=frozenset(p.name for p in keywords if p.default is p.empty) - EXTRAS,
+            least=sum(p.default is p.empty for p in places) + (1 if variadic else 0),
+            most=None if variadic else len(places),
         )
         versions = _OPS.setdefault((domain, name), [])
         versions.append(entry)

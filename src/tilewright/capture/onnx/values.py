@@ -7,7 +7,9 @@ numbers, so that a symbolic size stays a symbol and no operation depends on data
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +19,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tilewright.errors import ModelError, UnsupportedError
 
-Number = int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
-"""One host number; the symbolic ones appear only while torch captures the model."""
+Number = int | float
+"""One host number. While torch captures, it may also be one of torch's symbolic numbers, which are used alike."""
 
-Dim = int | torch.SymInt
+Dim = int
+"""A size: an int, or (while torch captures) a SymInt, which torch too lets stand for an int."""
 
 MAX_HOST = 1024
+"""A host operation with more elements than this is left to tensors."""
+
+MAX_CONSTANT = 64
 """A constant with more elements than this is never treated as a host value."""
 
 MAX_ELEMENTS = 1 << 36
@@ -88,9 +94,19 @@ def scalar(value: Number, dtype: torch.dtype = torch.int64) -> Host:
     return Host((value,), (), dtype)
 
 
+def is_static(size: object) -> bool:
+    """Whether a size is a plain int."""
+    return isinstance(size, int)
+
+
 def is_symbolic(value: object) -> bool:
     """Whether a number is one of torch's symbolic ones."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def sym_max(a: Dim, b: Dim) -> Dim:
+    """The larger size, without a guard."""
+    return torch.sym_max(a, b)  # type: ignore[return-value]
 
 
 def surely(condition: object) -> bool:
@@ -117,11 +133,11 @@ def settle(x: Tensor) -> Tensor:
     guard that export cannot prove. With static sizes, and with strides of known order, x is returned.
     """
     strides = x.stride()
-    if all(isinstance(s, int) for s in strides):
+    if all(is_static(s) for s in strides):
         return x
     for i, a in enumerate(strides):
         for b in strides[i + 1 :]:
-            if not (isinstance(a, int) and isinstance(b, int)) and not surely(a >= b):
+            if not (is_static(a) and is_static(b)) and not surely(a >= b):
                 return x.contiguous()
     return x
 
@@ -150,11 +166,32 @@ def as_host(value: Value) -> Value:
     return Host(tuple(items), tuple(int(d) for d in value.shape), value.dtype)
 
 
+class TooLarge(Exception):
+    """A tensor above the limit in force; only `size_limit` sets one below the absolute limit."""
+
+
+_limit: ContextVar[int] = ContextVar("onnx_size_limit", default=MAX_ELEMENTS)
+
+
+@contextmanager
+def size_limit(elements: int) -> Generator[None]:
+    """Let `check_size` raise TooLarge above so many elements."""
+    token = _limit.set(elements)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
 def check_size(dims: Iterable[Dim], op: str) -> None:
     """Refuse a tensor that no machine can hold; ModelError. Symbolic dims are not looked at."""
-    known = [d for d in dims if isinstance(d, int)]
+    if torch.compiler.is_compiling():
+        return
+    known = [d for d in dims if is_static(d)]
     if any(d < 0 for d in known):
         raise ModelError(f"negative size in {known}", phase="capture", op=op)
+    if MAX_ELEMENTS >= math.prod(known) > _limit.get():
+        raise TooLarge
     if math.prod(known) > MAX_ELEMENTS:
         raise ModelError(
             f"a tensor of shape {known} is too large", phase="capture", op=op, hint="is the file intact?"

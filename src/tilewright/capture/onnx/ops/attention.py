@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import torch_dtype
+from tilewright.capture.onnx.values import is_static, torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
 
@@ -67,7 +67,7 @@ def _visible(
 def _extended_mask(mask: Tensor, keys: int) -> Tensor:
     """A mask shorter than the keys hides the rest."""
     missing = keys - mask.shape[-1]
-    if isinstance(missing, int) and missing <= 0:
+    if is_static(missing) and missing <= 0:
         return mask
     return F.pad(mask, (0, missing), value=False if mask.dtype == torch.bool else -math.inf)
 

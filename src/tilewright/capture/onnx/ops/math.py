@@ -153,7 +153,7 @@ def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
     return (torch.fmod(x, y) if fmod else torch.remainder(x, y)).to(a.dtype)  # type: ignore[arg-type]
 
 
-def _comparison(name: str, since: int, function: Callable[[Tensor, Operand], Tensor]) -> None:
+def _comparison(name: str, since: int, function: Callable[..., Tensor]) -> None:
     @op(name, since=since, scalar=(1,))
     def call(a: Tensor, b: Operand) -> Tensor:
         if a.dtype == torch.uint64:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim
+from tilewright.capture.onnx.values import Dim, is_static, sym_max
 from tilewright.errors import UnsupportedError
 
 Pads = tuple[Sequence[Dim], Sequence[Dim]]
@@ -34,7 +34,7 @@ def spatial_pads(
     after: list[Dim] = []
     for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
         out = (size + s - 1) // s
-        total = torch.sym_max((out - 1) * s + (k - 1) * d + 1 - size, 0)
+        total = sym_max((out - 1) * s + (k - 1) * d + 1 - size, 0)
         half = total // 2
         low, high = (half, total - half) if auto_pad == "SAME_UPPER" else (total - half, half)
         before.append(low)
@@ -47,7 +47,7 @@ def constant_pad(x: Tensor, before: Sequence[Dim], after: Sequence[Dim], value: 
     flat: list[Dim] = []
     for low, high in zip(reversed(before), reversed(after), strict=True):
         flat += [low, high]
-    if all(isinstance(p, int) and p == 0 for p in flat):
+    if all(is_static(p) and p == 0 for p in flat):
         return x
     return F.pad(x, flat, value=value)  # type: ignore[arg-type]
 
@@ -84,11 +84,7 @@ def conv(
     dilations = dilations or (1,) * rank
     kernel = tuple(weight.shape[2:])
     before, after = spatial_pads(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
-    if (
-        all(isinstance(p, int) for p in (*before, *after))
-        and list(before) == list(after)
-        and min(before) >= 0
-    ):
+    if all(is_static(p) for p in (*before, *after)) and list(before) == list(after) and min(before) >= 0:
         padding = tuple(before)
     else:
         x = constant_pad(x, before, after)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewright.capture.onnx.ops.nn import constant_pad, spatial_pads
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim, Host
+from tilewright.capture.onnx.values import Dim, Host, is_static, sym_max
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -54,7 +54,7 @@ def pool_pads(
             out = (span + s - 1) // s + 1
             if (out - 1) * s >= size + before[i]:
                 out = out - 1
-            beyond[i] = torch.sym_max((out - 1) * s - span, 0)
+            beyond[i] = sym_max((out - 1) * s - span, 0)
     return list(before), list(after), beyond
 
 
@@ -86,8 +86,8 @@ def average_pool(
     strides = strides or (1,) * rank
     dilations = dilations or (1,) * rank
     before, after, beyond = pool_pads(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    plain = max(dilations) == 1 and rank in _AVERAGE and all(isinstance(b, int) and b == 0 for b in beyond)
-    symmetric = all(isinstance(p, int) for p in (*before, *after)) and before == after
+    plain = max(dilations) == 1 and rank in _AVERAGE and all(is_static(b) and b == 0 for b in beyond)
+    symmetric = all(is_static(p) for p in (*before, *after)) and before == after
     if plain and symmetric and all(2 * b <= k for b, k in zip(before, kernel_shape, strict=True)):
         return _AVERAGE[rank](
             x, tuple(kernel_shape), tuple(strides), tuple(before), False, bool(count_include_pad)
@@ -141,7 +141,7 @@ def max_pool(
     strides = strides or (1,) * rank
     dilations = dilations or (1,) * rank
     before, after, beyond = pool_pads(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    symmetric = all(isinstance(p, int) for p in (*before, *after)) and before == after
+    symmetric = all(is_static(p) for p in (*before, *after)) and before == after
     fits = symmetric and all(2 * b <= k for b, k in zip(before, kernel_shape, strict=True))
     if fits and outputs == 1 and rank in _MAX and x.is_floating_point():
         return _MAX[rank](

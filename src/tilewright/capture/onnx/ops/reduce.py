@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import WIDE, Host
+from tilewright.capture.onnx.values import WIDE, Host, is_static
 
 Reducer = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -41,7 +41,7 @@ def _prod(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
 def _extreme(x: Tensor, dims: tuple[int, ...], keep: bool, largest: bool) -> Tensor:
     if not dims:
         return x
-    empty = any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims)
+    empty = any(is_static(x.shape[d]) and x.shape[d] == 0 for d in dims)
     if empty:
         shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
         if x.dtype == torch.bool:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim, Host, check_size, to_int
+from tilewright.capture.onnx.values import Dim, Host, check_size, is_static, is_symbolic, to_int
 from tilewright.errors import ModelError, UnsupportedError
 
 
@@ -28,7 +28,7 @@ class Axis:
     @property
     def whole(self) -> int | None:
         """The scale as an integer, if it is one and gives exactly `out`."""
-        if isinstance(self.scale, float) and self.scale >= 1 and self.scale == int(self.scale):
+        if not is_symbolic(self.scale) and self.scale >= 1 and float(self.scale).is_integer():
             return int(self.scale)
         return None
 
@@ -153,9 +153,7 @@ def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
         if powers and (floors or rounds):
             return F.interpolate(x, size=sizes, mode="nearest")  # type: ignore[arg-type]
         return None
-    consistent = all(
-        isinstance(a.size, int) and isinstance(a.out, int) and a.scale == a.out / a.size for a in axes
-    )
+    consistent = all(is_static(a.size) and is_static(a.out) and a.scale == a.out / a.size for a in axes)
     if how.mode != "linear" or not x.is_floating_point() or how.exclude_outside or not (exact or consistent):
         return None
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[spatial]
@@ -193,9 +191,9 @@ def resample(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor:
 
 def scaled(size: Dim, scale: float) -> Dim:
     """floor(size * scale), without leaving the integers if the scale is one."""
-    if isinstance(scale, float) and scale == int(scale):
+    if not is_symbolic(scale) and float(scale).is_integer():
         return size * int(scale)
-    if isinstance(size, int) and isinstance(scale, float):
+    if is_static(size) and not is_symbolic(scale):
         return math.floor(size * scale)
     return to_int(size * scale)
 

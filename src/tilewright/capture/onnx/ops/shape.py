@@ -10,7 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim, Host, check_size, host, known_equal, scalar, to_int
+from tilewright.capture.onnx.values import (
+    Dim,
+    Host,
+    check_size,
+    host,
+    is_static,
+    is_symbolic,
+    known_equal,
+    scalar,
+    to_int,
+)
 from tilewright.errors import ModelError, UnsupportedError
 
 
@@ -36,7 +46,7 @@ def resolve_shape(x: Tensor, wanted: Sequence[Dim], allow_zero: bool) -> list[Di
     """A Reshape target with its zeros replaced by the input's sizes and a -1 by what is left."""
     dims: list[Dim] = []
     for i, d in enumerate(wanted):
-        dims.append(x.shape[i] if isinstance(d, int) and d == 0 and not allow_zero else d)
+        dims.append(x.shape[i] if is_static(d) and d == 0 and not allow_zero else d)
     return dims
 
 
@@ -44,10 +54,10 @@ def resolve_shape(x: Tensor, wanted: Sequence[Dim], allow_zero: bool) -> list[Di
 def reshape(x: Tensor, target: Host, *, allowzero: int = 0) -> Tensor:
     """Same elements in another shape; 0 keeps a size (unless `allowzero`), one -1 is inferred."""
     dims = resolve_shape(x, target.ints(), bool(allowzero))
-    unknown = [i for i, d in enumerate(dims) if isinstance(d, int) and d == -1]
+    unknown = [i for i, d in enumerate(dims) if is_static(d) and d == -1]
     if len(unknown) > 1:
         raise ModelError("more than one -1", phase="capture", op="Reshape")
-    if all(isinstance(d, int) for d in (*x.shape, *dims)):
+    if all(is_static(d) for d in (*x.shape, *dims)):
         if unknown and x.numel() == 0:
             dims[unknown[0]] = 0 if 0 in dims else x.numel() // math.prod(d for d in dims if d != -1)
         return x.reshape(dims)  # type: ignore[arg-type]
@@ -69,7 +79,7 @@ def _remaining(have: Sequence[Dim], wanted: Sequence[Dim]) -> Dim:
     product: Dim = 1
     for d in rest:
         product = product * d
-    return product if isinstance(divisor, int) and divisor == 1 else product // divisor
+    return product if is_static(divisor) and divisor == 1 else product // divisor
 
 
 def _symbolic_reshape(x: Tensor, dims: Sequence[Dim]) -> Tensor:
@@ -79,13 +89,13 @@ def _symbolic_reshape(x: Tensor, dims: Sequence[Dim]) -> Tensor:
     """
     if len(dims) == x.dim() and all(known_equal(a, b) for a, b in zip(x.shape, dims, strict=True)):
         return x
-    ones = [i for i, d in enumerate(x.shape) if isinstance(d, int) and d == 1]
+    ones = [i for i, d in enumerate(x.shape) if is_static(d) and d == 1]
     body = x.squeeze(tuple(ones)) if ones else x
-    core = [d for d in dims if not (isinstance(d, int) and d == 1)]
+    core = [d for d in dims if not (is_static(d) and d == 1)]
     if len(core) != body.dim() or not all(known_equal(a, b) for a, b in zip(body.shape, core, strict=True)):
         body = body.reshape(core)  # type: ignore[arg-type]
     for i, d in enumerate(dims):
-        if isinstance(d, int) and d == 1:
+        if is_static(d) and d == 1:
             body = body.unsqueeze(i)
     return body
 
@@ -219,13 +229,13 @@ def broadcast_dims(shape_: Sequence[Dim], wanted: Sequence[Dim]) -> list[Dim]:
     a = [1] * (rank - len(shape_)) + list(shape_)
     b = [1] * (rank - len(wanted)) + list(wanted)
     return [
-        x if isinstance(y, int) and y == 1 else y if isinstance(x, int) and x == 1 else _join(x, y)
+        x if is_static(y) and y == 1 else y if is_static(x) and x == 1 else _join(x, y)
         for x, y in zip(a, b, strict=True)
     ]
 
 
 def _join(x: Dim, y: Dim) -> Dim:
-    return x if not isinstance(y, int) and isinstance(x, int) else y
+    return x if not is_static(y) and is_static(x) else y
 
 
 @op("Expand", since=8, host=(1,), view=True)
@@ -276,11 +286,11 @@ def pad_dims(x: Tensor, pads: Sequence[Dim], axes: Sequence[int], mode: str, val
     if mode == "constant":
         by_axis = {a: (pads[i], pads[i + count]) for i, a in enumerate(axes)}
         flat = [p for a in range(x.dim() - 1, -1, -1) for p in by_axis.get(a, (0, 0))]
-        while len(flat) > 2 and all(isinstance(p, int) and p == 0 for p in flat[-2:]):
+        while len(flat) > 2 and all(is_static(p) and p == 0 for p in flat[-2:]):
             flat = flat[:-2]
         return F.pad(x, flat, value=value)  # type: ignore[arg-type]
     for i, a in enumerate(axes):
-        if any(not isinstance(p, int) or p != 0 for p in (pads[i], pads[i + count])):
+        if any(not is_static(p) or p != 0 for p in (pads[i], pads[i + count])):
             x = _pad_by_index(x, a, pads[i], pads[i + count], mode)
     return x
 
@@ -304,22 +314,20 @@ def pad(
 
 
 @op("ConstantOfShape", since=9, host=(0,))
-def constant_of_shape(dims: Host, *, value: Tensor | None = None, device: torch.device) -> Tensor:
+def constant_of_shape(dims: Host, *, value: Host | None = None, device: torch.device) -> Tensor:
     """A tensor of one value."""
     sizes = dims.ints()
     check_size(sizes, "ConstantOfShape")
     if value is None:
         return torch.zeros(sizes, dtype=torch.float32, device=device)
-    if value.numel() != 1:
-        raise ModelError("the value must have one element", phase="capture", op="ConstantOfShape")
-    return torch.full(sizes, value.reshape(()).item(), dtype=value.dtype, device=device)
+    return torch.full(sizes, value.item(), dtype=value.dtype, device=device)
 
 
 @op("Range", since=11, host=(0, 1, 2))
 def arange(start: Host, limit: Host, delta: Host, *, device: torch.device) -> Tensor:
     """start, start + delta, ... before limit."""
     first, last, step = start.item(), limit.item(), delta.item()
-    if isinstance(first, (int, float)) and isinstance(last, (int, float)) and isinstance(step, (int, float)):
+    if not any(is_symbolic(v) for v in (first, last, step)):
         if step == 0:
             raise ModelError("a step of 0", phase="capture", op="Range")
         count = max(-int((first - last) // step), 0)
@@ -375,7 +383,7 @@ def trilu(x: Tensor, k: Host | None = None, *, upper: int = 1) -> Tensor:
     """Upper or lower triangle; the rest is zero."""
     diagonal = 0 if k is None else k.int()
     bits = x.shape[-2] + x.shape[-1]
-    diagonal = max(-bits, min(bits, diagonal)) if isinstance(bits, int) else diagonal
+    diagonal = max(-bits, min(bits, diagonal)) if is_static(bits) else diagonal
     return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
 
 

@@ -230,7 +230,7 @@ def _overlap(boxes: Tensor) -> Tensor:
     return torch.where(union > 0, common / union, torch.zeros_like(union))
 
 
-@op("NonMaxSuppression", since=10, host=(2, 3, 4))
+@op("NonMaxSuppression", since=10, host=(2, 3, 4), reads_data=True)
 def non_max_suppression(
     boxes: Tensor,
     scores: Tensor,
