@@ -46,7 +46,7 @@ def run(name: str, contestant: str, threads: int) -> Facts:
         target = str(workload.target) if isinstance(workload.target, Path) else workload.target
         compiled = tilewright.compile(target, workload.inputs, freeze=True)
         for phase in compiled.trace.phases:
-            phases[phase.name] = phases.get(phase.name, 0.0) + phase.milliseconds / 1e3
+            phases[phase.name] = phases.get(phase.name, 0.0) + phase.seconds
         return measure.Built(
             lambda *inputs: measure.flatten(compiled(*inputs)), lambda: str(compiled.coverage)
         )

@@ -170,9 +170,11 @@ def progress(console: Console, steps: int) -> Generator[Say]:
         yield say
 
 
-def run(console: Console, picture: Path, out: Path, threads: int, seconds: float) -> bool:
-    """The whole demo; whether everything agrees."""
-    steps = 2 + 4 * (len(contest.NAMES) + 1) + 2
+def run(
+    console: Console, picture: Path, out: Path, names: Sequence[str], threads: int, seconds: float
+) -> bool:
+    """The whole demo with the named contestants; whether everything agrees."""
+    steps = 2 + 4 * (len(names) + 1) + 2
     with progress(console, steps) as say:
         folder = weights.obtain(weights.OCR, report=say) / "ocr"
         weights.obtain(weights.SENTENCES, report=say)
@@ -182,9 +184,9 @@ def run(console: Console, picture: Path, out: Path, threads: int, seconds: float
         say("loading the sentence model")
         embedder, tokenise = search.load(weights.FOLDER / "sentences")
         tokens = tokenise(search.read_lines(HERE / "sentences.txt"))
-        names = {name: {0: "batch", 1: "length"} for name in ("ids", "mask")}
-        sentences = Workload("sentences", embedder, tokens, names)
-        jobs = [contest.build(workload, threads, say) for workload in (*parts, sentences)]
+        dims = {name: {0: "batch", 1: "length"} for name in ("ids", "mask")}
+        sentences = Workload("sentences", embedder, tokens, dims)
+        jobs = [contest.build(workload, names, threads, say) for workload in (*parts, sentences)]
         say("reading and searching")
         reading = judge_reading(jobs[:-1], picture, folder, out, threads)
         searching = judge_search(jobs[-1], tokenise, threads)
@@ -193,6 +195,8 @@ def run(console: Console, picture: Path, out: Path, threads: int, seconds: float
         console.print("\n".join(verdict.lines), markup=False, highlight=False, soft_wrap=True)
         console.print()
     console.print(contest.table(list(zip(jobs, timings, strict=True)), threads))
+    for line in contest.coverage_lines(jobs):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(
         "first call: from the model to its first result, compilation included (caches as they are). peak mem:"
         " growth of resident memory up to then. p50 and p90: contestants timed in turn.",
@@ -206,15 +210,19 @@ def run(console: Console, picture: Path, out: Path, threads: int, seconds: float
     "--picture", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=HERE / "picture.png"
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE.parent / "out")
+@click.option(
+    "--against", default="eager,inductor,onnxruntime", show_default=True, help="peers, comma-separated"
+)
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="default: as many as torch uses")
 @click.option("--seconds", type=click.FloatRange(min=0), default=1.5, help="timing per job and contestant")
-def main(picture: Path, out: Path, threads: int | None, seconds: float) -> None:
+def main(picture: Path, out: Path, against: str, threads: int | None, seconds: float) -> None:
     """Run the demo and exit with its verdict."""
     contest.quiet()
     warnings.filterwarnings("ignore")  # torch, its exporter and transformers warn about their own insides
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
-        agrees = run(console, picture, out, threads or torch.get_num_threads(), seconds)
+        names = [name for name in contest.NAMES if name == OURS or name in against.split(",")]
+        agrees = run(console, picture, out, names, threads or torch.get_num_threads(), seconds)
     except weights.WeightsError as error:
         console.print(str(error), style="red", markup=False)
         sys.exit(2)

@@ -51,16 +51,20 @@ def through_dynamo(workload: Workload, threads: int) -> Built | Unavailable:
     compiled = torch.compile(workload.target, backend="tilewright", dynamic=True if workload.dims else None)
 
     def coverage() -> str:
-        graphs = tilewright.stats().graphs - before.graphs
-        return f"{graphs} graph{'s' if graphs != 1 else ''}"
+        after = tilewright.stats()
+        graphs, kernels = after.graphs - before.graphs, after.kernels - before.kernels
+        text = f"{graphs} graph{'s' if graphs != 1 else ''}, {kernels} kernel{'s' if kernels != 1 else ''}"
+        fallbacks = after.fallbacks - before.fallbacks
+        return f"{text}; {fallbacks} not compiled" if fallbacks else text
 
     return Built(lambda *inputs: measure.flatten(compiled(*inputs)), coverage)
 
 
-def build(workload: Workload, threads: int, say: Say) -> Job:
-    """Build every contestant on a workload; one that fails is noted and the others go on."""
+def build(workload: Workload, names: Sequence[str], threads: int, say: Say) -> Job:
+    """Build the named contestants on a workload; one that fails is noted and the others go on."""
     contestants: dict[str, Prepared | Unavailable] = {}
-    for name, title in NAMES.items():
+    for name in names:
+        title = NAMES[name]
         say(f"{workload.name}: building {title}")
         module = isinstance(workload.target, torch.nn.Module)
         peer = through_dynamo if name == OURS and module else None
@@ -85,8 +89,8 @@ def table(jobs: Sequence[tuple[Job, Mapping[str, Timing]]], threads: int) -> Tab
     for job, timings in jobs:
         sizes = "x".join(map(str, job.workload.inputs[0].shape))
         result.add_row(f"[bold]{job.workload.name}[/bold]", *[""] * 5, sizes)
-        for name, title in NAMES.items():
-            result.add_row(*row(job, name, title, timings), end_section=name == OURS)
+        for name in job.contestants:
+            result.add_row(*row(job, name, NAMES[name], timings), end_section=name == OURS)
     return result
 
 
@@ -99,7 +103,13 @@ def row(job: Job, name: str, title: str, timings: Mapping[str, Timing]) -> list[
     against = f"{measure.ratio(timing, timings['eager']):.2f}" if "eager" in timings else ""
     peak = "" if item.peak_bytes is None else f"{item.peak_bytes / 2**20:.0f} MiB"
     times = [milliseconds(seconds) for seconds in (item.ready_seconds, timing.median, timing.percentile(90))]
-    return [f"  {title}", *times, against, peak, escape(item.coverage) or "-"]
+    # Only the first clause: the whole line stands below the table.
+    return [f"  {title}", *times, against, peak, escape(item.coverage.partition(";")[0]) or "-"]
+
+
+def coverage_lines(jobs: Sequence[Job]) -> list[str]:
+    """The whole coverage line of ours for each job where it ran."""
+    return [f"{job.workload.name}: {job.ready()[OURS].coverage}" for job in jobs if OURS in job.ready()]
 
 
 def milliseconds(seconds: float) -> str:

@@ -78,6 +78,7 @@ def test_table_shows_missing_contestants_as_such() -> None:
     text = screen.file.getvalue()
     assert "2.0 s" in text and "12.2 ms" in text and "3 MiB" in text and "2x3" in text
     assert text.count("not available: ImportError: no module [x]") == 3
+    assert contest.coverage_lines([item]) == []
 
 
 def test_reading_without_ours_falls_back_and_does_not_agree(
