@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from . import dims
 from .dtype import DType
@@ -46,7 +47,14 @@ class LibraryCall:
     """A call that is not generated. `name` is for display; `function` is called with `args` and `kwargs`, in which
     `Operand`s stand for the op's inputs and `Expr`s for host scalars. `strides` are those of the results, as the
     library returns them. `reason` says why it may be called: "contraction", "convolution", "sort", "random", ... or
-    "no declaration". `pure` calls may be dropped or repeated."""
+    "no declaration". `pure` calls may be dropped or repeated.
+
+    The rest is what capture knows of faster forms. `specialise` gets the frozen tensors by operand number and returns a
+    faster call on the operands that are left (renumbered in order), or None. `epilogues` are pointwise ops that the call
+    can do on its one result. `wants` are the strides that it would like its operands to have (None: any). With `rows`,
+    operand number `rows` and the result may have any leading dims in place of one (the result is dense). `channel` is the
+    dim of the result along which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for
+    memory of its own, None if only the callable's schema tells."""
 
     name: str
     function: Callable[..., object]
@@ -55,6 +63,27 @@ class LibraryCall:
     strides: tuple[tuple[Expr, ...], ...] = ()
     reason: str = "no declaration"
     pure: bool = True
+    specialise: Callable[[Mapping[int, object]], LibraryCall | None] | None = None
+    epilogues: tuple[Epilogue, ...] = ()
+    wants: tuple[tuple[Expr, ...] | None, ...] = ()
+    rows: int | None = None
+    channel: int = -1
+    reuses: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epilogue:
+    """A pointwise op that a library call can do on its result while it writes it.
+
+    `template` is the body over the slots e0 (the element of the result), c0, c1, ... (any constants), and e1 if `extra`
+    is given: the element of a second tensor of the result's shape ("equal"), or of a frozen vector along the call's
+    channel dim ("channel"). `make(constants, vector)` is the call that does both; with "equal" its last operand is the
+    second tensor. `hides_nan` marks library code that makes a number of NaN, which the op itself does not."""
+
+    template: Expr
+    make: Callable[[tuple[float, ...], object], LibraryCall]
+    extra: Literal["", "equal", "channel"] = ""
+    hides_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +103,8 @@ class Origin:
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given.
-    `binds` are the symbols that a call returns as host scalars, after its tensors."""
+    `binds` are the symbols that a call returns as host scalars, after its tensors. `absorbed` are the origins of ops
+    that a call does besides its own."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -83,6 +113,7 @@ class Op:
     call: LibraryCall | None = None
     origin: int = -1
     binds: tuple[Expr, ...] = ()
+    absorbed: tuple[int, ...] = ()
 
     @property
     def output(self) -> Value:

@@ -159,8 +159,8 @@ class _Builder:
         if call is None:
             raise VerifyError("a library step without a call", phase="plan", op=op.name)
         inputs = tuple(self._tensor(self._of(v)) for v in op.inputs)
-        alias = _returns_operand(call)
-        source = inputs[0] if alias and inputs else -1
+        alias = _reused(call)
+        source = inputs[alias] if alias is not None and 0 <= alias < len(inputs) else -1
         outputs = [
             self._add(v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source)
             for k, v in enumerate(op.outputs)
@@ -250,12 +250,14 @@ def _same_strides(wanted: tuple[Expr, ...], spec: Spec) -> bool:
     )
 
 
-def _returns_operand(call: LibraryCall) -> bool | None:
-    """Whether a result is the memory of an operand, as the callable's schema says; None without a schema."""
+def _reused(call: LibraryCall) -> int | None:
+    """Which operand's memory the results are (-1: none), as the call or its callable's schema says; None if unknown."""
+    if call.reuses is not None:
+        return call.reuses
     schema = getattr(call.function, "_schema", None)
     if schema is None:
         return None
-    return any(r.alias_info is not None for r in schema.returns)
+    return 0 if any(r.alias_info is not None for r in schema.returns) else -1
 
 
 def _touched(step: Step) -> tuple[int, ...]:
