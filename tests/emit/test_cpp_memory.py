@@ -279,7 +279,15 @@ def row_and_column(tile: int = 4) -> TileProgram:
 
 
 def test_scans_and_blocks_of_two_axes(tmp_path: Path) -> None:
-    programs = [scan(), transpose(4, 16), transpose(8, 32), matmul(), matmul(4, 32, 4), row_and_column()]
+    programs = [
+        scan(),
+        transpose(4, 16),
+        transpose(16, 16),
+        transpose(32, 64),
+        matmul(),
+        matmul(4, 32, 4),
+        row_and_column(),
+    ]
     unit = build(tmp_path, programs, ("n", "m"))
     for rows, cols in MATRICES:
         sizes = {"n": rows, "m": cols}

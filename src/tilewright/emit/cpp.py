@@ -15,11 +15,12 @@ from tilewright.ir.expr import Expr, Symbol, walk
 from tilewright.ir.program import Buffer, Collapse, Load, Store, TileProgram, expressions
 from tilewright.target import Target
 
-from .cpp_block import Body
+from .cpp_block import Body, Special
 from .cpp_collapse import Helpers, collapse
 from .cpp_expr import Expressions
 from .cpp_memory import Memory
 from .cpp_scope import Binding, Lines, Style, Unit, bare
+from .cpp_turn import Turn, turned_axis
 from .source import Source
 
 INCLUDE = Path(__file__).parent / "native"
@@ -129,7 +130,12 @@ class _Kernel:
             lines.put("(void)symbols, (void)worker;")
             printer = Expressions(self.style, self._symbols(found), lines)
             memory = Memory(printer, self._buffers(used, printer))
-            body = Body(program, printer, memory, lambda b, s: collapse(b, s, self.helpers))
+            special = Special(
+                lambda b, s: collapse(b, s, self.helpers),
+                lambda b, s, dims: turned_axis(b, s, dims) is not None,
+                lambda b, s, dims: Turn(b, dims).run(s),
+            )
+            body = Body(program, printer, memory, special)
             self._grid(body)
             if memory.streams:
                 lines.put("store_fence();")

@@ -44,6 +44,17 @@ class Run:
 
     dims: Dims
     body: list[Stmt] = field(default_factory=list)
+    turned: bool = False
+    """Whether memory is contiguous along the other axis (see `Special.turns`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """What other files print: merges over an axis, and accesses that turn a block in registers."""
+
+    collapse: Callable[[Body, Collapse], None]
+    turns: Callable[[Body, Stmt, Dims], bool]
+    turn: Callable[[Body, Load | Store, Dims], None]
 
 
 class Body:
@@ -54,10 +65,10 @@ class Body:
         program: TileProgram,
         printer: Expressions,
         memory: Memory,
-        collapse: Callable[[Body, Collapse], None],
+        special: Special,
     ) -> None:
         self.program = program
-        self.collapse = collapse
+        self.special = special
         self.printer = printer
         self.memory = memory
         self.axes: dict[Axis, Binding] = {}
@@ -179,6 +190,10 @@ class Body:
                 open_ = None
                 continue
             dims = self.statement_dims(s)
+            if self.special.turns(self, s, dims):
+                out.append(Run(dims, [s], True))
+                open_ = None
+                continue
             if open_ is not None and not dims and open_.dims and _may_precede(s, open_.body):
                 out.insert(len(out) - 1, Run((), [s]))
                 continue
@@ -203,9 +218,11 @@ class Body:
                 case Branch():
                     self.branch(first)
                 case Collapse():
-                    self.collapse(self, first)
+                    self.special.collapse(self, first)
                 case Dot():
                     self.dot(first)
+                case Load() | Store() if run.turned:
+                    self.special.turn(self, first, run.dims)
                 case _:
                     self.run(run)
                     continue

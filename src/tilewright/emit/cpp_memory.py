@@ -206,15 +206,15 @@ class Memory:
 
     # --- stores and checks ---------------------------------------------------
 
-    def store(self, s: Store) -> None:
-        """Print a store of this unit."""
+    def store(self, s: Store, value: str | None = None) -> None:
+        """Print a store of this unit; `value` is a register that holds `s.value` already."""
         e = self.expressions
         guard = self.guard(s.mask)
         wide = e.unit.lane is not None and e.unit.lane in s.axes
         address = self.address(s.buffer, s.offset)
-        value = self._converted(
-            bare(e.vector(s.value) if wide else e.scalar(s.value)), s.value.dtype, s.buffer.dtype
-        )
+        if value is None:
+            value = bare(e.vector(s.value) if wide else e.scalar(s.value))
+        value = self._converted(value, s.value.dtype, s.buffer.dtype)
         if not wide:
             self._if(guard.when, f"put({address.pointer}, {value});")
         else:

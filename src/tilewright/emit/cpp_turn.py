@@ -1,0 +1,135 @@
+"""Accesses that are contiguous along the other axis of a block: square tiles turned in registers.
+
+A block over (a, lane) holds vectors along the lane axis. Where memory is contiguous along `a` instead, whole tiles of
+lanes x lanes elements are transposed, so that memory is still touched by vectors.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir import dims as index
+from tilewright.ir.dtype import DType, Kind
+from tilewright.ir.expr import Axis, Expr, axes_of
+from tilewright.ir.program import Load, Stmt, Store
+
+from .cpp_block import Body, Dims
+from .cpp_scope import Scope, Unit, bare
+
+
+def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
+    """The axis along which `s` reads or writes a block over `dims` contiguously, if it is not the vector axis."""
+    lanes = body.lanes(dims)
+    if not isinstance(s, (Load, Store)) or len(dims) != 2 or lanes < 4:
+        return None
+    (a, tile), (lane, _) = dims
+    plain = not isinstance(s, Load) or s.other is None or s.other.op == "const"
+    if tile % lanes or not plain or a not in body.axes or lane not in body.axes:
+        return None
+    values = body.printer.facts(s.offset)[1] | (
+        set[int]() if s.mask is None else body.printer.facts(s.mask)[1]
+    )
+    if any(body.printer.places[v].dims for v in values):
+        return None
+    along, across = _step(s.offset, a), _step(s.offset, lane)
+    fits = along is index.ONE and across is not None and across is not index.ONE and across is not index.ZERO
+    return a if fits else None
+
+
+def _step(offset: Expr, of: Axis) -> Expr | None:
+    leaf = next((x for x in axes_of(offset) if x.value == of), None)
+    return index.ZERO if leaf is None else index.coefficient(offset, leaf)
+
+
+class Turn:
+    """Prints one such access."""
+
+    def __init__(self, body: Body, dims: Dims) -> None:
+        self.body = body
+        self.dims = dims
+        (self.a, self.tile), (self.lane, self.width) = dims
+        self.count = body.lanes(dims)
+        self.lanes = str(self.count)
+        number_a, number_lane = (body.axis_name(x)[1:] for x in (self.a, self.lane))
+        self.row = f"u{number_a}"
+        self.column = f"u{number_lane}"
+
+    def straight(self) -> Unit:
+        """The unit of one register along the lane axis: `a` at position `q * lanes + j`."""
+        base = self._place("j", self.row, self.tile)
+        values = {x: b.name for x, b in self.body.axes.items()}
+        values[self.a] = f"{values[self.a]} + {base}"
+        column = self._place("", self.column, self.width)
+        values[self.lane] += f" + {column}" if column else ""
+        index_of = {self.a: base}
+        if self.width > self.count:
+            index_of[self.lane] = self.column
+        return Unit(self._bracketed(values), self.lane, self.lanes, index_of)
+
+    def turned(self) -> Unit:
+        """The unit of one register along `a`: the lane axis at position `u * lanes + j`."""
+        values = {x: b.name for x, b in self.body.axes.items()}
+        row = self._place("", self.row, self.tile)
+        values[self.a] += f" + {row}" if row else ""
+        values[self.lane] += f" + {self._place('j', self.column, self.width)}"
+        return Unit(self._bracketed(values), self.a, self.lanes)
+
+    def _place(self, j: str, counter: str, tile: int) -> str:
+        block = f"{counter} * {self.lanes}" if tile > self.count else ""
+        return " + ".join(x for x in (block, j) if x)
+
+    @staticmethod
+    def _bracketed(values: dict[Axis, str]) -> dict[Axis, str]:
+        return {a: f"({text})" if " " in text else text for a, text in values.items()}
+
+    def each(self, unit: Unit) -> None:
+        """Open the loop over the `lanes` registers of a tile, in `unit`."""
+        self.body.lines.put(f"#pragma GCC unroll {self.lanes}")
+        self.body.lines.put(f"for (i64 j = 0; j < {self.lanes}; j++) {{")
+        self.body.lines.depth += 1
+        self.body.printer.unit = unit
+        self.body.printer.scope = Scope(self.body.printer.scope, frozenset((self.a, self.lane)))
+
+    def close(self, outer: Scope) -> None:
+        """Close the loop opened by `each`."""
+        self.body.lines.depth -= 1
+        self.body.lines.put("}")
+        self.body.printer.scope = outer
+
+    def register(self, dtype: DType) -> str:
+        """The type of a turned register: truth values are turned as integers."""
+        name = "i32" if dtype.kind is Kind.BOOL else self.body.printer.style.scalar(dtype)
+        return f"vec<{name}, {self.lanes}>"
+
+    def run(self, s: Load | Store) -> None:
+        """Print the access as a loop over square tiles."""
+        lines, printer = self.body.lines, self.body.printer
+        unit, scope = printer.unit, printer.scope
+        if isinstance(s, Load) and self.body.place(s.var, self.dims, array=True).array:
+            self.body.declare_array(s.var, self.dims)
+        opened = 1
+        for counter, tile in ((self.row, self.tile), (self.column, self.width)):
+            if tile > self.count:
+                lines.put(f"for (i64 {counter} = 0; {counter} < {tile // self.count}; {counter}++) {{")
+                lines.depth += 1
+                opened += 1
+        if opened == 1:
+            lines.put("{")
+            lines.depth += 1
+        dtype = s.var.dtype if isinstance(s, Load) else s.value.dtype
+        lines.put(f"{self.register(dtype)} rows[{self.lanes}];")
+        truth = dtype.kind is Kind.BOOL
+        self.each(self.turned() if isinstance(s, Load) else self.straight())
+        text = self.body.memory.load(s) if isinstance(s, Load) else printer.vector(s.value)
+        lines.put(f"rows[j] = {f'{text}.m' if truth else bare(text)};")
+        self.close(scope)
+        lines.put("transpose(rows);")
+        self.each(self.straight() if isinstance(s, Load) else self.turned())
+        value = f"mask<{self.lanes}>{{rows[j]}}" if truth else "rows[j]"
+        if isinstance(s, Load):
+            lines.put(f"{printer.access(s.var.id)} = {value};")
+        else:
+            self.body.memory.store(s, value)
+        self.close(scope)
+        for _ in range(max(1, opened - 1)):
+            lines.depth -= 1
+            lines.put("}")
+        printer.unit, printer.scope = unit, scope
