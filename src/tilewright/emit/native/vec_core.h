@@ -2,6 +2,7 @@
 #pragma once
 
 #define TW_INLINE static inline __attribute__((always_inline))
+#define TW_MEMBER inline __attribute__((always_inline))
 #define TW_NOINLINE static __attribute__((noinline))
 #define TW_LAMBDA __attribute__((always_inline))
 

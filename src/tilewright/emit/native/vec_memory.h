@@ -3,15 +3,20 @@
 #include "vec_core.h"
 
 #define TW_BOTH(f, ...) join(f(lo(a), ##__VA_ARGS__), f(hi(a), ##__VA_ARGS__))
+// The pointer that a builtin wants: GCC and Clang declare different types, and Clang not always vectors.
 #if defined(__clang__)
-#define TW_AT(gcc, clang, p) ((const clang*)(p))
-#define TW_TO(gcc, clang, p) ((clang*)(p))
+#define TW_AT(gcc, clang, p) (tw::any_pointer{(void*)(p)})
+#define TW_TO(gcc, clang, p) (tw::any_pointer{(void*)(p)})
 #else
 #define TW_AT(gcc, clang, p) ((const gcc*)(p))
 #define TW_TO(gcc, clang, p) ((gcc*)(p))
 #endif
 
 namespace tw {
+struct any_pointer {
+  void* p;
+  template <class T> TW_MEMBER operator T*() const { return (T*)p; }
+};
 // Raw vectors with fixed lanes, for builtins.
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
