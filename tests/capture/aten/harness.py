@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.aten import decompositions
+from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
@@ -54,22 +54,57 @@ class Arg:
         )
 
 
+class _Captured(Exception):
+    """Leaves AOTAutograd as soon as it has the graph."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self.gm = gm
+        super().__init__("captured")
+
+
 def capture(
     fn: Function, args: Sequence[torch.Tensor], dynamic: Sequence[Sequence[bool]] | None = None
 ) -> Graph:
-    """The graph of `fn`; `dynamic[k][d]` says whether dim d of argument k becomes a symbol."""
-    given: Sequence[torch.Tensor] = args
-    if dynamic is not None:
-        mode = FakeTensorMode(shape_env=ShapeEnv())
-        given = [_symbolic(mode, t, d) for t, d in zip(args, dynamic, strict=True)]
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        gm = make_fx(_functional(fn), decomposition_table=TABLE, tracing_mode="fake")(*given)
-    return from_fx(gm)
+    """The graph of `fn`; `dynamic[k][d]` says whether dim d of argument k becomes a symbol. No guard is added after
+    torch's own tracing."""
+    gm = trace(fn, args, dynamic)
+    env = _shape_env(gm)
+    before = len(env.guards) if env is not None else 0
+    graph = from_fx(gm)
+    assert env is None or len(env.guards) == before
+    return graph
 
 
-def _functional(fn: Function) -> Function:
-    return torch.func.functionalize(lambda *a: tree_leaves(fn(*a)), remove="mutations")
+def trace(
+    fn: Function, args: Sequence[torch.Tensor], dynamic: Sequence[Sequence[bool]] | None = None
+) -> torch.fx.GraphModule:
+    """What AOTAutograd hands to an inference compiler."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    marks = dynamic or [[False] * t.dim() for t in args]
+    given = [_symbolic(mode, t, d) for t, d in zip(args, marks, strict=True)]
+
+    def leave(gm: torch.fx.GraphModule, _: object) -> object:
+        raise _Captured(gm)
+
+    whole = aot_function(
+        lambda *a: tree_leaves(fn(*a)), fw_compiler=leave, inference_compiler=leave, decompositions=TABLE,
+        keep_inference_input_mutations=True,
+    )  # fmt: skip
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), kept_whole():
+            warnings.simplefilter("ignore")
+            whole(*given)
+    except _Captured as done:
+        return done.gm
+    raise AssertionError("AOTAutograd returned without a graph")
+
+
+def _shape_env(gm: torch.fx.GraphModule) -> ShapeEnv | None:
+    for node in gm.graph.nodes:
+        for t in tree_leaves(node.meta.get("val")):
+            if isinstance(t, torch.Tensor):
+                return t.fake_mode.shape_env  # type: ignore[attr-defined]
+    return None
 
 
 def _symbolic(mode: FakeTensorMode, t: torch.Tensor, dynamic: Sequence[bool]) -> torch.Tensor:
@@ -79,7 +114,8 @@ def _symbolic(mode: FakeTensorMode, t: torch.Tensor, dynamic: Sequence[bool]) ->
 
 def agree(graph: Graph, fn: Function, args: Sequence[torch.Tensor]) -> None:
     """Assert that the graph's meaning is what eager computes."""
-    with torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
         want = [t for t in tree_leaves(fn(*args)) if isinstance(t, torch.Tensor)]
     with np.errstate(all="ignore"):
         got = run_graph(graph, [t if t.dtype is torch.bfloat16 else t.numpy() for t in args])

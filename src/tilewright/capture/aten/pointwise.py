@@ -234,6 +234,11 @@ def _to_copy(c: Call, x: Value, dtype: torch.dtype | None = None, *_: object, de
     return ops.to(c.b, x, to_dtype(dtype))
 
 
+@lower(torch.ops.prims.convert_element_type.default)
+def _convert(c: Call, x: Value, dtype: torch.dtype) -> Value:
+    return _to_copy(c, x, dtype)
+
+
 @lower(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default, view=True)
 def _clone(c: Call, x: Value, memory_format: torch.memory_format | None = None) -> Value:
     return ops.copy(c.b, x)
