@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,9 @@ def test_overhead_notes_what_cannot_be_built(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "compile", refuse)
     made = overhead.contestants(torch.ones(2))
     assert isinstance(made[overhead.NO_OP], Unavailable) and not isinstance(made["eager"], Unavailable)
+
+
+def test_process_age_grows() -> None:
+    first = compile_time.process_age()
+    time.sleep(0.02)
+    assert math.isnan(first) or 0.0 < first < compile_time.process_age()
