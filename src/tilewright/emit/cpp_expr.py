@@ -202,6 +202,8 @@ class Expressions:
     def _exact_literal(self, value: float | Fraction) -> str:
         if isinstance(value, float) and not math.isfinite(value):
             return f"exact_shadow({float_literal(value, False)})"
+        if isinstance(value, float) and value == 0.0 and math.copysign(1, value) < 0:
+            return "exact_words(-0.0, 0, 0, 0)"
         fraction = Fraction(value)
         top, bottom = fraction.numerator, fraction.denominator
         if max(abs(top), bottom) < 1 << 62:
@@ -253,16 +255,15 @@ class Expressions:
         return f"{name}({bare(args[0])}, {bare(args[1])})"
 
     def _scalar_cast(self, e: Expr) -> str:
-        source, text = e.args[0].dtype, bare(self.scalar(e.args[0]))
-        if self.style.exact and (source.is_float or e.dtype.is_float):
-            if source.is_float and e.dtype.is_float:
+        return self.converted(bare(self.scalar(e.args[0])), e.args[0].dtype, e.dtype)
+
+    def converted(self, text: str, have: DType, want: DType, wide: bool = False) -> str:
+        """A scalar (or, if `wide`, a register) of type `have` as one of type `want`."""
+        if self.style.exact and (have.is_float or want.is_float):
+            if have.is_float and want.is_float:
                 return text
-            return (
-                f"exact_from({text})"
-                if e.dtype.is_float
-                else f"exact_to<{self.style.scalar(e.dtype)}>({text})"
-            )
-        return f"to<{self.style.memory(e.dtype)}>({text})"
+            return f"exact_from({text})" if want.is_float else f"exact_to<{self.style.scalar(want)}>({text})"
+        return f"{'convert' if wide else 'to'}<{self.style.memory(want)}>({text})"
 
     def _call_vector(self, e: Expr) -> str:
         if e.op in MIRROR and e.args[0].dtype is i64:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
-from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, axes_of, conjuncts
 from tilewright.ir.program import Buffer, Check, Load, Store
 
@@ -186,11 +185,10 @@ class Memory:
         return text if guard.when is None else f"({guard.when} ? {text} : {self._other(s)})"
 
     def _element(self, s: Load, address: Address) -> str:
-        style = self.expressions.style
         text = f"at({address.pointer})"
-        if s.buffer.dtype.compute is s.var.dtype.compute or (style.exact and s.buffer.dtype.is_float):
+        if s.buffer.dtype.compute is s.var.dtype.compute:
             return text
-        return f"to<{style.memory(s.var.dtype)}>({text})"
+        return self.expressions.converted(text, s.buffer.dtype, s.var.dtype)
 
     def _other(self, s: Load) -> str:
         e = self.expressions
@@ -214,7 +212,8 @@ class Memory:
         address = self.address(s.buffer, s.offset)
         if value is None:
             value = bare(e.vector(s.value) if wide else e.scalar(s.value))
-        value = self._converted(value, s.value.dtype, s.buffer.dtype)
+        if s.value.dtype.compute is not s.buffer.dtype.compute:
+            value = e.converted(value, s.value.dtype, s.buffer.dtype, e.unit.lane is not None)
         if not wide:
             self._if(guard.when, f"put({address.pointer}, {value});")
         else:
@@ -237,17 +236,6 @@ class Memory:
             return f"store_strided_part({pointer}, {address.stride}, {value}, {guard.below});"
         mask = self.lanes_of(guard) or f"splat_mask<{self.expressions.unit.lanes}>(true)"
         return f"scatter({pointer}, {self._indexed(address).index}, {bare(mask)}, {value});"
-
-    def _converted(self, text: str, have: DType, want: DType) -> str:
-        style = self.expressions.style
-        if have.compute is want.compute:
-            return text
-        if style.exact and (have.is_float or want.is_float):
-            if have.is_float and want.is_float:
-                return text
-            return f"exact_from({text})" if want.is_float else f"exact_to<{style.scalar(want)}>({text})"
-        wide = self.expressions.unit.lane is not None
-        return f"{'convert' if wide else 'to'}<{style.memory(want)}>({text})"
 
     def _if(self, condition: str | None, statement: str) -> None:
         self.lines.put(statement if condition is None else f"if ({bare(condition)}) {statement}")
