@@ -1,7 +1,8 @@
-"""The meaning of a `TileProgram`: one grid point after the other, every statement on whole blocks.
+"""The meaning of a `TileProgram`: every statement on whole blocks, and at many grid points at once.
 
-Each block axis of the program has a dimension of its own in every array, of size 1 where the value does not depend on
-it. What a program must not look at is filled with poison (NaN, or the lowest integer): scratch memory at the start of a
+In every array, dimension 0 runs over grid points and each block axis of the program has a dimension of its own, of
+size 1 where the value does not depend on it. Grid points whose loops or branches differ are run one after the other.
+What a program must not look at is filled with poison (NaN, or the lowest integer): scratch memory at the start of a
 grid point, lanes of a masked load without `other`. Races between grid points are not modelled.
 """
 
@@ -55,30 +56,61 @@ def run_program(
     for b, contents in zip(program.params, buffers, strict=True):
         run.memory[b.name] = run.poisoned(b) if contents is None else run.filled(b, contents)
     extents = [range(run.number(g.extent)) for g in program.grid]
-    for point in itertools.product(*extents):
-        for b in program.scratch:
-            run.memory[b.name] = run.poisoned(b)
-        run.bound = {g.axis: run.scalar(at) for g, at in zip(program.grid, point, strict=True)}
-        run.values = {}
-        run.execute(program.body)
+    every = list(itertools.product(*extents))
+    points = np.array(every, np.int64).reshape(len(every), len(extents))
+    for low in range(0, len(points), AT_ONCE):
+        run.points(points[low : low + AT_ONCE])
     if run.failed:
         raise IndexOutOfRange(f"check {min(run.failed)} failed", phase="interp")
     return [run.memory[b.name] for b in program.params]
 
 
+AT_ONCE = 256
+"""Grid points that run in step."""
+
+
+class _Diverged(Exception):
+    """Grid points that run in step need different numbers of loop steps, or different branches."""
+
+
 class _Run:
-    """State of a run: memory, what is bound, and the values computed so far at one grid point."""
+    """State of a run: memory, what is bound, and the values computed so far at some grid points."""
 
     def __init__(self, program: TileProgram, symbols: dict[str, int | float], algebra: Algebra) -> None:
+        self.program = program
         self.algebra = algebra
         self.symbols = symbols
         self.tiles = {s.axis: s.tile for s in program.loops() if s.tile > 1}
-        self.place = {a: k for k, a in enumerate(self.tiles)}
-        self.rank = len(self.place)
+        self.place = {a: k for k, a in enumerate(self.tiles, 1)}
+        self.rank = 1 + len(self.place)
         self.memory: dict[str, Array] = {}
         self.bound: dict[Axis, Array] = {}
         self.values: dict[Expr, Array] = {}
         self.failed: set[int] = set()
+        self.own = np.zeros(1, np.int64)
+        self.scratch = {b.name: self.number(b.size) for b in program.scratch}
+
+    def points(self, points: Array) -> None:
+        """Run grid points (one a row) in step, or if that is not possible one by one."""
+        before = {b.name: self.memory[b.name].copy() for b in self.program.params}
+        failed = set(self.failed)
+        try:
+            self.in_step(points)
+        except _Diverged:
+            self.memory |= before
+            self.failed = failed
+            for k in range(len(points)):
+                self.in_step(points[k : k + 1])
+
+    def in_step(self, points: Array) -> None:
+        """Run grid points statement by statement."""
+        for b in self.program.scratch:
+            self.memory[b.name] = np.full(self.scratch[b.name] * len(points), self.poison(b.dtype))
+        shape = (len(points),) + (1,) * (self.rank - 1)
+        self.bound = {g.axis: points[:, k].reshape(shape) for k, g in enumerate(self.program.grid)}
+        self.own = np.arange(len(points), dtype=np.int64).reshape(shape)
+        self.values = {}
+        self.execute(self.program.body)
 
     def poison(self, dtype: DType) -> Array:
         """What must not be looked at."""
@@ -97,21 +129,19 @@ class _Run:
             raise InputError(f"buffer {b.name} has {len(flat)} elements, needs {size}", phase="interp")
         return flat[:size]
 
-    def scalar(self, value: int) -> Array:
-        """An index that is the same in all lanes."""
-        return np.full((1,) * self.rank, value, np.int64)
-
     def evaluate(self, e: Expr) -> Array:
         """The value of `e` here, with one dimension per block axis."""
         found = Evaluator(self.algebra, (), self.symbols, self.bound, self.values).value(e)
         return found.reshape((1,) * (self.rank - found.ndim) + found.shape)
 
     def number(self, e: Expr) -> int:
-        """The value of an integer expression that is the same in all lanes."""
+        """The value of an integer expression that is the same in all lanes and at all grid points."""
         found = self.evaluate(e)
-        if found.size != 1:
+        if found.size != len(found):
             raise VerifyError(f"{e} should be scalar", phase="interp")
-        return int(found.item())
+        if np.any(found != found[:1]):
+            raise _Diverged
+        return int(found.flat[0])
 
     def lanes(self, mask: Expr | None) -> Array:
         """Where a statement acts."""
@@ -153,7 +183,7 @@ class _Run:
 
     def loop(self, s: Loop) -> None:
         """Bind the axis to one tile after the other; it is free again afterwards."""
-        shape = tuple(-1 if a == s.axis and s.tile > 1 else 1 for a in self.place)
+        shape = (1, *(-1 if a == s.axis and s.tile > 1 else 1 for a in self.place))
         for base in range(self.number(s.start), self.number(s.stop), s.tile):
             self.bound[s.axis] = np.arange(base, base + s.tile, dtype=np.int64).reshape(shape)
             self.execute(s.body)
@@ -162,14 +192,18 @@ class _Run:
     def address(self, s: Load | Store, active: Array) -> tuple[Array, Array]:
         """Offsets (0 where inactive) and active lanes, of one shape. Raises VerifyError outside the buffer."""
         offset, active = np.broadcast_arrays(self.evaluate(s.offset), active)
-        size = len(self.memory[s.buffer.name])
+        private = s.buffer.name in self.scratch
+        size = self.scratch[s.buffer.name] if private else len(self.memory[s.buffer.name])
         wrong = active & ((offset < 0) | (offset >= size))
         if wrong.any():
             bad = int(offset[wrong][0])
             raise VerifyError(
                 f"access to {s.buffer.name}[{bad}] of size {size} at {s.offset}", phase="interp"
             )
-        return np.where(active, offset, 0), active
+        inside = np.where(active, offset, 0)
+        if private:
+            inside, active = np.broadcast_arrays(inside + self.own * size, active)
+        return inside, active
 
     def load(self, s: Load) -> Array:
         """The loaded block; inactive lanes hold `other` or poison."""
