@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError, VerifyError
 from ..ir import dims
@@ -18,6 +20,7 @@ from ..ir.graph import Builder, Graph, Layout, LibraryCall, Operand, Value, Writ
 from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import library_reason
+from .aten.onednn import specialiser
 from .symbols import Symbols
 
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -105,9 +108,9 @@ class _Importer:
         if target is operator.getitem:
             return self.item(node)
         val = node.meta.get("val")
-        if isinstance(val, _NUMBERS) and not isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(val, _NUMBERS) and not isinstance(target, HigherOrderOperator):
             return self.number(node, val)
-        name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else str(target)
+        name = target.overloadpacket.__name__ if isinstance(target, OpOverload) else str(target)
         if name in _DROPPED:
             return None
         if name == "copy_" and node.args[0] in self.places:
@@ -131,11 +134,7 @@ class _Importer:
         made = self.symbols.expr(val)
         sources = [a for a in node.all_input_nodes if isinstance(self.entries[a], Value)]
         target = node.target
-        if (
-            isinstance(target, torch._ops.OpOverload)
-            and sources
-            and "sym_" not in target.overloadpacket.__name__
-        ):
+        if isinstance(target, OpOverload) and sources and "sym_" not in target.overloadpacket.__name__:
             with self.b.origin(_display(target), _place(node)) as origin:
                 call, inputs = self.library(node, (), library_reason(target))
                 self.b.library(call, inputs, (), binds=(made,))
@@ -187,13 +186,15 @@ class _Importer:
             except NoDeclaration as refused:
                 reason = refused.reason
                 del self.b.ops[mark:]
+        declared = entry if made is not None else None
         strides = [r.strides for r in results if r is not None]
-        call, inputs = self.library(node, strides, entry.reason if made is not None and entry else reason)
+        call, inputs = self.library(node, strides, declared.reason if declared is not None else reason)
+        if len(results) == 1 and results[0] is not None:
+            call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
         if made is None:
             made = self.called(call, inputs, results, metas)
         outputs = [v for v in made if isinstance(v, Value)]
-        view = entry is not None and entry.view and made is not None and call.reason == entry.reason
-        self.b.close_origin(origin, call, inputs, outputs, view=view)
+        self.b.close_origin(origin, call, inputs, outputs, view=declared is not None and declared.view)
         return made if several else made[0]
 
     def declared(self, node: fx.Node, entry: Entry, results: Sequence[_Result | None]) -> tuple[object, ...]:
@@ -248,7 +249,7 @@ class _Importer:
         target = node.target
         assert callable(target)
         pure = (
-            not (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
+            not (isinstance(target, OpOverload) and target._schema.is_mutable)  # pyright: ignore[reportPrivateUsage]
             and reason != "random"
         )
         if node.is_impure():
@@ -295,7 +296,7 @@ class _Importer:
 
 def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
     for node in gm.graph.nodes:
-        for leaf in torch.utils._pytree.tree_leaves(node.meta.get("val")):
+        for leaf in tree_leaves(node.meta.get("val")):
             if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return leaf.node.shape_env
             if isinstance(leaf, torch.Tensor):
@@ -344,7 +345,7 @@ def _agree(node: fx.Node, v: Value, r: _Result) -> None:
 
 
 def _display(target: object) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return f"{target.namespace}.{target.overloadpacket.__name__}"
     named: Callable[..., object] | None = target if callable(target) else None
     return getattr(named, "__name__", str(target))

@@ -49,8 +49,8 @@ class LibraryCall:
     library returns them. `reason` says why it may be called: "contraction", "convolution", "sort", "random", ... or
     "no declaration". `pure` calls may be dropped or repeated.
 
-    The rest is what capture knows of faster forms. `specialise` gets the frozen tensors by operand number and returns a
-    faster call on the operands that are left (renumbered in order), or None. `epilogues` are pointwise ops that the call
+    The rest is what capture knows of faster forms. `specialise` gets the call itself and the frozen tensors by operand
+    number, and returns a faster call on the operands that are left (renumbered in order), or None. `epilogues` are pointwise ops that the call
     can do on its one result. `wants` are the strides that it would like its operands to have (None: any). With `rows`,
     operand number `rows` and the result may have any leading dims in place of one (the result is dense). `channel` is the
     dim of the result along which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for
@@ -63,7 +63,7 @@ class LibraryCall:
     strides: tuple[tuple[Expr, ...], ...] = ()
     reason: str = "no declaration"
     pure: bool = True
-    specialise: Callable[[Mapping[int, object]], LibraryCall | None] | None = None
+    specialise: Callable[[LibraryCall, Mapping[int, object]], LibraryCall | None] | None = None
     epilogues: tuple[Epilogue, ...] = ()
     wants: tuple[tuple[Expr, ...] | None, ...] = ()
     rows: int | None = None

@@ -16,7 +16,7 @@ def is_contraction(op: Op) -> bool:
     factors = _product(e.body[0])
     if len(factors) < 2:
         return False
-    kept = {a for a in e.axes}
+    kept = set(e.axes)
     sides = [{x.value for x in axes_of(f)} & kept for f in factors]
     return any(a - b and b - a for n, a in enumerate(sides) for b in sides[n + 1 :])
 
@@ -54,15 +54,16 @@ def select(graph: Graph) -> Graph:
             made |= set(origin.outputs)
         else:
             ops.append(op)
-    return replace(graph, ops=tuple(_live(graph, [op for op in ops if op.call is not None or not set(op.outputs) & made])))
+    return live(graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made]))
 
 
-def _live(graph: Graph, ops: list[Op]) -> list[Op]:
-    """Ops whose results somebody reads, in order."""
+def live(graph: Graph) -> Graph:
+    """The graph with only the ops whose results somebody reads (or that have effects), and the constants they read."""
     needed = set(graph.kept())
     kept: list[Op] = []
-    for op in reversed(ops):
+    for op in reversed(graph.ops):
         if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
             kept.append(op)
             needed |= set(op.inputs)
-    return kept[::-1]
+    constants = {v: t for v, t in graph.constants.items() if v in needed}
+    return replace(graph, ops=tuple(kept[::-1]), constants=constants)

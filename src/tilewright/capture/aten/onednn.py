@@ -1,22 +1,23 @@
 """Faster forms of matrix products and convolutions: torch's oneDNN ops, on weights packed once.
 
-On processors where MKL falls back to a slow path, oneDNN is more than twice as fast even on plain weights. Below about
-two million operations its call costs more than it saves (10 us against 2 us).
+On processors where MKL takes a slow path, oneDNN is more than twice as fast, even on plain weights. Below about two
+million operations its call costs more than it saves (10 us against 2 us).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...ir import dims
 from ...ir.dtype import f32
-from ...ir.expr import Expr, slot, transform
+from ...ir.expr import Expr, Symbol, slot, transform
 from ...ir.graph import Builder, Epilogue, LibraryCall, Operand, Value
 from ...ir.ops import pointwise
 
@@ -26,31 +27,110 @@ onednn = torch.ops.mkldnn
 SMALLEST = 2_200_000
 """Operations (2 x multiply-adds) from which a packed product is faster than the plain one."""
 SMALLEST_PLAIN = 4_500_000
-"""The same for weights that are not packed."""
+"""The same for a weight that is not packed."""
 FEWEST_ROWS = 4
 """Rows from which a product with a weight that is not packed is faster."""
 TYPICAL = 112
-"""Height and width that weights are packed for where they are dynamic; the packed form hardly depends on them."""
+"""Height and width for which weights are packed where they are dynamic; the packed form hardly depends on them."""
 CHAIN = 384
-"""Products that oneDNN may sum one after the other. More would be twice as inexact as eager, which sums in blocks."""
+"""Products that oneDNN may sum one after the other in a matrix product. Its error grows with the root of their number,
+while eager sums in blocks: one chain of 1024 is twice as inexact."""
+
+Attribute = tuple[str, tuple[float, ...], str]
+"""What the library does on its result: name, numbers, algorithm."""
+PLAIN: Attribute = ("none", (), "")
 
 Specialise = Callable[[LibraryCall, Mapping[int, object]], LibraryCall | None]
-Attribute = tuple[str, list[float], str]
-"""What the ops take to name what they do on their result: name, numbers, algorithm."""
-PLAIN: Attribute = ("none", [], "")
 
 
 def specialiser(target: object, inputs: Sequence[Value], shape: Sequence[Expr]) -> Specialise | None:
-    """How to make a call of ATen op `target` on `inputs` with a result of `shape` faster; None if it is not one of
-    those that can be."""
+    """How to make a call of op `target`, with a result of `shape`, faster; None if it is not one that can be."""
     if not torch.backends.mkldnn.is_available() or not all(v.dtype is f32 for v in inputs):
         return None
     if target in _PRODUCTS:
-        slots = _PRODUCTS[target]
-        return lambda call, frozen: _product(call, frozen, slots, inputs, shape)
-    if target in (aten.convolution.default, aten._convolution.default):
-        return lambda call, frozen: _convolution(call, frozen, inputs, shape)
+        product = _Product(_PRODUCTS[target], tuple(inputs), tuple(shape))
+        return product.specialise
+    if target in (aten.convolution.default, aten._convolution.default) and len(shape) in (4, 5):
+        return _Convolve(tuple(inputs), tuple(shape)).specialise
     return None
+
+
+# --- what the library can do on its result -------------------------------------------------------
+
+
+class _Fusible(Protocol):
+    """A form of a call that can take an activation, or a vector that is added along its channels."""
+
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def attribute(self) -> Attribute: ...
+    def activated(self, attribute: Attribute) -> LibraryCall: ...
+    def shifted(self, vector: Tensor) -> LibraryCall: ...
+
+
+def _body(declare: Callable[..., Value], constants: int = 0) -> Expr:
+    """The body of a declaration over slots: e0 for its element, c0, c1, ... for its scalars."""
+    b = Builder()
+    x = b.value((dims.integer(2),), f32)
+    declare(b, x, *(slot("c", k, f32) for k in range(constants)))
+    (op,) = b.ops
+    assert op.expr is not None
+    element = slot("e", 0, f32)
+    return transform(op.expr.body[0], lambda e: element if e.op == "read" else None)
+
+
+def _sum() -> Expr:
+    b = Builder()
+    x, y = (b.value((dims.integer(2),), f32) for _ in range(2))
+    pointwise.add(b, x, y)
+    assert b.ops[0].expr is not None
+    return transform(
+        b.ops[0].expr.body[0], lambda e: slot("e", int(str(e.value)), f32) if e.op == "read" else None
+    )
+
+
+@functools.cache
+def _templates() -> tuple[tuple[Expr, int, Attribute, bool], ...]:
+    """Body, number of constants, attribute (its numbers are the constants), whether NaN becomes a number.
+
+    The library computes the last three with instructions that take the other operand of a NaN."""
+    tanh_form = functools.partial(pointwise.gelu, approximate="tanh")
+    return (
+        (_body(pointwise.gelu), 0, ("gelu", (), "none"), False),
+        (_body(tanh_form), 0, ("gelu", (), "tanh"), False),
+        (_body(pointwise.silu), 0, ("swish", (), ""), False),
+        (_body(pointwise.hardswish), 0, ("hardswish", (), ""), False),
+        (_body(pointwise.sigmoid), 0, ("sigmoid", (), ""), False),
+        (_body(pointwise.tanh), 0, ("tanh", (), ""), False),
+        (_body(pointwise.leaky_relu, 1), 1, ("leaky_relu", (), ""), False),
+        (_body(pointwise.relu), 0, ("relu", (), ""), True),
+        (_body(pointwise.clamp, 2), 2, ("hardtanh", (), ""), True),
+        (_body(pointwise.hardsigmoid), 0, ("hardsigmoid", (), ""), True),
+    )
+
+
+def _epilogues(form: _Fusible) -> list[Epilogue]:
+    """Activations, and a bias where there is none yet."""
+    if form.attribute != PLAIN:
+        return []
+    found = [
+        Epilogue(body, functools.partial(_activated, form, attribute), hides_nan=hides)
+        for body, _, attribute, hides in _templates()
+    ]
+    if form.bias is None:
+        found.append(Epilogue(_sum(), functools.partial(_shifted, form), "channel"))
+    return found
+
+
+def _activated(form: _Fusible, attribute: Attribute, constants: tuple[float, ...], _: object) -> LibraryCall:
+    name, _, algorithm = attribute
+    return form.activated((name, constants, algorithm))
+
+
+def _shifted(form: _Fusible, _: tuple[float, ...], vector: object) -> LibraryCall:
+    assert isinstance(vector, Tensor)
+    return form.shifted(vector.detach().reshape(-1).contiguous())
 
 
 # --- matrix products -----------------------------------------------------------------------------
@@ -58,7 +138,7 @@ def specialiser(target: object, inputs: Sequence[Value], shape: Sequence[Expr]) 
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """Where the arguments of a product stand; the weight of a `transposed` one is [K, N]."""
+    """Where the arguments of a product stand; the weight is [K, N] if `transposed`, else [N, K]."""
 
     x: int
     weight: int
@@ -73,75 +153,268 @@ _PRODUCTS: dict[object, _Slots] = {
 }
 
 
-def _product(
-    call: LibraryCall, frozen: Mapping[int, object], slots: _Slots, inputs: Sequence[Value], shape: Sequence[Expr]
-) -> LibraryCall | None:  # fmt: skip
-    if any(value != 1 for _, value in call.kwargs):  # beta and alpha
-        return None
-    x, weight = call.args[slots.x], call.args[slots.weight]
-    bias = call.args[slots.bias] if slots.bias is not None and slots.bias < len(call.args) else None
-    if not isinstance(x, Operand) or not isinstance(weight, Operand) or x.index in frozen:
-        return None
-    if bias is not None and (not isinstance(bias, Operand) or len(inputs[bias.index].shape) != 1):
-        return None
-    work = dims.mul(dims.integer(2), dims.prod(shape), inputs[x.index].shape[-1])
-    held = frozen.get(weight.index)
-    if held is None:
-        return _unpacked(call, x, weight, bias, slots.transposed, work, inputs, frozen)
-    assert isinstance(held, Tensor)
-    vector = frozen.get(bias.index) if bias is not None else None
-    if _size(work) < SMALLEST or (bias is not None and vector is None) or len(frozen) + 1 < len(inputs):
-        return None
-    matrix = held.detach().t() if slots.transposed else held.detach()
-    assert vector is None or isinstance(vector, Tensor)
-    return _Linear(_packed(matrix), vector, shape).call()
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A captured product: its operands, and its shape."""
+
+    slots: _Slots
+    inputs: tuple[Value, ...]
+    shape: tuple[Expr, ...]
+
+    def specialise(self, call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall | None:
+        """The packed form if all but x is frozen, else the plain one; None where neither is faster."""
+        args, slots = call.args, self.slots
+        x, weight = args[slots.x], args[slots.weight]
+        bias = args[slots.bias] if slots.bias is not None and slots.bias < len(args) else None
+        if any(value != 1 for _, value in call.kwargs) or len(args) > 3:  # beta and alpha
+            return None
+        if not isinstance(x, Operand) or not isinstance(weight, Operand) or x.index in frozen or x == weight:
+            return None
+        vector = frozen.get(bias.index) if isinstance(bias, Operand) else None
+        if isinstance(vector, Tensor) and vector.dim() != 1:
+            return None
+        held = frozen.get(weight.index)
+        work = _size(dims.mul(dims.integer(2), dims.prod(self.shape), self.inputs[x.index].shape[-1]))
+        if held is None:
+            return None if frozen or work < SMALLEST_PLAIN else self.plain(x, weight, bias)
+        if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
+            return None
+        matrix = held.detach().t() if slots.transposed else held.detach()
+        return _Linear(_packed(matrix), vector if isinstance(vector, Tensor) else None, self.shape).call()
+
+    def plain(self, x: Operand, weight: Operand, bias: object) -> LibraryCall | None:
+        """The product with a weight that may change from call to call."""
+        if not _slow_products() or bias is not None and not isinstance(bias, Operand):
+            return None
+        vector = isinstance(bias, Operand) and len(self.inputs[bias.index].shape) == 1
+        rows = dims.static(dims.prod(self.shape[:-1]))
+        if isinstance(bias, Operand) and not vector or (rows is not None and rows < FEWEST_ROWS):
+            return None
+        function = _plain_transposed if self.slots.transposed else _plain
+        return LibraryCall(
+            "onednn.linear", function, (x, weight, bias), strides=(dims.dense_strides(self.shape),),
+            reason="contraction", rows=x.index, reuses=-1,
+        )  # fmt: skip
 
 
 def _size(e: Expr) -> int:
-    """The value of a size; a dynamic one counts as if each of its symbols were 64."""
-    return dims.evaluate(e, {s.value.name: 64 for s in dims.symbols_of(e)})  # type: ignore[union-attr]
+    """The value of a size; each symbol in it counts as 64."""
+    symbols = [s.value for s in dims.symbols_of(e)]
+    return dims.evaluate(e, {s.name: 64 for s in symbols if isinstance(s, Symbol)})
+
+
+@functools.cache
+def _slow_products() -> bool:
+    """Whether torch's own matrix products take MKL's slow path: on processors that are not Intel's."""
+    try:
+        return torch.backends.mkl.is_available() and "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+_linear = onednn._linear_pointwise.default
+_linear_add = onednn._linear_pointwise.binary
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _linear(x, weight, bias, "none", [], "")
+
+
+def _plain_transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.numel() < FEWEST_ROWS * weight.shape[0]:
+        flat = x.reshape(-1, weight.shape[0])
+        out = torch.mm(flat, weight) if bias is None else torch.addmm(bias, flat, weight)
+        return out.view(*x.shape[:-1], weight.shape[1])
+    return _linear(x, weight.t(), bias, "none", [], "")
 
 
 def _packed(weight: Tensor) -> tuple[Tensor, ...]:
     """A weight [N, K] in the library's own form, cut along K into parts of at most CHAIN."""
-    count = -(-weight.shape[1] // CHAIN)
-    step = -(-weight.shape[1] // count)
+    count = max(1, -(-weight.shape[1] // CHAIN))
+    step = max(1, -(-weight.shape[1] // count))
     step += -step % 16
     return tuple(onednn._reorder_linear_weight(w.contiguous()) for w in weight.split(step, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Linear:
-    """x [.., K] times a packed weight, plus a vector, and an activation."""
+    """x [.., K] times a packed weight, plus a vector, then an activation."""
 
     weights: tuple[Tensor, ...]
     bias: Tensor | None
-    shape: Sequence[Expr]
+    shape: tuple[Expr, ...]
     attribute: Attribute = PLAIN
 
     def call(self) -> LibraryCall:
-        epilogues = [*_activations(self.activated)] if self.attribute == PLAIN else []
-        if self.bias is None and self.attribute == PLAIN:
-            epilogues.append(Epilogue(_SUM, lambda _, vector: self.shifted(vector), "channel"))
+        """The library call on x alone."""
+        # Behind a sum of parts the library has no activation.
+        epilogues = [e for e in _epilogues(self) if len(self.weights) == 1 or e.extra]
         return LibraryCall(
-            "onednn.linear", self.function(), (Operand(0),), strides=(dims.dense_strides(tuple(self.shape)),),
+            "onednn.linear", self.function(), (Operand(0),), strides=(dims.dense_strides(self.shape),),
             reason="contraction", epilogues=tuple(epilogues), rows=0, reuses=-1,
         )  # fmt: skip
 
     def activated(self, attribute: Attribute) -> LibraryCall:
+        """The call with an activation."""
         return replace(self, attribute=attribute).call()
 
-    def shifted(self, vector: object) -> LibraryCall:
-        assert isinstance(vector, Tensor)
-        return replace(self, bias=vector.detach().reshape(-1).contiguous()).call()
+    def shifted(self, vector: Tensor) -> LibraryCall:
+        """The call with a bias."""
+        return replace(self, bias=vector).call()
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        run, bias, (name, numbers, algorithm) = (
-            onednn._linear_pointwise.default._op,
-            self.bias,
-            self.attribute,
+        """What runs."""
+        bias, (name, numbers, algorithm) = self.bias, self.attribute
+        scalars = list(numbers)
+        first, *rest = self.weights
+        if not rest:
+            return lambda x: _linear(x, first, bias, name, scalars, algorithm)
+        sizes = [w.shape[1] for w in self.weights]
+
+        def in_parts(x: Tensor) -> Tensor:
+            part, *parts = x.split(sizes, -1)
+            out = _linear(part, first, bias, "none", [], "")
+            for part, weight in zip(parts, rest, strict=True):
+                out = _linear_add(part, out, weight, None, "add")
+            return out
+
+        return in_parts
+
+
+# --- convolutions --------------------------------------------------------------------------------
+
+
+def channels_last(shape: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The strides of [batch, channel, space...] with the channel innermost."""
+    inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))
+    return (inner[0], inner[-1], *inner[1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolve:
+    """A captured convolution: its operands, and its shape."""
+
+    inputs: tuple[Value, ...]
+    shape: tuple[Expr, ...]
+
+    def specialise(self, call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall | None:
+        """The packed form, if all but x is frozen. A weight that is not packed gains nothing (and if it is large, much
+        is lost where x has its channels innermost)."""
+        x, weight, bias, stride, padding, dilation, transposed, extra, groups = call.args[:9]
+        if not isinstance(x, Operand) or not isinstance(weight, Operand) or x.index in frozen:
+            return None
+        held = frozen.get(weight.index)
+        vector = frozen.get(bias.index) if isinstance(bias, Operand) else None
+        if not isinstance(held, Tensor) or (bias is not None and not isinstance(vector, Tensor)):
+            return None
+        rank = len(self.shape) - 2
+        numbers = [_each(v, rank) for v in (stride, padding, dilation, extra)]
+        if not isinstance(groups, int) or any(n is None for n in numbers) or (transposed and rank != 2):
+            return None
+        steps, borders, spread, more = (n or [] for n in numbers)
+        source = self.inputs[x.index].shape
+        hint = [1, *(dims.static(s) or TYPICAL for s in source[1:])]
+        window = _Window(borders, more, steps, spread, groups, bool(transposed))
+        packed = window.pack(held.detach().contiguous(), hint)
+        bias_held = vector.detach().contiguous() if isinstance(vector, Tensor) else None
+        return _Conv(packed, bias_held, window, channels_last(source), channels_last(self.shape)).call()
+
+
+def _each(values: object, rank: int) -> list[int] | None:
+    """One constant per dim of space; None if there is none."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(v, int) for v in values):
+        return None
+    fixed = [int(v) for v in values]
+    return fixed * rank if len(fixed) == 1 else fixed
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The numbers of a convolution, one list entry per dim of space."""
+
+    padding: list[int]
+    output_padding: list[int]
+    stride: list[int]
+    dilation: list[int]
+    groups: int
+    transposed: bool
+
+    def pack(self, weight: Tensor, size: list[int]) -> Tensor:
+        """The weight in the library's own form, best for an input of `size`."""
+        if self.transposed:
+            return onednn._reorder_convolution_transpose_weight(
+                weight, self.padding, self.output_padding, self.stride, self.dilation, self.groups, size
+            )
+        return onednn._reorder_convolution_weight(
+            weight, self.padding, self.stride, self.dilation, self.groups, size
         )
-        if len(self.weights) == 1:
-            (weight,) = self.weights
-            return lambda x: run(x, weight, bias, name, numbers, algorithm)
-        raise NotImplementedError
+
+
+_convolution = onednn._convolution_pointwise.default
+_convolution_add = onednn._convolution_pointwise_.binary
+_transposed_convolution = onednn._convolution_transpose_pointwise.default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Conv:
+    """A convolution with a packed weight, plus a vector, then a sum or an activation. Channels lie innermost."""
+
+    weight: Tensor
+    bias: Tensor | None
+    window: _Window
+    wants: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    attribute: Attribute = PLAIN
+    added: bool = False
+
+    def call(self) -> LibraryCall:
+        """The library call on x alone, or on x and the tensor that the result is added to, whose memory it takes."""
+        epilogues = [] if self.added else _epilogues(self)
+        plain = self.attribute == PLAIN and not self.added
+        if plain and not self.window.transposed:
+            epilogues.append(Epilogue(_sum(), lambda _, __: replace(self, added=True).call(), "equal"))
+            both = transform(_body(pointwise.relu), lambda e: _sum() if e.op == "slot" else None)
+            relu: Attribute = ("relu", (), "")
+            epilogues.append(
+                Epilogue(both, lambda _, __: replace(self, added=True, attribute=relu).call(), "equal", True)
+            )
+        return LibraryCall(
+            "onednn.convolution", self.function(), (Operand(0), Operand(1)) if self.added else (Operand(0),),
+            strides=(self.strides,), reason="convolution", epilogues=tuple(epilogues),
+            wants=(self.wants, self.strides) if self.added else (self.wants,), channel=1,
+            pure=not self.added, reuses=1 if self.added else -1,
+        )  # fmt: skip
+
+    def activated(self, attribute: Attribute) -> LibraryCall:
+        """The call with an activation."""
+        return replace(self, attribute=attribute).call()
+
+    def shifted(self, vector: Tensor) -> LibraryCall:
+        """The call with a bias."""
+        return replace(self, bias=vector).call()
+
+    def function(self) -> Callable[..., Tensor]:
+        """What runs."""
+        w, weight, bias = self.window, self.weight, self.bias
+        name, numbers, algorithm = self.attribute
+        scalars, places = list(numbers), (w.padding, w.stride, w.dilation, w.groups)
+        if self.added:
+            unary = None if self.attribute == PLAIN else name
+            return lambda x, other: _convolution_add(
+                other, x, weight, bias, *places, "add", 1.0, unary, scalars, algorithm
+            )
+        if w.transposed:
+            return lambda x: _transposed_convolution(
+                x,
+                weight,
+                bias,
+                w.padding,
+                w.output_padding,
+                w.stride,
+                w.dilation,
+                w.groups,
+                name,
+                scalars,
+                algorithm,
+            )
+        return lambda x: _convolution(x, weight, bias, *places, name, scalars, algorithm)
