@@ -44,18 +44,34 @@ def index(dims: str, below: str) -> Arg:
 
 
 UNARY_FLOAT = (
-    "acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 erf erfc sigmoid log log2 log10 log1p sqrt"
-    " rsqrt reciprocal"
+    "acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 erf erfc sigmoid log log2 log10 log1p"
+    " sqrt rsqrt reciprocal"
 ).split()
 UNARY_ANY = "abs sign neg floor ceil trunc round isnan isinf isfinite logical_not signbit sgn".split()
 ACTIVATIONS: dict[str, Function] = {
-    "relu": F.relu, "relu6": F.relu6, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
-    "mish": F.mish, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7),
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "elu": lambda x: F.elu(x, 1.5), "celu": lambda x: F.celu(x, 0.7),
-    "selu": F.selu, "softplus": lambda x: F.softplus(x, 2, 1), "logsigmoid": F.logsigmoid, "softsign": F.softsign,
-    "threshold": lambda x: F.threshold(x, 0.1, -3), "softshrink": F.softshrink, "hardshrink": F.hardshrink,
-    "tanhshrink": F.tanhshrink, "softmin": lambda x: F.softmin(x, 0), "glu": lambda x: F.glu(torch.cat([x, x * 2], 1), 1),
-}  # fmt: skip
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "elu": lambda x: F.elu(x, 1.5),
+    "celu": lambda x: F.celu(x, 0.7),
+    "selu": F.selu,
+    "softplus": lambda x: F.softplus(x, 2, 1),
+    "logsigmoid": F.logsigmoid,
+    "softsign": F.softsign,
+    "threshold": lambda x: F.threshold(x, 0.1, -3),
+    "softshrink": F.softshrink,
+    "hardshrink": F.hardshrink,
+    "tanhshrink": F.tanhshrink,
+    "softmin": lambda x: F.softmin(x, 0),
+    "glu": lambda x: F.glu(torch.cat([x, x * 2], 1), 1),
+}
 BINARY = "add sub mul maximum minimum remainder fmod eq ne lt le gt ge fmax fmin".split()
 BITS = "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor".split()
 
@@ -104,27 +120,45 @@ def _scalars() -> list[Case]:
         case("rsub", lambda x: 3 - x, "a b", dtypes=NUMBERS),
         case("pow_square", lambda x: x**2, "a b", dtypes=NUMBERS),
         case("pow_cube", lambda x: x**3, "a b", dtypes=NUMBERS),
-        case("pow_roots", lambda x: (x**0.5, x**-0.5, x**-1.0, x**1.7), Arg("a b", "positive"), dtypes=FLOATS),
+        case(
+            "pow_roots", lambda x: (x**0.5, x**-0.5, x**-1.0, x**1.7), Arg("a b", "positive"), dtypes=FLOATS
+        ),
         case("pow_scalar", lambda x: 2**x, "a b", dtypes=FLOATS),
         case("pow_tensor", torch.pow, Arg("a b", "positive"), "a b", dtypes=FLOATS),
         case("atan2", torch.atan2, "a b", "a b", dtypes=FLOATS),
         case("copysign", torch.copysign, "a b", "a b", dtypes=FLOATS),
         case("clamp", lambda x: torch.clamp(x, -1, 1), "a b", dtypes=NUMBERS),
-        case("clamp_half_open", lambda x: (torch.clamp(x, min=0), torch.clamp(x, max=0)), "a b", dtypes=FLOATS),
+        case(
+            "clamp_half_open", lambda x: (torch.clamp(x, min=0), torch.clamp(x, max=0)), "a b", dtypes=FLOATS
+        ),
         case("clamp_tensor", lambda x, y: torch.clamp(x, y, y + 1), "a b", "b", dtypes=FLOATS),
-        case("shift", lambda x: (torch.bitwise_left_shift(x, 2), torch.bitwise_right_shift(x, 1)), "a b", dtypes=INTS),
+        case(
+            "shift",
+            lambda x: (torch.bitwise_left_shift(x, 2), torch.bitwise_right_shift(x, 1)),
+            "a b",
+            dtypes=INTS,
+        ),
         case("where", torch.where, Arg("a b", "bool"), "a b", "b", dtypes=ANY),
         case("where_scalar", lambda c, x: torch.where(c, x, 1), Arg("a b", "bool"), "a b", dtypes=NUMBERS),
         case("masked_fill", lambda x, m: x.masked_fill(m, 3), "a b", Arg("b", "bool"), dtypes=NUMBERS),
-        case("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=2), "a b", "a b", "b", dtypes=(*FLOATS, torch.int64)),
-        case("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), "a b", "a b", Arg("b", "positive")),
+        case(
+            "addcmul",
+            lambda x, y, z: torch.addcmul(x, y, z, value=2),
+            "a b",
+            "a b",
+            "b",
+            dtypes=(*FLOATS, torch.int64),
+        ),
+        case(
+            "addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), "a b", "a b", Arg("b", "positive")
+        ),
         case("lerp", lambda x, y: torch.lerp(x, y, 0.3), "a b", "a b"),
         case("lerp_tensor", torch.lerp, "a b", "a b", Arg("a b", "unit")),
         case("prelu", F.prelu, "a b", "1", dtypes=FLOATS),
         case("round_decimals", lambda x: torch.round(x, decimals=2), "a b"),
         case("logaddexp", torch.logaddexp, "a b", "a b"),
         case("nan_to_num", lambda x: torch.nan_to_num(x / 0), "a b"),
-    ]  # fmt: skip
+    ]
 
 
 def _mixed() -> list[Case]:
@@ -185,25 +219,54 @@ def reductions() -> list[Case]:
         case("prod_all", torch.prod, "a b", dtypes=(torch.float32, torch.int64)),
         case("mean_all", torch.mean, "a b", dtypes=FLOATS),
         case("max_min", lambda x: (x.max(), x.min()), "a b", dtypes=ANY, least=1),
-        case("any_all", lambda x: (x.any(1), x.all(1), x.any(), x.all()), "a b", dtypes=(torch.bool, torch.int64, torch.float32)),
-        case("argmax", lambda x: (x.argmax(1), x.argmin(0, keepdim=True), x.argmax()), "a b", dtypes=NUMBERS, least=1),
+        case(
+            "any_all",
+            lambda x: (x.any(1), x.all(1), x.any(), x.all()),
+            "a b",
+            dtypes=(torch.bool, torch.int64, torch.float32),
+        ),
+        case(
+            "argmax",
+            lambda x: (x.argmax(1), x.argmin(0, keepdim=True), x.argmax()),
+            "a b",
+            dtypes=NUMBERS,
+            least=1,
+        ),
         case("max_dim", lambda x: (*x.max(1), *x.min(0, keepdim=True)), "a b", dtypes=NUMBERS, least=1),
         case("max_values", lambda x: x.max(1).values, "a b", least=1),
         case("argmax_ties", lambda x: torch.cat([x, x], 1).argmax(1), "a b", least=1),
         case("argmax_nan", lambda x: torch.where(x > 0.5, torch.nan, x).argmax(1), "a b", least=1),
-        case("var", lambda x: (x.var(1), x.std(0), x.var((0, 1), correction=0)), "a b c", dtypes=FLOATS, least=2),
+        case(
+            "var",
+            lambda x: (x.var(1), x.std(0), x.var((0, 1), correction=0)),
+            "a b c",
+            dtypes=FLOATS,
+            least=2,
+        ),
         case("var_mean", lambda x: torch.var_mean(x, (1, 2), keepdim=True), "a b c", least=2),
         case("var_of_one", lambda x: x.var(1), "a b"),
         case("var_large_mean", lambda x: (x + 1e4).var(1, correction=0), "a b", least=2),
         case("logsumexp", lambda x: torch.logsumexp(x, (0, 2)), "a b c", dtypes=FLOATS, least=1),
-        case("logsumexp_inf", lambda x: torch.logsumexp(torch.where(x > 0, torch.inf, -torch.inf), 1), "a b", least=1),
+        case(
+            "logsumexp_inf",
+            lambda x: torch.logsumexp(torch.where(x > 0, torch.inf, -torch.inf), 1),
+            "a b",
+            least=1,
+        ),
         case("count_nonzero", lambda x: torch.count_nonzero(x, 1), "a b", dtypes=NUMBERS),
-        case("norms", lambda x: [torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 2, 3, torch.inf, -torch.inf)], "a b", least=1),
-        case("cdist", lambda x, y: (torch.cdist(x, y, 1.0), torch.cdist(x, y, 3.0)), "2 a c", "1 b c", least=1),
+        case(
+            "norms",
+            lambda x: [torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 2, 3, torch.inf, -torch.inf)],
+            "a b",
+            least=1,
+        ),
+        case(
+            "cdist", lambda x, y: (torch.cdist(x, y, 1.0), torch.cdist(x, y, 3.0)), "2 a c", "1 b c", least=1
+        ),
         case("cumsum", lambda x: (x.cumsum(1), x.cumsum(0)), "a b c", dtypes=NUMBERS),
         case("cumprod", lambda x: x.cumprod(-1), "a b", dtypes=(torch.float32, torch.int64)),
         case("logcumsumexp", lambda x: torch.logcumsumexp(x, 1), "a b"),
-    ]  # fmt: skip
+    ]
     return out + _norms()
 
 
@@ -218,7 +281,12 @@ def _norms() -> list[Case]:
 
     return [
         case("softmax", lambda x: (x.softmax(-1), x.softmax(0)), "a b", dtypes=FLOATS),
-        case("softmax_dtype", lambda x: x.softmax(-1, dtype=torch.float32), "a b", dtypes=(torch.float16, torch.int64)),
+        case(
+            "softmax_dtype",
+            lambda x: x.softmax(-1, dtype=torch.float32),
+            "a b",
+            dtypes=(torch.float16, torch.int64),
+        ),
         case("softmax_masked_row", lambda x: (x - torch.inf).softmax(-1), "a b"),
         case("softmax_scalar", lambda x: x[0, 0].softmax(0), "a b", least=1),
         case("log_softmax", lambda x: (x.log_softmax(-1), x.log_softmax(0)), "a b", dtypes=FLOATS),
@@ -227,12 +295,20 @@ def _norms() -> list[Case]:
         case("layer_norm_plain", lambda x: F.layer_norm(x, x.shape[1:]), "a b", least=1),
         case("rms_norm", lambda x, w: F.rms_norm(x, (6,), w, 1e-5), "a 6", "6", dtypes=FLOATS),
         case("rms_norm_plain", lambda x: F.rms_norm(x, (6,)), "a 6"),
-        case("group_norm", lambda x, w, b: F.group_norm(x, 3, w, b), "a 6 b c", "6", "6", dtypes=FLOATS, least=1),
+        case(
+            "group_norm",
+            lambda x, w, b: F.group_norm(x, 3, w, b),
+            "a 6 b c",
+            "6",
+            "6",
+            dtypes=FLOATS,
+            least=1,
+        ),
         case("group_norm_plain", lambda x: F.group_norm(x, 2), "a 4 b", least=1),
         case("instance_norm", F.instance_norm, "a 3 b c", least=2, static=True),
         case("batch_norm", batch_norm, "a 4 b", "4", Arg("4", "positive"), "4", "4", dtypes=SINGLE),
         case("batch_norm_training", batch_norm_training, "a 4 b", "4", "4", least=2),
-    ]  # fmt: skip
+    ]
 
 
 def views() -> list[Case]:
@@ -285,7 +361,7 @@ def views() -> list[Case]:
         case("channel_shuffle", lambda x: F.channel_shuffle(x, 2), "a 6 b c"),
         case("windows", _windows, "a 14 14 3"),
         case("as_strided", lambda x: x.as_strided((3, 4), (1, 2), 1) + 0, "5 4", static=True),
-    ]  # fmt: skip
+    ]
 
 
 def _assigned(x: torch.Tensor) -> torch.Tensor:
@@ -298,132 +374,3 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
     """7x7 window partition."""
     b, h, w, c = x.shape
     return x.view(b, h // 7, 7, w // 7, 7, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 49, c)
-
-
-def indexing() -> list[Case]:
-    """Places taken from data."""
-    return [
-        case("embedding", lambda i, w: F.embedding(i, w), index("a b", "9"), "9 4", dtypes=(torch.float32, torch.bfloat16)),
-        case("index_select", lambda x, i: x.index_select(1, i), "a b", index("c", "b"), dtypes=ANY, least=1),
-        case("gather", lambda x, i: x.gather(1, i), "a b", index("a c", "b"), dtypes=ANY, least=1),
-        case("take_along", lambda x, i: torch.take_along_dim(x, i, 1), "a b", index("a c", "b"), least=1, static=True),
-        case("take", lambda x, i: x.take(i), "4 5", Arg("a", "signed", "20")),
-        case("index_one", lambda x, i: x[i], "b c", Arg("a", "signed", "b"), dtypes=ANY, least=1),
-        case("index_two", lambda x, i, j: x[i, j], "b c d", Arg("a 1", "signed", "b"), Arg("3", "signed", "c"), least=1),
-        case("index_middle", lambda x, i: x[:, i], "a b c", Arg("d 2", "signed", "b"), least=1),
-        case("index_apart", lambda x, i, j: x[i, :, j], "a b c", Arg("d", "signed", "a"), Arg("d", "signed", "c"), least=1),
-        case("index_int32", lambda x, i: x[i.to(torch.int32)], "b c", index("a", "b"), least=1),
-        case("grid_sample", lambda x, g: F.grid_sample(x, torch.tanh(g) * 1.2, align_corners=False), "2 3 a b", "2 4 5 2", least=2),
-        case("grid_sample_border", lambda x, g: F.grid_sample(x, g, "bilinear", "border", True), "2 3 4 5", "2 a b 2", least=1),
-        case("grid_sample_nearest", lambda x, g: F.grid_sample(x, g, "nearest", align_corners=True), "2 3 4 5", "2 a b 2", least=1),
-    ]  # fmt: skip
-
-
-def contractions() -> list[Case]:
-    """Matmuls, convolutions, attention."""
-    return [
-        case("mm", torch.mm, "a b", "b c", dtypes=(*FLOATS, torch.int64)),
-        case("bmm", torch.bmm, "d a b", "d b c", dtypes=FLOATS),
-        case("matmul", torch.matmul, "2 3 a b", "3 b c", least=1),
-        case("matvec", lambda x, y: (torch.mv(x, y), torch.dot(y, y)), "a b", "b"),
-        case("linear", F.linear, "d a b", "c b", "c", dtypes=FLOATS, least=1),
-        case("addmm", lambda z, x, y: torch.addmm(z, x, y, beta=0.5, alpha=2), "c", "a b", "b c"),
-        case("baddbmm", lambda z, x, y: torch.baddbmm(z, x, y, beta=0), "d a c", "d a b", "d b c"),
-        case("einsum", lambda x, y: torch.einsum("bik,bjk->bij", x, y), "d a b", "d c b", least=1),
-        case("outer", torch.outer, "a", "b"),
-        case("conv1d", lambda x, w, b: F.conv1d(x, w, b, 2, 1), "a 4 b", "6 4 3", "6", least=3),
-        case("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), "2 3 a b", "4 3 3 3", "4", dtypes=FLOATS, least=1),
-        case("conv2d_all", lambda x, w: F.conv2d(x, w, None, (2, 1), (2, 0), (1, 2), 2), "a 4 9 8", "6 2 3 2", least=1),
-        case("conv2d_depthwise", lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 4), "1 4 a b", "4 1 3 3", least=1),
-        case("conv3d", lambda x, w: F.conv3d(x, w, padding=1), "1 2 3 4 5", "3 2 2 3 3", static=True),
-        case("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w, None, 3, 1, 1), "a 4 b", "4 2 3", least=2),
-        case("conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1, 2, (1, 2)), "1 4 a b", "4 3 3 3", "6", least=2),
-        *_attentions(),
-    ]  # fmt: skip
-
-
-def _attentions() -> list[Case]:
-    def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask: torch.Tensor, **how: object
-    ) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, *mask, **how)  # type: ignore[arg-type]
-
-    q, k = "2 4 a 8", "2 4 b 8"
-    return [
-        case("attention", attend, q, k, k, dtypes=FLOATS, least=1),
-        case("attention_causal", lambda q, k, v: attend(q, k, v, is_causal=True), q, "2 4 a 8", "2 4 a 8", least=1),
-        case("attention_scale", lambda q, k, v: attend(q, k, v, scale=0.3), q, k, k, least=1),
-        case("attention_bias", attend, q, k, k, "a b", least=1),
-        case("attention_mask", attend, q, k, k, Arg("2 1 a b", "bool"), least=1),
-        case("attention_nothing", lambda q, k, v: attend(q, k, v, torch.zeros(3, 5, dtype=torch.bool)), "1 2 3 8", "1 2 5 8", "1 2 5 8", static=True),
-        case("attention_grouped", lambda q, k, v: attend(q, k, v, enable_gqa=True), q, "2 2 b 8", "2 2 b 8", least=1),
-    ]  # fmt: skip
-
-
-def resampling() -> list[Case]:
-    """Pooling and interpolation."""
-
-    def resize(mode: str, **how: object) -> Function:
-        return lambda x: F.interpolate(x, mode=mode, **how)  # type: ignore[arg-type]
-
-    return [
-        case("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), "2 3 a b", dtypes=FLOATS, least=1),
-        case("max_pool2d_index", lambda x: F.max_pool2d(x, (2, 3), (1, 2), (0, 1), return_indices=True), "2 3 a b", least=2),
-        case("max_pool2d_dilated", lambda x: F.max_pool2d(x, 3, 1, 1, 2), "1 2 7 8"),
-        case("max_pool2d_ceil", lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True), "1 2 5 6"),
-        case("max_pool1d", lambda x: F.max_pool1d(x, 2), "2 3 6", static=True),
-        case("max_pool3d", lambda x: F.max_pool3d(x, 2), "1 2 4 4 5"),
-        case("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 2, 1), "2 3 a b", dtypes=FLOATS, least=1),
-        case("avg_pool2d_valid", lambda x: F.avg_pool2d(x, 2), "2 3 a b", least=2),
-        case("avg_pool2d_exclude", lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), "2 3 a b", least=1),
-        case("avg_pool2d_ceil", lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), "1 2 6 7"),
-        case("avg_pool2d_divisor", lambda x: F.avg_pool2d(x, 2, divisor_override=3), "1 2 6 7"),
-        case("avg_pool_other", lambda x: (F.avg_pool1d(x[0, 0], 2), F.avg_pool3d(x, 2)), "1 2 4 4 5"),
-        case("adaptive_avg_one", lambda x: F.adaptive_avg_pool2d(x, 1), "2 3 a b", dtypes=FLOATS, least=1),
-        case("adaptive_avg", lambda x: F.adaptive_avg_pool2d(x, (3, 2)), "2 3 7 5"),
-        case("adaptive_avg_even", lambda x: F.adaptive_avg_pool2d(x, (2, 4)), "2 3 6 8"),
-        case("adaptive_avg_1d", lambda x: F.adaptive_avg_pool1d(x, 3), "2 3 7"),
-        case("adaptive_max", lambda x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True), "2 3 7 5"),
-        case("nearest", resize("nearest", scale_factor=2), "1 2 a b", dtypes=FLOATS, least=1),
-        case("nearest_sizes", resize("nearest", size=(7, 5)), "1 2 3 4"),
-        case("nearest_down", resize("nearest", scale_factor=0.5), "1 2 8 6"),
-        case("nearest_exact", resize("nearest-exact", size=(7, 5)), "1 2 3 4"),
-        case("nearest_1d", resize("nearest", scale_factor=3), "2 3 a", least=1),
-        case("bilinear", resize("bilinear", scale_factor=2, align_corners=False), "1 2 a b", dtypes=FLOATS, least=1),
-        case("bilinear_corners", resize("bilinear", size=(7, 9), align_corners=True), "1 2 a b", least=1),
-        case("bilinear_sizes", resize("bilinear", size=(7, 3), align_corners=False), "1 2 4 5"),
-        case("bilinear_fraction", resize("bilinear", scale_factor=1.5, align_corners=False), "1 2 4 6"),
-        case("linear_1d", resize("linear", scale_factor=2, align_corners=False), "2 3 a", least=1),
-        case("trilinear", resize("trilinear", size=(3, 4, 5), align_corners=False), "1 2 2 3 4"),
-        case("bicubic", resize("bicubic", scale_factor=2, align_corners=False), "1 2 a b", least=1),
-        case("bicubic_corners", resize("bicubic", size=(5, 9), align_corners=True), "1 2 4 6"),
-    ]  # fmt: skip
-
-
-def losses() -> list[Case]:
-    """Losses; their reductions are mean and sum."""
-
-    def named(name: str, fn: Function, *specs: str | Arg) -> list[Case]:
-        return [
-            case(f"{name}_{how}", lambda *a, how=how: fn(*a, reduction=how), *specs, least=1)
-            for how in ("mean", "sum", "none")
-        ]
-
-    return [
-        *named("mse", F.mse_loss, "a b", "a b"),
-        *named("l1", F.l1_loss, "a b", "a b"),
-        *named("smooth_l1", F.smooth_l1_loss, "a b", "a b"),
-        *named("huber", F.huber_loss, "a b", "a b"),
-        *named("kl_div", F.kl_div, "a b", Arg("a b", "unit")),
-        *named("bce", F.binary_cross_entropy, Arg("a b", "unit"), Arg("a b", "unit")),
-        *named("bce_logits", F.binary_cross_entropy_with_logits, "a b", Arg("a b", "unit")),
-        *named("nll", F.nll_loss, "a b", index("a", "b")),
-        *named("cross_entropy", F.cross_entropy, "a b", index("a", "b")),
-        case("nll_2d", F.nll_loss, "a 5 b c", index("a b c", "5"), least=1),
-        case("nll_ignore", lambda x, y: F.nll_loss(x, y, ignore_index=2), "6 5", index("6", "5")),
-        case("cross_entropy_smooth", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), "a b", index("a", "b"), least=1),
-        case("cross_entropy_weight", lambda x, y, w: F.cross_entropy(x, y, w), "6 5", index("6", "5"), Arg("5", "positive")),
-    ]  # fmt: skip
-
-
-CASES = [*pointwise(), *reductions(), *views(), *indexing(), *contractions(), *resampling(), *losses()]

@@ -25,8 +25,8 @@ Function = Callable[..., object]
 
 @dataclass(frozen=True)
 class Arg:
-    """One tensor argument: dims by name (dynamic) or number, and what its elements are: "x" values of the tested type,
-    "bool", "positive", "unit" (in (0, 1)), or an index below dim `below` ("index", "signed" also counts from the end)."""
+    """One tensor argument: dims by name (dynamic) or number, and what its elements are: "x" (of the tested type),
+    "bool", "positive", "unit" (in (0, 1)), or an index below dim `below` ("signed" ones also count from the end)."""
 
     dims: str
     kind: str = "x"

@@ -1,51 +1,48 @@
-"""Which composites torch takes apart before capture: those of the core ATen set, without the ones kept whole for us."""
+"""Which composites torch takes apart before capture: those of core ATen, without the ones that have a declaration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
+from torch._C import DispatchKey  # pyright: ignore[reportPrivateImportUsage]
 from torch._decomp import core_aten_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
+from torch._ops import OperatorBase, OpOverload
 
 from .registry import TABLE
 
-Decompositions = dict[torch._ops.OperatorBase, Callable[..., object]]
+Decompositions = dict[OperatorBase, Callable[..., object]]
 
-_NOT_KEPT = (
-    "aten.view.dtype", "aten.reshape.default", "aten.contiguous.default", "aten.to.dtype", "aten._reshape_alias.default",
-)  # fmt: skip
+_NOT_KEPT = ("aten.view.dtype", "aten.reshape.default", "aten.contiguous.default", "aten.to.dtype")
 
 
 def decompositions() -> Decompositions:
-    """The table for AOTAutograd and for `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
+    """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
     table = core_aten_decompositions()
     for overload in TABLE:
         if str(overload) not in _NOT_KEPT:
             table.pop(overload, None)
-    return {k: v for k, v in table.items()}
+    return dict(table.items())
 
 
-Kernels = dict[torch._C.DispatchKey, Callable[..., object]]
-_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+Kernels = dict[DispatchKey, Callable[..., object]]
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
 
 @contextmanager
-def kept_whole() -> Iterator[None]:
+def kept_whole() -> Generator[None]:
     """While active, AOTAutograd's tracing leaves resampling ops whole. Torch takes them apart by Python kernels of the
     dispatcher, before any decomposition table is asked; export does not need this."""
-    taken: list[tuple[torch._ops.OpOverload, Kernels]] = []
+    taken: list[tuple[OpOverload, Kernels]] = []
     for overload in TABLE:
-        if (
-            not isinstance(overload, torch._ops.OpOverload)
-            or "upsample" not in overload.overloadpacket.__name__
-        ):
+        if not isinstance(overload, OpOverload) or "upsample" not in overload.name():
             continue
         taken.append((overload, {k: overload.py_kernels.pop(k) for k in _KEYS if k in overload.py_kernels}))
-        if overload._overloadname == "vec":
+        if overload.name().endswith(".vec"):
             overload.py_kernels.update(dict.fromkeys(_KEYS, _by_size(overload)))
-        overload._dispatch_cache.clear()
+        _forget(overload)
     try:
         yield
     finally:
@@ -53,17 +50,22 @@ def kept_whole() -> Iterator[None]:
             for key in _KEYS:
                 overload.py_kernels.pop(key, None)
             overload.py_kernels.update(kernels)
-            overload._dispatch_cache.clear()
+            _forget(overload)
 
 
-def _by_size(overload: torch._ops.OpOverload) -> Callable[..., object]:
+def _forget(overload: OpOverload) -> None:
+    """Make the dispatcher look its Python kernels up again."""
+    overload._dispatch_cache.clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def _by_size(overload: OpOverload) -> Callable[..., object]:
     """A resampling op given a list of scale factors, as the form that takes sizes and one scale per dim."""
     plain = overload.overloadpacket.default
 
     def redirect(x: torch.Tensor, size: list[int] | None, *rest: object) -> object:
         *how, factors = rest
         assert factors is None or isinstance(factors, (list, tuple))
-        target = upsample_compute_output_size(x.size(), size, factors)
+        target = list(upsample_compute_output_size(x.size(), size, factors) or ())
         return plain(x, target, *how, *(factors or [None] * len(target)))
 
     return redirect

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload
 
 _REASONS: dict[str, str] = {
     "sort": "sort topk argsort kthvalue median nanmedian mode msort",
-    "random": "rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout multinomial normal"
-    " uniform exponential poisson rrelu_with_noise rrelu_with_noise_functional geometric cauchy log_normal",
+    "random": "rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout multinomial"
+    " normal uniform exponential poisson rrelu_with_noise geometric cauchy log_normal",
     "data-dependent shape": "nonzero masked_select unique _unique2 unique_dim unique_consecutive unique_dim_consecutive"
     " repeat_interleave bincount _local_scalar_dense item",
     "scatter": "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy masked_scatter put"
@@ -20,8 +21,8 @@ _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names
 
 def library_reason(target: object) -> str:
     """One or two words: why the op `target` has no declaration."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return "control flow" if isinstance(target, torch._ops.HigherOrderOperator) else "no declaration"
+    if not isinstance(target, OpOverload):
+        return "control flow" if isinstance(target, HigherOrderOperator) else "no declaration"
     name = target.overloadpacket.__name__
     if name in _BY_NAME:
         return _BY_NAME[name]

@@ -14,7 +14,18 @@ from ...ir.graph import Value
 from ...ir.ops import pointwise as ops
 from ...ir.ops.common import Arg, Binary, Unary
 from .registry import (
-    ALWAYS_BOOL, BOOL_TO_LONG, DEFAULT, INT_TO_FLOAT, Call, Kind, NoDeclaration, Number, Size, lower, size, sizes,
+    ALWAYS_BOOL,
+    BOOL_TO_LONG,
+    DEFAULT,
+    INT_TO_FLOAT,
+    Call,
+    Kind,
+    NoDeclaration,
+    Number,
+    Size,
+    lower,
+    size,
+    sizes,
     to_dtype,
 )  # fmt: skip
 
@@ -35,8 +46,8 @@ def _unary(names: str, kind: Kind, declare: Callable[[str], Unary] | None = None
 
 
 _unary(
-    "acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 erf erfc sigmoid log log2 log10 log1p sqrt"
-    " rsqrt reciprocal",
+    "acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh exp exp2 expm1 erf erfc sigmoid log log2 log10 log1p"
+    " sqrt rsqrt reciprocal",
     INT_TO_FLOAT,
 )
 _unary("floor ceil trunc neg abs_ sign bitwise_not relu silu hardsigmoid hardswish mish", DEFAULT)
@@ -184,7 +195,7 @@ def _prelu(c: Call, x: Value, weight: Value) -> Value:
 
 
 @lower(aten.clamp.default, aten.clamp.Tensor)
-def _clamp(c: Call, x: Value, min: Value | Number | None = None, max: Value | Number | None = None) -> Value:  # noqa: A002
+def _clamp(c: Call, x: Value, min: Value | Number | None = None, max: Value | Number | None = None) -> Value:
     given = [v for v in (min, max) if v is not None]
     first, *rest = c.promote(x, *given)
     assert isinstance(first, Value)

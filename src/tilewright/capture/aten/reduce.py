@@ -137,7 +137,7 @@ def _count_nonzero(c: Call, x: Value, dim: Dims = None) -> Value:
 
 
 @lower(aten.linalg_vector_norm.default)
-def _vector_norm(c: Call, x: Value, ord: Number = 2, dim: Dims = None, keepdim: bool = False, *,  # noqa: A002
+def _vector_norm(c: Call, x: Value, ord: Number = 2, dim: Dims = None, keepdim: bool = False, *,
                  dtype: torch.dtype | None = None) -> Value:  # fmt: skip
     if not isinstance(ord, (int, float)):
         raise NoDeclaration("symbolic attribute")
@@ -219,8 +219,10 @@ def _batch_norm_of_batch(c: Call, x: Value, weight: Value | None, bias: Value | 
 
 
 @lower(aten._native_batch_norm_legit_functional.default)
-def _batch_norm_training(c: Call, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-                         running_var: Value, training: bool, momentum: float, eps: float) -> tuple[Value, ...]:  # fmt: skip
+def _batch_norm_training(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Value, ...]:  # fmt: skip
     if not training:
         out = norm.batch_norm_inference(c.b, x, running_mean, running_var, weight, bias, eps)
         kept = [

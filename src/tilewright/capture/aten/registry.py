@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
@@ -21,6 +22,7 @@ Size = int | Expr
 Number = bool | int | float | Expr
 Result = Value | tuple[Value | None, ...]
 Rule = Callable[..., Result]
+R = TypeVar("R", bound=Rule)
 
 DEFAULT = Kind.DEFAULT
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
@@ -65,11 +67,11 @@ class Entry:
 TABLE: dict[object, Entry] = {}
 
 
-def lower(*overloads: object, view: bool = False, reason: str = "") -> Callable[[Rule], Rule]:
+def lower(*overloads: object, view: bool = False, reason: str = "") -> Callable[[R], R]:
     """Register a rule for ATen overloads. It is called as rule(call, *args, **kwargs) with tensors as Values, symbolic
-    sizes as Exprs, and the rest as in the captured program; it returns a Value, or one per result (None: not needed)."""
+    sizes as Exprs, the rest as in the captured program; it returns a Value, or one per result (None: not needed)."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for overload in overloads:
             if overload in TABLE:
                 raise ValueError(f"{overload} is registered twice")

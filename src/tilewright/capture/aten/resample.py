@@ -80,7 +80,7 @@ def _target(c: Call, x: Value, rank: int) -> tuple[Expr, ...]:
 
 
 def _scales(scales: Sequence[float | None] | None, rank: int) -> list[float | None]:
-    values = list(scales) if scales else [None] * rank
+    values: list[float | None] = list(scales) if scales else [None] * rank
     if any(isinstance(s, Expr) for s in values):
         raise NoDeclaration("symbolic attribute")
     return values
@@ -117,7 +117,7 @@ def _scale_list(scales: Sequence[object]) -> list[float | None] | None:
 
 
 def _check_rounding(source: Expr, size: Expr, scale: float | None, ratio: ops.Ratio, centred: bool) -> None:
-    """Eager computes source places in fp32. Refuse sizes for which that rounds to another place than the exact ratio."""
+    """Eager computes source places in fp32. Refuse sizes for which that is not where the exact ratio is."""
     n, m = dims.static(source), dims.static(size)
     if scale is not None and scale > 0:
         step = np.float32(1.0 / scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._ops import OpOverload
 
 from ...ir import dims
 from ...ir.expr import Expr
@@ -202,9 +203,10 @@ def _as_strided(
 def _copies() -> None:
     """Views that torch's functionalisation writes as copies."""
     for overload, entry in list(TABLE.items()):
-        if not entry.view or not isinstance(overload, torch._ops.OpOverload):
+        if not entry.view or not isinstance(overload, OpOverload):
             continue
-        name, which = overload.overloadpacket.__name__, overload._overloadname
+        name, which = overload.name().removeprefix("aten::").partition(".")[::2]
+        which = which or "default"
         packet = getattr(aten, f"{name}_copy", None)
         if packet is not None and which in packet.overloads() and getattr(packet, which) not in TABLE:
             lower(getattr(packet, which))(entry.rule)

@@ -74,8 +74,8 @@ def _product(b: Builder, weights: Value, v: Value, q: Value) -> Value:
 def attention(
     b: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: Scalar | None
 ) -> tuple[Value, Value]:
-    """(softmax(scale * q k^T + mask) v, log of the softmax's denominator plus its maximum). q is [.., L, E], k and v are
-    [.., S, E]; `scale` (of the accumulation type) defaults to 1 / sqrt(E). A row that admits nothing gives 0."""
+    """(softmax(scale * q k^T + mask) v, log of the softmax's denominator plus its maximum). q is [.., L, E], k and v
+    are [.., S, E]; `scale` (of the accumulation type) defaults to 1 / sqrt(E). A row that admits nothing gives 0."""
     acc = q.dtype.compute
     if scale is None:
         scale = call("rsqrt", cast(q.shape[-1], acc))

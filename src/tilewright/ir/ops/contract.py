@@ -12,6 +12,8 @@ from ..tensor import TensorExpr, output_axes
 from .common import Scalar, arith, inside, pointwise, position, within
 from .pointwise import narrow as narrow_value
 
+Axes = tuple[Axis, ...]
+
 
 def _accumulator(dtype: DType) -> DType:
     return dtype.compute
@@ -115,7 +117,7 @@ def convolution(
 
 
 def _finish(
-    b: Builder, name: str, x: Value, weight: Value, bias: Value | None, axes: tuple[Axis, ...], folded: tuple[Axis, ...],
+    b: Builder, name: str, x: Value, weight: Value, bias: Value | None, axes: Axes, folded: Axes,
     reading: tuple[list[Expr], list[Expr], Expr | None],
 ) -> Value:  # fmt: skip
     source, taps, condition = reading

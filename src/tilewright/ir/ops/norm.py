@@ -73,7 +73,7 @@ def _normalised(
 def layer_norm(
     b: Builder, x: Value, trailing: int, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    """(result, mean, 1 / sqrt(variance + eps)) over the last `trailing` dims; statistics keep their dims, in f32 or f64."""
+    """(result, mean, 1 / sqrt(variance + eps)) over the last `trailing` dims; statistics keep them, in f32 or f64."""
     rank = len(x.shape)
     over = range(rank - trailing, rank)
     m, squares = centred(b, x, over)

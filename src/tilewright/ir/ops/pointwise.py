@@ -107,9 +107,10 @@ def _pow(x: Expr, y: Expr) -> Expr:
         return arith("mul", arith("mul", x, x), x)
     if y.value == 1:
         return x
-    if x.dtype.is_float and y.value in (Fraction(1, 2), -1, -2, Fraction(-1, 2)):
+    if x.dtype.is_float and y.value in (HALF, -HALF, -1, -2):
         base = call("mul", x, x) if y.value == -2 else x
-        return call({0.5: "sqrt", -0.5: "rsqrt"}.get(float(y.value), "reciprocal"), base)
+        name = "sqrt" if y.value == HALF else "rsqrt" if y.value == -HALF else "reciprocal"
+        return call(name, base)
     return call("pow", x, y)
 
 

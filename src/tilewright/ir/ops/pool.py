@@ -88,7 +88,7 @@ def _guarded(condition: Expr | None, yes: Expr, no: Expr) -> Expr:
 
 
 def avg_pool(b: Builder, x: Value, w: Window, include_pad: bool = True, divisor: int | None = None) -> Value:
-    """The mean of each window; padding counts as zeros if `include_pad`, else not at all; `divisor` overrides the count."""
+    """The mean of each window; padding counts as zeros if `include_pad`, else not at all; or `divisor` is the count."""
     p = _place(x, w)
     acc = x.dtype.compute
     body = _guarded(p.condition, cast(read(0, p.index, x.dtype), acc), const(0, acc))

@@ -1,4 +1,4 @@
-"""Resampling. A scale is a ratio of integers, so source places are exact: (a * i + c) // d with weights from the rest."""
+"""Resampling. A scale is a ratio of integers, so places are exact: (a * i + c) // d, with weights from the rest."""
 
 from __future__ import annotations
 
