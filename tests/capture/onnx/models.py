@@ -24,16 +24,16 @@ def node(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: o
 def body(
     nodes: Sequence[NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[str],
+    outputs: Sequence[str | onnx.ValueInfoProto],
     constants: Mapping[str, np.ndarray] | None = None,
     name: str = "g",
 ) -> GraphProto:
-    """A graph; outputs are declared without shape."""
+    """A graph; outputs given by name are declared as float without shape."""
     return helper.make_graph(
         list(nodes),
         name,
         list(inputs),
-        [value(o, None) for o in outputs],
+        [value(o, None) if isinstance(o, str) else o for o in outputs],
         [numpy_helper.from_array(array, key) for key, array in (constants or {}).items()],
     )
 
@@ -41,7 +41,7 @@ def body(
 def model(
     nodes: Sequence[NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[str],
+    outputs: Sequence[str | onnx.ValueInfoProto],
     constants: Mapping[str, np.ndarray] | None = None,
     opset: int = 17,
 ) -> ModelProto:

@@ -82,7 +82,6 @@ class Subgraph:
 
     program: Program
     captures: int
-    reads_condition: bool
 
 
 @dataclass
@@ -423,26 +422,28 @@ class Builder:
         return [inner.find(name, label) for name in function.output]
 
     def subgraph(
-        self, graph: GraphProto, scope: Scope, inputs: int
+        self, graph: GraphProto, scope: Scope, formals: Sequence[Kind]
     ) -> tuple[Subgraph, list[int], list[Kind]]:
-        """A body as its own program. Returns it, the slots that it captures here, the kinds of its outputs."""
-        if len(graph.input) != inputs:
-            raise ModelError(f"a body has {len(graph.input)} inputs, not {inputs}", phase="capture")
+        """A body as its own program. Returns it, the slots that it captures here, the kinds of its outputs.
+
+        `formals` are the kinds of the body's inputs: TENSOR ones must be given tensors.
+        """
+        if len(graph.input) != len(formals):
+            raise ModelError(f"a body has {len(graph.input)} inputs, not {len(formals)}", phase="capture")
         inner = Builder(self.context, self)
         body_scope = Scope(inner, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
         if body_scope.depth > MAX_DEPTH:
             raise ModelError(f"bodies nest deeper than {MAX_DEPTH}", phase="capture")
-        formal = [inner.value(Kind.MAYBE) for _ in graph.input]
-        for value_info, val in zip(graph.input, formal, strict=True):
+        inputs = [inner.value(kind) for kind in formals]
+        for value_info, val in zip(graph.input, inputs, strict=True):
             body_scope.names[value_info.name] = val
         add_initialisers(graph, body_scope)
         inner.add_nodes(graph.node, body_scope)
         results = [body_scope.find(o.name, graph.name) for o in graph.output]
-        program = inner.finish([v.slot for v in formal], results)
+        program = inner.finish([v.slot for v in inputs], results)
         kinds = [Kind.CONST if r is None else r.kind for r in results]
-        reads = bool(kinds) and kinds[0] is Kind.TENSOR
         captured = [outer for outer, _ in inner.captures]
-        return Subgraph(program, len(captured), reads), captured, kinds
+        return Subgraph(program, len(captured)), captured, kinds
 
     def finish(self, inputs: Sequence[int], results: Sequence[Val | None]) -> Program:
         """Drop steps that nobody reads, note where values die, freeze."""

@@ -67,11 +67,7 @@ def _operand_slot(builder: Builder, val: Val | None) -> int:
     """The slot of a carried value: small integer constants enter as host values."""
     if val is None:
         return 1
-    if val.kind is Kind.CONST and val.const is not None:
-        integral = not (val.const.dtype.is_floating_point or val.const.dtype.is_complex)
-        if integral and val.const.numel() <= _SMALL:
-            return builder.new_slot(val.host())
-    return builder.slot_of(val)
+    return builder.new_slot(val.host()) if _is_small_integer(val) else builder.slot_of(val)
 
 
 def _run_if(then: Subgraph, other: Subgraph, device: torch.device, flag: Value, *captured: Value) -> object:
@@ -96,18 +92,34 @@ def build_if(
         return [inner.find(o.name, label) for o in graph.output]
     if flag.kind is Kind.TENSOR:
         builder.context.data_dependent.append(label)
-    then, then_slots, _ = builder.subgraph(branches[0], scope, 0)
-    other, other_slots, _ = builder.subgraph(branches[1], scope, 0)
-    outs = [builder.value(Kind.MAYBE) for _ in node.output]
+    then, then_slots, then_kinds = builder.subgraph(branches[0], scope, [])
+    other, other_slots, other_kinds = builder.subgraph(branches[1], scope, [])
+    if not len(then_kinds) == len(other_kinds) >= len(node.output):
+        raise ModelError("the branches have different outputs", phase="capture", op="If", place=label)
+    outs = [
+        builder.value(Kind.TENSOR if a is b is Kind.TENSOR else Kind.MAYBE)
+        for a, b in zip(then_kinds[: len(node.output)], other_kinds, strict=False)
+    ]
     ins = [0, builder.slot_of(flag), *then_slots, *other_slots]
     builder.add_step(partial(_run_if, then, other), ins, outs, label)
     return list(outs)
 
 
 def _run_loop(
-    body: Subgraph, carried: int, label: str, device: torch.device, trips: Value, flag: Value, *rest: Value
+    body: Subgraph,
+    formals: tuple[Kind, ...],
+    label: str,
+    device: torch.device,
+    trips: Value,
+    flag: Value,
+    *rest: Value,
 ) -> object:
-    state, captured = list(rest[:carried]), rest[carried:]
+    def settled(values: Sequence[Value]) -> list[Value]:
+        """Values whose formal is a tensor as tensors."""
+        return [as_tensor(v, device) if k is Kind.TENSOR else v for v, k in zip(values, formals, strict=True)]
+
+    carried = len(formals)
+    state, captured = settled(rest[:carried]), rest[carried:]
     limit = None if trips is None else read_count(trips)
     going = True if flag is None else read_flag(flag)
     count, cap = 0, MAX_UNROLLED if torch.compiler.is_compiling() else MAX_TRIPS
@@ -123,7 +135,7 @@ def _run_loop(
             )
         results = body.program.run(device, [scalar(count), scalar(going, torch.bool), *state, *captured])
         going = read_flag(results[0])
-        state = list(results[1 : 1 + carried])
+        state = settled(results[1 : 1 + carried])
         for scan, value in zip(scans, results[1 + carried :], strict=True):
             scan.append(as_tensor(value, device))
         count += 1
@@ -138,20 +150,47 @@ def _stack(values: Sequence[Value], axis: int, reverse: bool) -> Value:
     return torch.stack(tensors[::-1] if reverse else tensors, axis)
 
 
+def _is_small_integer(val: Val) -> bool:
+    if val.const is None or val.const.is_floating_point() or val.const.is_complex():
+        return False
+    return val.const.numel() <= _SMALL
+
+
+def _loop_body(
+    builder: Builder, graph: GraphProto, scope: Scope, carried: Sequence[Val | None], label: str
+) -> tuple[Subgraph, list[int], list[Kind], list[Kind]]:
+    """The body with the kinds of its carried values: host values only if they stay such in every iteration."""
+    formals = [
+        Kind.MAYBE if v is None or v.kind is Kind.MAYBE or _is_small_integer(v) else Kind.TENSOR
+        for v in carried
+    ]
+    listed = len(builder.context.data_dependent)
+    while True:
+        body, captured, kinds = builder.subgraph(graph, scope, [Kind.MAYBE, Kind.MAYBE, *formals])
+        if len(kinds) < 1 + len(formals):
+            raise ModelError("the body has too few outputs", phase="capture", op="Loop", place=label)
+        changed = [
+            Kind.TENSOR if after is Kind.TENSOR else before
+            for before, after in zip(formals, kinds[1 : 1 + len(formals)], strict=True)
+        ]
+        if changed == formals:
+            return body, captured, kinds, formals
+        formals = changed
+        del builder.context.data_dependent[listed:]
+
+
 def build_loop(
     builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
 ) -> list[Val | None]:
     """A loop becomes one step; while torch captures, a known trip count unrolls it."""
     vals = vals + [None] * (2 - len(vals))
-    carried = len(vals) - 2
-    body, captured, kinds = builder.subgraph(_graph(node, "body", label), scope, 2 + carried)
-    if len(kinds) < 1 + carried:
-        raise ModelError("the body has too few outputs", phase="capture", op="Loop", place=label)
-    if body.reads_condition or any(v is not None and v.kind is Kind.TENSOR for v in vals[:2]):
+    body, captured, kinds, formals = _loop_body(builder, _graph(node, "body", label), scope, vals[2:], label)
+    if kinds[0] is Kind.TENSOR or any(v is not None and v.kind is Kind.TENSOR for v in vals[:2]):
         builder.context.data_dependent.append(label)
-    outs = [builder.value(Kind.MAYBE) for _ in node.output]
+    scans = len(kinds) - 1 - len(formals)
+    outs = [builder.value(kind) for kind in [*formals, *[Kind.TENSOR] * scans][: len(node.output)]]
     ins = [0, *[_operand_slot(builder, v) for v in vals], *captured]
-    builder.add_step(partial(_run_loop, body, carried, label), ins, outs, label)
+    builder.add_step(partial(_run_loop, body, tuple(formals), label), ins, outs, label)
     return list(outs)
 
 
@@ -208,7 +247,7 @@ def build_scan(
             )
         vals = vals[1:]
     states = len(vals) - count
-    body, captured, kinds = builder.subgraph(_graph(node, "body", label), scope, len(vals))
+    body, captured, kinds = builder.subgraph(_graph(node, "body", label), scope, [Kind.TENSOR] * len(vals))
     results = len(kinds) - states
     if count < 1 or states < 0 or results < 0:
         raise ModelError("wrong number of scan inputs or outputs", phase="capture", op="Scan", place=label)
@@ -227,7 +266,7 @@ def build_scan(
             return _run_batched_scan(inner, device, operands, *args)
 
         run = run_batched
-    outs = [builder.value(Kind.MAYBE) for _ in node.output]
+    outs = [builder.value(Kind.TENSOR) for _ in node.output]
     builder.add_step(
         run, [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured], outs, label
     )
@@ -250,7 +289,7 @@ def build_sequence_map(
     builder: Builder, node: NodeProto, vals: list[Val | None], scope: Scope, label: str
 ) -> list[Val | None]:
     """Map a body over the elements of a sequence."""
-    body, captured, _ = builder.subgraph(_graph(node, "body", label), scope, len(vals))
+    body, captured, _ = builder.subgraph(_graph(node, "body", label), scope, [Kind.TENSOR] * len(vals))
     outs = [builder.value(Kind.TENSOR) for _ in node.output]
     ins = [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured]
     builder.add_step(partial(_run_sequence_map, body, len(vals)), ins, outs, label)
@@ -295,7 +334,7 @@ def build_flex_attention(
     for name in ("score_mod", "prob_mod"):
         body = None
         if name in names:
-            body, slots, _ = builder.subgraph(names[name].g, scope, 1)
+            body, slots, _ = builder.subgraph(names[name].g, scope, [Kind.TENSOR])
             captured += slots
         bodies.append(body)
     scale = names["scale"].f if "scale" in names else None

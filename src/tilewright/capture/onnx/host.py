@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tilewright.capture.onnx.ratio import Ratio
 from tilewright.capture.onnx.registry import host_op
 from tilewright.capture.onnx.values import (
     MAX_HOST,
@@ -16,6 +17,7 @@ from tilewright.capture.onnx.values import (
     Number,
     host,
     is_symbolic,
+    plain,
     scalar,
     surely,
     to_int,
@@ -63,7 +65,7 @@ def _round(value: Number, dtype: torch.dtype) -> Number:
         return bool(value)
     if dtype.is_floating_point:
         if isinstance(value, torch.SymInt):
-            return torch.sym_float(value)  # type: ignore[return-value]
+            return Ratio(value, 1)  # type: ignore[return-value]
         if is_symbolic(value):
             return value
         return torch.tensor(value, dtype=torch.float64).to(dtype).item()
@@ -71,7 +73,7 @@ def _round(value: Number, dtype: torch.dtype) -> Number:
 
 
 def _divide(a: Number, b: Number) -> Number:
-    if isinstance(a, (float, torch.SymFloat)) or isinstance(b, (float, torch.SymFloat)):
+    if isinstance(a, (float, torch.SymFloat, Ratio)) or isinstance(b, (float, torch.SymFloat, Ratio)):
         return a / b
     if surely(a >= 0) and surely(b > 0):
         return a // b
@@ -130,8 +132,8 @@ def _fold(function: Callable[[Number, Number], Number]) -> Callable[..., Host]:
     return run
 
 
-host_op("Max")(_fold(lambda a, b: torch.sym_max(a, b)))
-host_op("Min")(_fold(lambda a, b: torch.sym_min(a, b)))
+host_op("Max")(_fold(lambda a, b: torch.sym_max(plain(a), plain(b))))
+host_op("Min")(_fold(lambda a, b: torch.sym_min(plain(a), plain(b))))
 host_op("Sum")(_fold(operator.add))
 
 
@@ -143,18 +145,18 @@ def _unary(function: Callable[[Number], Number]) -> Callable[[Host], Host]:
 
 
 def _floor(value: Number) -> Number:
-    return math.floor(value)  # type: ignore[arg-type]
+    return value.floor() if isinstance(value, Ratio) else math.floor(value)  # type: ignore[arg-type]
 
 
 def _ceil(value: Number) -> Number:
-    return math.ceil(value)  # type: ignore[arg-type]
+    return value.ceil() if isinstance(value, Ratio) else math.ceil(value)  # type: ignore[arg-type]
 
 
 host_op("Neg")(_unary(operator.neg))
 host_op("Abs")(_unary(lambda v: v if surely(v >= 0) else abs(v)))
 host_op("Floor")(_unary(_floor))
 host_op("Ceil")(_unary(_ceil))
-host_op("Sqrt")(_unary(lambda v: torch.sym_sqrt(v) if is_symbolic(v) else math.sqrt(v)))  # type: ignore[arg-type]
+host_op("Sqrt")(_unary(lambda v: torch.sym_sqrt(plain(v)) if is_symbolic(v) else math.sqrt(v)))  # type: ignore[arg-type]
 host_op("Not")(_unary(lambda v: not v))
 host_op("Identity")(lambda x: x)
 
@@ -406,8 +408,8 @@ def _running(function: Callable[[Number, Number], Number]) -> Callable[[Sequence
 
 host_op("ReduceProd")(_reduce(_product))
 host_op("ReduceSum")(_reduce(_running(operator.add)))
-host_op("ReduceMax")(_reduce(_running(lambda a, b: torch.sym_max(a, b))))
-host_op("ReduceMin")(_reduce(_running(lambda a, b: torch.sym_min(a, b))))
+host_op("ReduceMax")(_reduce(_running(lambda a, b: torch.sym_max(plain(a), plain(b)))))
+host_op("ReduceMin")(_reduce(_running(lambda a, b: torch.sym_min(plain(a), plain(b)))))
 
 
 @host_op("CumSum")

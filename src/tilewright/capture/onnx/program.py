@@ -135,5 +135,5 @@ def convert_host(value: Value, device: torch.device) -> Value:
 def convert_scalar(value: Value, device: torch.device) -> Value:
     """A one-element host value as a number of rank 0, other host values as tensors."""
     if isinstance(value, Host) and value.rank == 0:
-        return value.values[0]  # type: ignore[return-value]
+        return value.item()  # type: ignore[return-value]
     return as_tensor(value, device)

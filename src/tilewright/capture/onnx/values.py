@@ -17,6 +17,7 @@ from onnx import TensorProto
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from tilewright.capture.onnx.ratio import Ratio
 from tilewright.errors import ModelError, UnsupportedError
 
 Number = int | float
@@ -52,30 +53,34 @@ class Host:
         return len(self.shape)
 
     def ints(self) -> list[int]:
-        """The elements as integers (symbolic ones are passed on as they are)."""
+        """The elements as integers (symbolic ones stay symbolic)."""
         return [to_int(v) for v in self.values]
 
     def floats(self) -> list[float]:
-        """The elements as floats (symbolic ones are passed on as they are)."""
-        return [v if isinstance(v, torch.SymFloat) else float(v) for v in self.values]  # type: ignore[misc]
+        """The elements as floats (symbolic ones stay symbolic)."""
+        return [plain(v) if is_symbolic(v) else float(v) for v in self.values]
 
     def item(self) -> Number:
         """The only element; ModelError when there is not exactly one."""
         if len(self.values) != 1:
             raise ModelError(f"expected one element, found shape {list(self.shape)}", phase="capture")
-        return self.values[0]
+        return plain(self.values[0])
 
     def int(self) -> int:
         """The only element as an integer."""
-        return to_int(self.item())
+        return to_int(self.values[0]) if len(self.values) == 1 else to_int(self.item())
 
 
 Value = Tensor | Host | list["Value"] | None
 """What an edge of the model carries; a list is an ONNX sequence, None an absent optional."""
 
 
-def to_int(value: Number) -> int:
+def to_int(value: Number | Ratio) -> int:
     """Truncate to an integer; a symbolic number stays symbolic (typed as int, as torch itself does)."""
+    if isinstance(value, Ratio):
+        if value.denominator == 1 or surely(value >= 0):
+            return value.floor()
+        return value.ceil() if value < 0 else value.floor()
     if isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]
     if isinstance(value, torch.SymFloat):
@@ -101,7 +106,12 @@ def is_static(size: object) -> bool:
 
 def is_symbolic(value: object) -> bool:
     """Whether a number is one of torch's symbolic ones."""
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, Ratio))
+
+
+def plain(value: Number | Ratio) -> Number:
+    """An exact fraction as the float that it stands for; anything else unchanged."""
+    return value.real() if isinstance(value, Ratio) else value
 
 
 def sym_max(a: Dim, b: Dim) -> Dim:
@@ -148,7 +158,9 @@ def as_tensor(value: Value, device: torch.device) -> Value:
         return value
     if not any(is_symbolic(v) for v in value.values):
         return torch.tensor(value.values, dtype=value.dtype, device=device).reshape(value.shape)
-    parts = [torch.ops.aten.scalar_tensor.default(v, dtype=value.dtype, device=device) for v in value.values]
+    parts = [
+        torch.ops.aten.scalar_tensor.default(plain(v), dtype=value.dtype, device=device) for v in value.values
+    ]
     if value.rank == 0:
         return parts[0]
     return torch.stack(parts).reshape(value.shape)

@@ -17,13 +17,17 @@ from tilewright.errors import ModelError, UnsupportedError
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis to resample: from `size` to `out` elements; `scale` is the ratio that the coordinates use."""
+    """One axis to resample: from `size` to `out` elements; `scale` is the ratio that the coordinates use.
+
+    `by_size`: the scale is out / size by definition.
+    """
 
     dim: int
     size: Dim
     out: Dim
     scale: float
     roi: tuple[float, float]
+    by_size: bool = False
 
     @property
     def whole(self) -> int | None:
@@ -153,7 +157,9 @@ def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
         if powers and (floors or rounds):
             return F.interpolate(x, size=sizes, mode="nearest")  # type: ignore[arg-type]
         return None
-    consistent = all(is_static(a.size) and is_static(a.out) and a.scale == a.out / a.size for a in axes)
+    consistent = all(
+        a.by_size or (is_static(a.size) and is_static(a.out) and a.scale == a.out / a.size) for a in axes
+    )
     if how.mode != "linear" or not x.is_floating_point() or how.exclude_outside or not (exact or consistent):
         return None
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[spatial]
@@ -245,8 +251,9 @@ def resize(
         antialias=bool(antialias),
         outside=extrapolation_value,
     )
+    by_size = not given and keep_aspect_ratio_policy == "stretch"
     work = [
-        Axis(a, x.shape[a], out[i], factors[i], (corners[i], corners[i + len(places)]))
+        Axis(a, x.shape[a], out[i], factors[i], (corners[i], corners[i + len(places)]), by_size)
         for i, a in enumerate(places)
     ]
     return resample(x, work, how)
