@@ -5,8 +5,11 @@ The model filters and ranks; measurement decides where it is asked (design law 4
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..ir import dims
-from ..ir.expr import Expr, axes_of, axis, cost, walk
+from ..ir.dtype import i64
+from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from ..target import MemoryKind, Target
 from .form import Form, Item
 from .schedule import Role, Schedule
@@ -14,6 +17,9 @@ from .search import estimate, lanes, points
 
 STRIDED = 3
 """Instructions per element of an access that is not contiguous along the lane."""
+
+OVERLAP = 4
+"""Scalar computations of neighbouring points that a core keeps in flight."""
 
 ISSUE = 8e9
 """Vector instructions per second of one core."""
@@ -39,19 +45,37 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
 
 
 def _instructions(item: Item, schedule: Schedule, width: int) -> float:
-    """Vector instructions of all evaluations of an item."""
-    body = sum(cost(b) for b in item.body) + len(item.body)
-    per_vector, per_element = float(body), 0.0
+    """Vector instructions of all evaluations of an item: each node once per point of the classes that it depends on,
+    since lowering hoists it out of the other loops."""
+    total = points(item) / _vectors(item.axes, schedule, width)
+    seen: set[Expr] = set()
+    for root in item.body:
+        for x in walk(root):
+            if x in seen or (x.op != "read" and (x.op not in SCALARS or x.dtype is i64)):
+                continue
+            seen.add(x)
+            axes = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
+            count = estimate(dims.prod(a.extent for a in axes))
+            if x.op == "read":
+                total += count * _access(x.args[0], axes, schedule, width)
+            else:
+                total += count * SCALARS[x.op].cost / _vectors(axes, schedule, width)
+    if not item.is_fold:
+        total += points(item) * _access(item.offset, item.kept, schedule, width)
+    return total
+
+
+def _vectors(axes: Sequence[Axis], schedule: Schedule, width: int) -> int:
+    """Elements per instruction; scalar chains of different points overlap a little."""
+    return width if schedule.lane is not None and schedule.lane in axes else min(width, OVERLAP)
+
+
+def _access(offset: Expr, axes: Sequence[Axis], schedule: Schedule, width: int) -> float:
+    """Instructions per element of one load or store."""
     lane = schedule.lane
-    for _, offset in item.accesses():
-        if lane is None or lane not in item.axes:
-            per_element += 1
-        elif dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO):
-            per_vector += 1
-        else:
-            per_element += STRIDED
-    vectors = width if lane is not None and lane in item.axes else 1
-    return points(item) * (per_vector / vectors + per_element)
+    if lane is None or lane not in axes:
+        return 1.0
+    return 1.0 / width if dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO) else STRIDED
 
 
 def traffic(form: Form) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis
+from ..ir.expr import Axis, Expr, axes_of, axis
 from ..target import MemoryKind, Target
 from .form import Form, Item
 from .schedule import ClassPlan, Role, Schedule
@@ -90,8 +90,9 @@ def _tile(form: Form, lane: Axis | None, width: int) -> int:
 def _lane(form: Form, classes: list[Axis]) -> Axis | None:
     score: dict[Axis, int] = {}
     for item in form.items:
-        weight = points(item)
         for _, offset in item.accesses():
+            used = axes_of(offset)
+            weight = estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
             for a in classes:
                 factor = dims.coefficient(offset, axis(a))
                 if factor is dims.ONE:
