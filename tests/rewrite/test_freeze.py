@@ -108,11 +108,13 @@ def as_calls(graph: Graph) -> Graph:
 
 def compare(graph: Graph, x: np.ndarray, tolerance: float = 1e-5) -> Graph:
     """Fold, then compare the graph before, the graph after, and the library calls after."""
-    plain = normalise(graph, interpret)
-    new = freeze(plain)
+    raw = freeze(graph)
+    raw.verify()
+    new = freeze(normalise(graph, interpret))
     new.verify()
+    assert len(new.ops) == len(normalise(raw, interpret).ops)
     want = np.asarray(run_graph(graph, [x])[0], np.float64)
-    for g in (new, as_calls(new)):
+    for g in (raw, as_calls(raw), new, as_calls(new)):
         got = np.asarray(run_graph(g, [x])[0], np.float64)
         assert np.allclose(got, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
     return new

@@ -21,7 +21,7 @@ from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, const, narrow, read
 from ..ir.graph import Graph, LibraryCall, Op, Operand, Origin, Value
 from ..ir.pattern import Rule
 from ..ir.tensor import TensorExpr
-from .normalise import drop_dead, layout_of
+from .normalise import Evaluate, drop_dead, fold_constants, interpret, layout_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +41,15 @@ class Chain:
     ops: tuple[Op, ...] = ()
 
 
-def freeze(graph: Graph) -> Graph:
-    """The graph with scales and shifts folded into frozen weights wherever the rule applies."""
-    folded = FOLD_SCALE.apply(graph)
-    return graph if folded is None else drop_dead(folded)
+def freeze(graph: Graph, evaluate: Evaluate = interpret) -> Graph:
+    """The graph with constants folded, and with scales and shifts in frozen weights wherever the rule applies.
+
+    It works on contractions as tensor expressions, so it comes before library calls are chosen."""
+    if not graph.constants:
+        return graph
+    graph = fold_constants(graph, evaluate)
+    absorbed = FOLD_SCALE.apply(graph)
+    return drop_dead(graph if absorbed is None else absorbed)
 
 
 def find(graph: Graph) -> tuple[Chain, ...] | None:
