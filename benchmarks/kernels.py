@@ -137,6 +137,7 @@ def with_out(
 
 def run(name: str, yardstick: Yardstick, size: int, threads: int, seconds: float) -> Facts:
     """All figures of one kernel."""
+    torch._dynamo.reset()  # all cases share the code of `Kernel.forward`: Dynamo would hit its limit of versions
     case = CASES[name]
     torch.manual_seed(0)
     inputs = case.inputs(size)
