@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import gcd
+from math import gcd, lcm
 
 from .dtype import i64
 from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show, substitute
@@ -349,12 +349,42 @@ def at_least(e: Expr, bound: int) -> bool:
     form = linear(e)
     if any(_needs_bound(atom) for m in form for atom in m):
         low, _ = bounds(e)
-        if low is None or low is e:
-            return False
-        form = linear(low)
-        if any(not isinstance(atom.value, Symbol) for m in form for atom in m):
-            return _low_of_atoms(form, bound)
+        if low is not None and low is not e:
+            least = linear(low)
+            if any(not isinstance(atom.value, Symbol) for m in least for atom in m):
+                proved = _low_of_atoms(least, bound)
+            else:
+                proved = _shifted_nonnegative(least, bound)
+            if proved:
+                return True
+        return _by_quotients(form, bound)
     return _shifted_nonnegative(form, bound)
+
+
+def _by_quotients(form: Linear, bound: int) -> bool:
+    """Whether `form >= bound` follows from (a - d + 1) / d <= a // d <= a / d, for quotients by constants d. As the form
+    is whole, it is enough that it is above bound - 1."""
+    divisors = {m: _constant_divisor(m) for m in form}
+    scale = lcm(*[d for d in divisors.values() if d])
+    if scale == 1:
+        return False
+    total: Linear = {}
+    for m, c in form.items():
+        d = divisors[m]
+        if not d:
+            total = _sum(total, {m: c * scale}, 1)
+            continue
+        top = m[0].args[0] if c < 0 else sub(m[0].args[0], integer(d - 1))
+        total = _sum(total, {n: k * c * (scale // d) for n, k in linear(top).items()}, 1)
+    return at_least(from_linear(total), scale * (bound - 1) + 1)
+
+
+def _constant_divisor(m: Monomial) -> int:
+    """d if the monomial is one quotient a // d by a constant d > 1, else 0."""
+    if len(m) != 1 or m[0].op != "floordiv":
+        return 0
+    d = static(m[0].args[1])
+    return d if d is not None and d > 1 else 0
 
 
 def _needs_bound(atom: Expr) -> bool:
