@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from tilewright.capture.fx import from_fx
 from tilewright.emit.cpp import emit_unit
 from tilewright.errors import UnsupportedError
+from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
@@ -32,6 +33,7 @@ from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
+from tilewright.schedule.split import split_folds
 from tilewright.target import Target
 
 T = TypeVar("T")
@@ -99,10 +101,11 @@ def compile_fx(
     *,
     frozen: Mapping[str, Tensor] | None = None,
     trusted: bool = False,
+    conditions: Sequence[Expr] = (),
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
-    `trusted` says that the caller checks sizes and types on each call. A graph that capture refuses runs as it was
+    `trusted` says that the caller checks sizes and types on each call; else sizes must fulfil `conditions`. A graph that capture refuses runs as it was
     captured, and without a C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError
     under `strict`."""
     run = Recorder()
@@ -120,9 +123,8 @@ def compile_fx(
         refuse_needed(coverage)
     constants = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     STATS.graphs += 1
-    return Compiled(
-        Executable(made.plan, constants, made.unit, trusted=trusted), coverage, run.trace, made.kernels
-    )
+    executable = Executable(made.plan, constants, made.unit, trusted=trusted, conditions=conditions)
+    return Compiled(executable, coverage, run.trace, made.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ def _generated(run: Recorder, graph: Graph, options: Options, aliases: tuple[boo
     solver = Solver(target, options)
     chosen = run("select", lambda: select(graph))
     normal = run("normalise", lambda: normalise(chosen, interpret if graph.constants else None))
-    cover = run("partition", lambda: partition(normal, solver.price))
+    parted = run("split", lambda: split_folds(normal, solver.price))
+    cover = run("partition", lambda: partition(parted, solver.price))
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
     programs = list({id(s.program): s.program for s in scheduled}.values())

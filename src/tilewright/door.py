@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from tilewright.capture.exported import Exported, export, exported
+from tilewright.capture.exported import Exported, exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, bind_inputs, load
+from tilewright.capture.trace import fits, hints, trace
 from tilewright.compiler import Compiled, Trace, compile_fx
-from tilewright.errors import InputError, UnsupportedError
+from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct
@@ -32,7 +33,11 @@ Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram 
 
 
 def backend(
-    gm: fx.GraphModule, example_inputs: Sequence[object], *, options: OptionsLike = None, mode: str | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    options: OptionsLike = None,
+    mode: str | None = None,
 ) -> Callable[..., object]:
     """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`; `mode` is not used.
 
@@ -140,7 +145,7 @@ def _way(target: Target, options: Options, naming: Naming, *, oblivious: bool) -
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
         return FileWay(load(path), options, naming)
     if isinstance(target, torch.export.ExportedProgram):
-        return _program_way(exported(target), options)
+        return program_way(exported(target), options)
     if callable(target):
         return TracedWay(target, Session(options), naming, oblivious=oblivious)
     raise InputError(
@@ -149,9 +154,11 @@ def _way(target: Target, options: Options, naming: Naming, *, oblivious: bool) -
     )  # fmt: skip
 
 
-def _program_way(program: Exported, options: Options) -> ProgramWay:
+def program_way(program: Exported, options: Options) -> ProgramWay:
+    """Compile an exported or traced program."""
+
     def build(gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> Compiled:
-        return compile_fx(gm, options, frozen=frozen)
+        return compile_fx(gm, options, frozen=frozen, conditions=program.conditions)
 
     return ProgramWay(program, build, freeze=options.freeze is not False)
 
@@ -164,7 +171,7 @@ class FileWay:
         self.module = module
         self.options = options
         self.naming = naming
-        self._ways: dict[bool, ProgramWay] = {}
+        self._ways: list[ProgramWay] = []
         self._lock = threading.Lock()
         self.names = tuple(s.name for s in module.input_specs)
         self._dims = self._dynamic()
@@ -184,18 +191,18 @@ class FileWay:
     @property
     def coverage(self) -> Coverage | None:
         """Of the graphs compiled so far."""
-        covers = [w.coverage for w in self._ways.values()]
+        covers = [w.coverage for w in self._ways]
         return sum(covers[1:], covers[0]) if covers else None
 
     @property
     def kernels(self) -> tuple[object, ...]:
         """Of the graphs compiled so far."""
-        return tuple(k for w in self._ways.values() for k in w.kernels)
+        return tuple(k for w in self._ways for k in w.kernels)
 
     @property
     def trace(self) -> object:
         """Of the graph compiled last."""
-        return next(reversed(self._ways.values())).trace if self._ways else Trace()
+        return self._ways[-1].trace if self._ways else Trace()
 
     def unchanged(self) -> bool:
         """A file's weights are its own."""
@@ -220,32 +227,34 @@ class FileWay:
             for place, dim in self._dims[name].items():
                 equal &= sizes.setdefault(dim, t.shape[place]) == t.shape[place]
         with self._lock:
-            way = self._ways.get(equal)
-            if way is None:
-                way = self._ways[equal] = _program_way(exported(self._export(inputs, equal)), self.options)
-        return way
+            for way in self._ways:
+                if way.admits(inputs):
+                    return way
+            return self._traced(inputs, equal)
 
-    def _export(self, inputs: Sequence[Tensor], equal: bool) -> torch.export.ExportedProgram:
-        dynamic = tuple(dict.fromkeys(self._dims[n], torch.export.Dim.AUTO) for n in self.names)
-        groups: dict[str, list[tuple[int, int]]] = {}
-        for i, name in enumerate(self.names):
-            for place, dim in self._dims[name].items():
-                groups.setdefault(dim, []).append((i, place))
-        module = _SameSizes(self.module, [g for g in groups.values() if len(g) > 1]) if equal else self.module
-        return export(module, inputs, (dynamic,) if module is not self.module else dynamic)
-
-
-class _SameSizes(torch.nn.Module):
-    """A module with the statement that some sizes of its inputs are equal."""
-
-    def __init__(self, inner: torch.nn.Module, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
-        super().__init__()
-        self.inner = inner
-        self._groups = tuple(tuple(g) for g in groups)
-
-    def forward(self, *inputs: Tensor) -> object:
-        """Run the inner module."""
-        for (first, at), *others in self._groups:
-            for i, place in others:
-                torch._check(inputs[i].shape[place] == inputs[first].shape[at])
-        return self.inner(*inputs)
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay:
+        """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
+        size 0 and 1 fixed."""
+        wanted = [self._dims[n] for n in self.names]
+        fixed = [{k: d for k, d in e.items() if t.shape[k] > 1} for e, t in zip(wanted, inputs, strict=True)]
+        refused: TilewrightError | None = None
+        free = hints(inputs, wanted)
+        for dims, examples, oblivious in (
+            (wanted, free, True),
+            (wanted, free, False),
+            (fixed, list(inputs), False),
+        ):
+            groups: dict[str, list[tuple[int, int]]] = {}
+            for i, entry in enumerate(dims):
+                for place, dim in entry.items():
+                    groups.setdefault(dim, []).append((i, place))
+            same = [g for g in groups.values() if len(g) > 1] if equal else []
+            try:
+                program = trace(self.module, examples, [list(e) for e in dims], same, oblivious=oblivious)
+            except UnsupportedError as error:
+                refused = refused or error
+                continue
+            if fits(program, inputs):
+                self._ways.append(program_way(program, self.options))
+                return self._ways[-1]
+        raise refused or InputError("the model does not fit these inputs", phase="input")

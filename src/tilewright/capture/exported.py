@@ -1,4 +1,4 @@
-"""Exported programs and modules that we export ourselves: a functional graph, its weights, and how calls are flattened."""
+"""Exported programs: a functional graph, its weights, and how calls are flattened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.aten import decompositions
 from tilewright.errors import InputError, UnsupportedError
+from tilewright.ir.expr import Expr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +33,8 @@ class Exported:
     writes: Mapping[int, Tensor | int]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    conditions: tuple[Expr, ...] = ()
+    """What must hold of the sizes, besides what shapes say."""
 
     def flatten(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
         """The flat arguments of a call. Raises InputError if they are nested in another way than at export."""
@@ -73,16 +75,4 @@ def exported(program: ExportedProgram) -> Exported:
             raise UnsupportedError(f"an output of kind {out.kind.name}", phase="capture")
     call = program.call_spec
     assert call.in_spec is not None and call.out_spec is not None
-    return Exported(
-        program.graph_module, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec
-    )
-
-
-def export(
-    module: torch.nn.Module, args: Sequence[object], dynamic: object, *, oblivious: bool = True
-) -> ExportedProgram:
-    """Export `module` with `dynamic` (torch's dynamic_shapes). With `oblivious`, sizes 0 and 1 are sizes like others."""
-    from torch.fx.experimental import _config
-
-    with _config.patch(backed_size_oblivious=oblivious), torch.no_grad():
-        return torch.export.export(module, tuple(args), dynamic_shapes=dynamic, strict=False)
+    return Exported(program.graph_module, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec)

@@ -3,8 +3,10 @@ backward graph, and each is built by a function that the caller passes in."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,7 +61,12 @@ def split(
 
 
 def through_autograd(
-    gm: fx.GraphModule, example_inputs: Sequence[object], build: Build, *, freeze: bool, recorder: Recorder | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object],
+    build: Build,
+    *,
+    freeze: bool,
+    recorder: Recorder | None = None,
 ) -> Callable[..., object]:
     """The callable for Dynamo. With `freeze`, parameters and buffers of an inference graph become constants; they are
     compared on each call (identity, address and version) and a change builds the graph anew."""
@@ -122,17 +129,51 @@ def _observed(compiled: Callable[..., object], recorder: Recorder, effects: bool
 
 
 def _free_of_effects() -> bool:
-    """Whether the frame that Dynamo traces now changes no Python object that existed before. (No way to ask: no.)"""
+    """Whether the frame that Dynamo traces now leaves every Python object that existed before as it was. (If torch has
+    no way to ask: no.)"""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        effects = InstructionTranslator.current_tx().output.side_effects
+        tx = InstructionTranslator.current_tx()
+        effects = tx.output.side_effects
         if effects.tensor_hooks or effects.save_for_backward:
             return False
-        old = [v for v in effects.id_to_variable.values() if not type(v.mutation_type).__name__.endswith("New")]
-        return not any(effects.is_modified(v) for v in old)
-    except (AttributeError, RuntimeError, LookupError):
+        old = [
+            v for v in effects.id_to_variable.values() if not type(v.mutation_type).__name__.endswith("New")
+        ]
+        fresh = _fresh_local(tx.output.root_tx.f_code)
+        return all(
+            _is_local(v, fresh) or _writes_back(v, effects.store_attr_mutations.get(v))
+            for v in old
+            if effects.is_modified(v)
+        )
+    except (AttributeError, RuntimeError, LookupError, TypeError):
         return False
+
+
+def _fresh_local(code: types.CodeType) -> str:
+    """The name of the dict of a frame's keyword arguments, which each call makes anew; empty if there is none."""
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return ""
+    place = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    return code.co_varnames[place]
+
+
+def _is_local(variable: object, name: str) -> bool:
+    return bool(name) and getattr(getattr(variable, "source", None), "local_name", None) == name
+
+
+def _writes_back(variable: object, changes: Mapping[str, object] | None) -> bool:
+    """Whether an attribute mutation ends with the constants that stand there now."""
+    held = getattr(variable, "value", None)
+    if held is None or not changes:
+        return False
+    missing = object()
+    for name, new in changes.items():
+        value = getattr(new, "value", missing)
+        if value is missing or getattr(held, name, None) is not value:
+            return False
+    return True
 
 
 # --- frozen weights ---

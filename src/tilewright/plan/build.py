@@ -62,7 +62,9 @@ class _Builder:
         arguments = [self._input(k, v) for k, v in enumerate(graph.inputs)]
         for k, v in enumerate(graph.constants):
             self._add(v, Home.CONSTANT, index=k)
-        inputs = tuple(self.buffers[b].spec if b >= 0 else v for b, v in zip(arguments, graph.inputs, strict=True))
+        inputs = tuple(
+            self.buffers[b].spec if b >= 0 else v for b, v in zip(arguments, graph.inputs, strict=True)
+        )
         bindings = bind_symbols(inputs)  # pyright: ignore[reportArgumentType]  (what has no buffer is a scalar)
         known = {b.symbol for b in bindings}
         for step in self.cover.steps:
@@ -73,7 +75,9 @@ class _Builder:
                     self._library(step, known)
                 case ViewStep():
                     source = self._of(step.source)
-                    self._add(step.value, Home.VIEW, strides=step.layout.strides, source=source, offset=step.offset)
+                    self._add(
+                        step.value, Home.VIEW, strides=step.layout.strides, source=source, offset=step.offset
+                    )
             self.clock += 1
         outputs = self._outputs()
         self._writes()
@@ -162,7 +166,9 @@ class _Builder:
         alias = _reused(call)
         source = inputs[alias] if alias is not None and 0 <= alias < len(inputs) else -1
         outputs = [
-            self._add(v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source)
+            self._add(
+                v, Home.LIBRARY, strides=call.strides[k] if k < len(call.strides) else None, source=source
+            )
             for k, v in enumerate(op.outputs)
         ]
         fresh = [
@@ -178,12 +184,16 @@ class _Builder:
         self.steps.append(Call(call, inputs, tuple(outputs), guarded=alias is None))
         if fresh:
             known |= {m.symbol for m in fresh}
-            self.segments.append(Segment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values())))
+            self.segments.append(
+                Segment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values()))
+            )
             self.steps = []
 
     def _number(self, dtype: DType) -> int:
         place = len(self.segments)
-        self.buffers.append(Buffer(Spec(dtype, (), ()), Home.NUMBER, start=self.clock, end=self.clock + 1, segment=place))
+        self.buffers.append(
+            Buffer(Spec(dtype, (), ()), Home.NUMBER, start=self.clock, end=self.clock + 1, segment=place)
+        )
         return len(self.buffers) - 1
 
     # --- what leaves ---
@@ -246,7 +256,8 @@ class _Builder:
 def _same_strides(wanted: tuple[Expr, ...], spec: Spec) -> bool:
     """Whether two layouts are proved to address the same elements; strides of dims of size 1 do not matter."""
     return all(
-        size is dims.ONE or dims.equal(a, b) for size, a, b in zip(spec.shape, wanted, spec.strides, strict=True)
+        size is dims.ONE or dims.equal(a, b)
+        for size, a, b in zip(spec.shape, wanted, spec.strides, strict=True)
     )
 
 
@@ -272,7 +283,9 @@ def _touched(step: Step) -> tuple[int, ...]:
             return (step.target, step.source)
 
 
-def _with_frees(segments: Sequence[Segment], buffers: Sequence[Buffer], kept: set[int]) -> tuple[Segment, ...]:
+def _with_frees(
+    segments: Sequence[Segment], buffers: Sequence[Buffer], kept: set[int]
+) -> tuple[Segment, ...]:
     """Segments with the buffers that each step uses last (results of library calls, views, inputs)."""
 
     def chain(b: int) -> set[int]:

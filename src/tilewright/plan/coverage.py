@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.ir.graph import LibraryCall
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 
-BY_CHOICE = frozenset({"contraction", "convolution"})
+BY_CHOICE = frozenset({"contraction", "convolution", "attention"})
 """Reasons that count as choice: a kernel could be generated, and the library is taken as the faster one."""
 ADMITTED = frozenset({*BY_CHOICE, "sort", "random"})
 """Reasons that `strict` admits."""
@@ -61,7 +61,9 @@ def _merged(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     total: Counter[tuple[str, str]] = Counter()
     for r in rows:
         total[r.name, r.reason] += r.count
-    return tuple(Row(name, reason, n) for (name, reason), n in sorted(total.items(), key=lambda x: (-x[1], x[0])))
+    return tuple(
+        Row(name, reason, n) for (name, reason), n in sorted(total.items(), key=lambda x: (-x[1], x[0]))
+    )
 
 
 def coverage_of(cover: Cover) -> Coverage:

@@ -162,8 +162,16 @@ class Plan:
         """The plan as text."""
         lines = [f"bind {b.symbol} from {b.part.value} {b.dim} of input {b.input}" for b in self.bindings]
         for k, b in enumerate(self.buffers):
-            where = f"of b{b.source} + {b.offset}" if b.home is Home.VIEW else f"{b.index}" if b.index >= 0 else ""
-            lines.append(f"b{k}: {b.spec.dtype}{list(b.spec.shape)} strides {list(b.spec.strides)} {b.home.value} {where}")
+            where = (
+                f"of b{b.source} + {b.offset}"
+                if b.home is Home.VIEW
+                else f"{b.index}"
+                if b.index >= 0
+                else ""
+            )
+            lines.append(
+                f"b{k}: {b.spec.dtype}{list(b.spec.shape)} strides {list(b.spec.strides)} {b.home.value} {where}"
+            )
         for segment in self.segments:
             lines.append("segment")
             lines += [f"  {_show(step)}" for step in segment.steps]
@@ -175,7 +183,9 @@ class Plan:
 def _show(step: Step) -> str:
     match step:
         case Launches():
-            return "launch " + "; ".join(f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in step.launches)
+            return "launch " + "; ".join(
+                f"k{x.kernel}({', '.join(f'b{p}' for p in x.params)})" for x in step.launches
+            )
         case Call():
             made = ", ".join(f"b{o}" for o in step.outputs)
             return f"{made} = {step.call.name}({', '.join(f'b{i}' for i in step.inputs)})"

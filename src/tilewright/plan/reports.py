@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr, cost
 from tilewright.ir.graph import Value
+from tilewright.ir.host import size
 from tilewright.ir.kernel import Cover, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.reduction import Reduction
-from tilewright.plan.host import size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +47,14 @@ class KernelReport:
 
 
 def _bytes(values: Sequence[Value]) -> Expr:
-    return dims.add(*(dims.mul(v.numel, dims.integer(v.dtype.bytes)) for v in values)) if values else dims.ZERO
+    return (
+        dims.add(*(dims.mul(v.numel, dims.integer(v.dtype.bytes)) for v in values)) if values else dims.ZERO
+    )
 
 
-def report_of(scheduled: Scheduled, cover: Cover, number: int, printer: Callable[[TileProgram], str]) -> KernelReport:
+def report_of(
+    scheduled: Scheduled, cover: Cover, number: int, printer: Callable[[TileProgram], str]
+) -> KernelReport:
     """The report of kernel `number`; `printer` makes source text of its program when asked."""
     kernel = scheduled.kernel
     names: dict[int, str] = {}

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tilewright import allocate
 from tilewright.ir.expr import Expr
+from tilewright.ir.host import Number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
-from tilewright.plan.host import Number, size
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Table, Unit
 from tilewright.runtime.steps import Act, Tensors
@@ -58,7 +58,9 @@ class Layouts:
 class Part:
     """One segment under exact sizes: what to allocate and what to do."""
 
-    def __init__(self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None) -> None:
+    def __init__(
+        self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None
+    ) -> None:
         self.plan = plan
         self.segment = segment
         self.unit = unit
@@ -67,7 +69,8 @@ class Part:
         mine = [k for k, b in enumerate(plan.buffers) if b.segment == number]
         arena = [k for k in mine if plan.buffers[k].home is Home.ARENA]
         blocks = [
-            allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end) for k in arena
+            allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end)
+            for k in arena
         ]
         places, self.arena_bytes = allocate.pack(blocks, ALIGN)
         self.place = dict(zip(arena, places, strict=True))

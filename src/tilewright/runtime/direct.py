@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilewright.plan.bind import bind_symbols
-from tilewright.plan.data import Plan, Spec
-from tilewright.runtime.executable import Argument, Executable, Result
+from tilewright.plan.data import Spec
+from tilewright.runtime.executable import Argument, Executable
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled
@@ -23,13 +23,17 @@ _grad = torch.is_grad_enabled
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash."""
     parts: list[object] = [
-        (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__) if isinstance(a, Tensor) else (a.__class__, a)
+        (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__)
+        if isinstance(a, Tensor)
+        else (a.__class__, a)
         for a in args
     ]
     for name, a in kwargs.items():
         parts.append(name)
         parts.append(
-            (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__) if isinstance(a, Tensor) else (a.__class__, a)
+            (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__)
+            if isinstance(a, Tensor)
+            else (a.__class__, a)
         )
     return (_grad(), _autocast(), *parts)
 
@@ -55,7 +59,9 @@ class Surroundings:
             self._cells = ()
 
     def _module(self, module: torch.nn.Module) -> None:
-        plain = [n for n, v in vars(module).items() if n == "training" or (n[0] != "_" and not isinstance(v, dict))]
+        plain = [
+            n for n, v in vars(module).items() if n == "training" or (n[0] != "_" and not isinstance(v, dict))
+        ]
         self._add(vars(module), plain)
         for held in (module._parameters, module._buffers):
             self._add(held, list(held))
@@ -122,7 +128,9 @@ class Direct:
         """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
         self.executable = executable
         self._picks = tuple((p.leaf, p.tensor) for p in picks)
-        self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(p.tensor is None for p in picks)
+        self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
+            p.tensor is None for p in picks
+        )
         self._order = tuple(order)
         self._spec = spec
         self._single = spec.is_leaf()
@@ -137,7 +145,9 @@ class Direct:
         results = self.executable(args, out)
         if self._single:
             return results[self._order[0].result]
-        ordered = results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
+        ordered = (
+            results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
+        )
         return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
 
 

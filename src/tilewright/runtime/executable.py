@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError
-from tilewright.ir.expr import Expr
+from tilewright.ir.dims import symbols_of
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.host import Number, number, size
 from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
 from tilewright.plan.data import Part as Where
-from tilewright.plan.host import Number, number, size
 from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
 from tilewright.runtime.launch import Unit
 from tilewright.runtime.stats import STATS
@@ -49,7 +50,9 @@ def _is_quick(plan: Plan) -> bool:
 class Bound:
     """A plan whose input sizes are known: what the inputs must look like, and the parts that do the work."""
 
-    def __init__(self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor]) -> None:
+    def __init__(
+        self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor]
+    ) -> None:
         self.plan = plan
         self.sizes = sizes
         self.constants = constants
@@ -63,7 +66,9 @@ class Bound:
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
         self.quick = _is_quick(plan)
         """Whether kernels are all there is to run, and all results are tensors of their own."""
-        self.order = tuple([b for b, *_ in self.first.outputs].index(o) for o in plan.outputs) if self.quick else ()  # pyright: ignore[reportArgumentType]
+        self.order = (
+            tuple([b for b, *_ in self.first.outputs].index(o) for o in plan.outputs) if self.quick else ()
+        )  # pyright: ignore[reportArgumentType]
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
@@ -97,15 +102,23 @@ class Bound:
 class Executable:
     """Runs `plan` with built kernels `unit` and frozen tensors `constants`.
 
-    With `trusted`, the caller has checked sizes, types and devices of the inputs (Dynamo's guards, or our own)."""
+    With `trusted`, the caller has checked sizes, types and devices of the inputs (Dynamo's guards, or our own).
+    Otherwise sizes must also lie in the ranges of their symbols and fulfil `conditions`."""
 
     def __init__(
-        self, plan: Plan, constants: Sequence[Tensor] = (), unit: Unit | None = None, *, trusted: bool = False
+        self,
+        plan: Plan,
+        constants: Sequence[Tensor] = (),
+        unit: Unit | None = None,
+        *,
+        trusted: bool = False,
+        conditions: Sequence[Expr] = (),
     ) -> None:
         self.plan = plan
         self.constants = tuple(constants)
         self.unit = unit
         self.trusted = trusted
+        self.conditions = tuple(conditions)
         self._tables: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
         self._lock = threading.Lock()
         self._recent: Bound | None = None
@@ -229,7 +242,29 @@ class Executable:
                         f"input {k} has the shape {tuple(a.shape)}, {wanted} fits the other inputs",
                         phase="input", place=f"input {k}", hint=f"it was compiled for {list(spec.shape)}",
                     )  # fmt: skip
+        self._check_sizes(sizes)
         return sizes
+
+    def _check_sizes(self, sizes: dict[str, Number]) -> None:
+        for s in _symbols(self.plan):
+            value = sizes.get(s.name)
+            if value is not None and (value < s.low or (s.high is not None and value > s.high)):
+                raise InputError(
+                    f"a size is {value}, outside its range {s.low} .. {s.high}", phase="input", place=s.name
+                )
+        for c in self.conditions:
+            if not number(c, sizes):
+                raise InputError(
+                    f"the sizes do not fulfil {c}", phase="input", hint="the program was traced with it"
+                )
+
+    def admits(self, args: Sequence[Argument]) -> bool:
+        """Whether `args` fit the plan."""
+        try:
+            self._checked(args)
+        except InputError:
+            return False
+        return True
 
     def _lay(
         self, bound: Bound, args: Sequence[Argument], tensors: list[Tensor | None]
@@ -263,7 +298,9 @@ class Executable:
             if not isinstance(b, int):
                 raise InputError("out= needs outputs that are tensors", phase="input", place=f"output {k}")
             buffer = self.plan.buffers[b]
-            _check_out(k, given, torch_dtype(buffer.spec.dtype), layouts.shapes[b] if not buffer.segment else None)
+            _check_out(
+                k, given, torch_dtype(buffer.spec.dtype), layouts.shapes[b] if not buffer.segment else None
+            )
             _check_apart(k, given, ranges)
             fits = buffer.segment == 0 and same_layout(given.shape, given.stride(), layouts.strides[b])
             if fits and buffer.home is Home.OUTPUT and tensors[b] is None:
@@ -271,6 +308,15 @@ class Executable:
             else:
                 late.append((given, k))
         return late
+
+
+def _symbols(plan: Plan) -> list[Symbol]:
+    """The size symbols of the inputs."""
+    found: dict[Symbol, None] = {}
+    for given in plan.inputs:
+        for e in (*given.shape, *given.strides) if isinstance(given, Spec) else (given,):
+            found |= {s.value: None for s in symbols_of(e) if isinstance(s.value, Symbol)}
+    return list(found)
 
 
 def _result(o: int | Expr | None, tensors: Sequence[Tensor | None], sizes: dict[str, Number]) -> Result:
@@ -292,7 +338,9 @@ def _reader(b: Binding) -> Callable[[Sequence[Argument]], int]:
 
 
 def solve(
-    bindings: Sequence[Binding], args: Sequence[Argument], readers: Sequence[Callable[[Sequence[Argument]], int]]
+    bindings: Sequence[Binding],
+    args: Sequence[Argument],
+    readers: Sequence[Callable[[Sequence[Argument]], int]],
 ) -> dict[str, Number]:
     """The value of every symbol. Raises InputError where a size is no multiple of what it must be."""
     sizes: dict[str, Number] = {}
@@ -300,7 +348,9 @@ def solve(
         found = read(args)
         scale, shift = number(b.scale, sizes), number(b.shift, sizes)
         if scale == 0:
-            raise InputError(f"nothing determines the size {b.symbol}", phase="input", place=f"input {b.input}")
+            raise InputError(
+                f"nothing determines the size {b.symbol}", phase="input", place=f"input {b.input}"
+            )
         value, rest = divmod(found - shift, scale) if scale != 1 or shift else (found, 0)
         if rest:
             raise InputError(
@@ -317,11 +367,18 @@ def _check_tensor(k: int, spec: Spec, a: object) -> None:
         raise InputError(f"input {k} must be a tensor, not {type(a).__name__}", phase="input", place=place)
     wanted = torch_dtype(spec.dtype)
     if a.dtype != wanted:
-        raise InputError(f"input {k} has dtype {a.dtype}, {wanted} is needed", phase="input", place=place, hint=f"convert it to {wanted}")
+        raise InputError(
+            f"input {k} has dtype {a.dtype}, {wanted} is needed",
+            phase="input",
+            place=place,
+            hint=f"convert it to {wanted}",
+        )
     if not a.is_cpu:
         raise InputError(f"input {k} is on {a.device}, this was compiled for cpu", phase="input", place=place)
     if a.dim() != len(spec.shape):
-        raise InputError(f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place)
+        raise InputError(
+            f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place
+        )
 
 
 def _check_out(k: int, given: object, dtype: torch.dtype, shape: tuple[int, ...] | None) -> None:
@@ -329,9 +386,15 @@ def _check_out(k: int, given: object, dtype: torch.dtype, shape: tuple[int, ...]
     if not isinstance(given, Tensor):
         raise InputError(f"out {k} must be a tensor, not {type(given).__name__}", phase="input", place=place)
     if given.dtype != dtype or not given.is_cpu:
-        raise InputError(f"out {k} is {given.dtype} on {given.device}, {dtype} on cpu is needed", phase="input", place=place)
+        raise InputError(
+            f"out {k} is {given.dtype} on {given.device}, {dtype} on cpu is needed",
+            phase="input",
+            place=place,
+        )
     if shape is not None and tuple(given.shape) != shape:
-        raise InputError(f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place)
+        raise InputError(
+            f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place
+        )
     if repeats_memory(given):
         raise InputError(f"out {k} holds one element at several places", phase="input", place=place)
 
@@ -360,5 +423,7 @@ def _check_apart(k: int, given: Tensor, ranges: list[tuple[str, tuple[int, int]]
     low, high = memory_range(given)
     for what, (a, z) in ranges:
         if a < high and low < z:
-            raise InputError(f"out {k} overlaps {what}", phase="input", place=f"out {k}", hint="give each its own memory")
+            raise InputError(
+                f"out {k} overlaps {what}", phase="input", place=f"out {k}", hint="give each its own memory"
+            )
     ranges.append((f"out {k}", (low, high)))

@@ -25,7 +25,9 @@ class Captured:
     def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
         """Run on flat arguments; the list is emptied. Raises InputError for `out`, which it cannot write into."""
         if out is not None:
-            raise InputError("out= is not supported for this program", phase="input", hint="see .coverage for the reason")
+            raise InputError(
+                "out= is not supported for this program", phase="input", hint="see .coverage for the reason"
+            )
         given: list[Argument] = list(args)
         args.clear()
         for k, t in self._fixed:
@@ -35,9 +37,15 @@ class Captured:
         with torch.no_grad():
             return list(self._gm(*given))
 
+    def admits(self, args: Sequence[Argument]) -> bool:
+        """Whether there are as many arguments as the graph takes; the program itself finds out the rest."""
+        return len(args) + len(self._fixed) == self._count
+
 
 def captured_coverage(gm: fx.GraphModule, reason: str) -> Coverage:
     """Every op of the graph as a library call by need."""
-    names = Counter(str(n.target) for n in gm.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target))
+    names = Counter(
+        str(n.target) for n in gm.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)
+    )
     rows = tuple(Row(name, reason, count) for name, count in names.most_common())
     return Coverage(sum(names.values()), 0, 0, need=rows)

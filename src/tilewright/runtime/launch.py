@@ -52,7 +52,9 @@ class Table:
 
     __slots__ = ("_keep", "address", "count")
 
-    def __init__(self, unit: Unit, launches: Sequence[tuple[int, Sequence[tuple[int, int]]]], sizes: int) -> None:
+    def __init__(
+        self, unit: Unit, launches: Sequence[tuple[int, Sequence[tuple[int, int]]]], sizes: int
+    ) -> None:
         """`launches`: kernel number and (slot, byte offset) per parameter. Launches over no points are left out."""
         rows: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
         for kernel, params in launches:

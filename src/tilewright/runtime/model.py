@@ -56,7 +56,9 @@ class CompiledModel:
         self._way = way
         self._short: dict[tuple[object, ...], Direct] = {}
 
-    def __call__(self, *args: object, out: Tensor | Sequence[Tensor] | None = None, **kwargs: object) -> object:
+    def __call__(
+        self, *args: object, out: Tensor | Sequence[Tensor] | None = None, **kwargs: object
+    ) -> object:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
         given = None if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
         try:

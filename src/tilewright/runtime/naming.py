@@ -59,7 +59,9 @@ class Naming:
                 raise InputError(f"dims names {d.input!r}, which is no input", phase="input", hint=hint)
             t = given[d.input]
             if not isinstance(t, Tensor):
-                raise InputError(f"dims names {d.input!r}, which is no tensor", phase="input", place=f"input {d.input}")
+                raise InputError(
+                    f"dims names {d.input!r}, which is no tensor", phase="input", place=f"input {d.input}"
+                )
             place = d.place + t.dim() if d.place < 0 else d.place
             if not 0 <= place < t.dim():
                 raise InputError(f"{d.input!r} has no dim {d.place}", phase="input", place=f"input {d.input}")
@@ -85,10 +87,14 @@ def as_tensors(value: object) -> object:
     return torch.as_tensor(value) if isinstance(value, np.generic) else value
 
 
-def by_name(target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+def by_name(
+    target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
     """Arguments by parameter name. Raises InputError where they do not fit the signature."""
     forward = target.forward if isinstance(target, torch.nn.Module) else target
     try:
         return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
     except TypeError as error:
-        raise InputError(f"the arguments do not fit: {error}", phase="input", hint=f"it takes {inspect.signature(forward)}") from error
+        raise InputError(
+            f"the arguments do not fit: {error}", phase="input", hint=f"it takes {inspect.signature(forward)}"
+        ) from error

@@ -17,10 +17,22 @@ from tilewright.runtime.executable import Argument, Result, deliver
 from tilewright.runtime.naming import as_tensors
 
 
+class Runs(Protocol):
+    """Runs flat arguments, and says whether it can."""
+
+    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Flat results; the list of arguments is emptied."""
+        ...
+
+    def admits(self, args: Sequence[Argument]) -> bool:
+        """Whether the sizes fit."""
+        ...
+
+
 class Built(Protocol):
     """A compiled graph."""
 
-    executable: Callable[..., list[Result]]
+    executable: Runs
     coverage: Coverage
     trace: object
 
@@ -64,11 +76,16 @@ class ProgramWay:
         leaves = self.program.flatten(pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs))
         return self.run(leaves, out), None
 
+    def admits(self, leaves: Sequence[object]) -> bool:
+        """Whether the program was made for sizes like those of these flat arguments."""
+        return self.built.executable.admits(self._given(leaves))
+
+    def _given(self, leaves: Sequence[object]) -> list[Argument]:
+        return [leaves[k] if k is not None else held for k, held in self._args]  # pyright: ignore[reportReturnType]
+
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
         """The program's result for flat arguments."""
-        given: list[Argument] = [
-            leaves[k] if k is not None else held for k, held in self._args  # pyright: ignore[reportAssignmentType]
-        ]
+        given = self._given(leaves)
         writes = self.program.writes
         with torch.no_grad():
             if out is not None and not writes:

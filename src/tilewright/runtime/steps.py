@@ -12,8 +12,8 @@ from torch import Tensor
 from tilewright.errors import VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
+from tilewright.ir.host import Number, number
 from tilewright.plan.data import Call
-from tilewright.plan.host import Number, number
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.tensors import copy_into, relaid, same_layout
 
@@ -21,7 +21,9 @@ Tensors = list[Tensor | None]
 Act = Callable[[Tensors], None]
 
 
-def launching(launch: Callable[[int, int, int, int], int], records: int, count: int, bases: int, sizes: int) -> Act:
+def launching(
+    launch: Callable[[int, int, int, int], int], records: int, count: int, bases: int, sizes: int
+) -> Act:
     """Run prepared launch records."""
 
     def act(tensors: Tensors) -> None:
@@ -120,7 +122,9 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
     def act_all(tensors: Tensors) -> None:
         results = invoke(tensors)
         if not isinstance(results, (tuple, list)):
-            raise VerifyError(f"{len(outputs)} results were expected, one came", phase="run", op=step.call.name)
+            raise VerifyError(
+                f"{len(outputs)} results were expected, one came", phase="run", op=step.call.name
+            )
         for b, t in zip(outputs, results, strict=False):
             tensors[b] = t
 

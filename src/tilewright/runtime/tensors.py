@@ -59,7 +59,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 def relaid(source: Tensor, strides: Sequence[int]) -> Tensor:
     """A copy of `source` with these strides (elements)."""
-    out = empty_strided(source.shape, strides, source.dtype)
+    out = empty_strided(tuple(source.shape), tuple(strides), source.dtype)
     copy_into(out, source)
     return out
 

@@ -89,10 +89,14 @@ class TracedWay:
             self.recorder.seen = None
         short = self._short(seen, (*args, *kwargs.values()), result)
         if out is not None:
-            result = deliver(result, out, [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)])
+            result = deliver(
+                result, out, [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            )
         return result, short
 
-    def _converted(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    def _converted(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         return pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs)
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

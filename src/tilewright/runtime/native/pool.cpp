@@ -41,7 +41,7 @@ struct alignas(64) Job {
   int64_t count, piece, runs;
 };
 
-Word gate, sleepers, busy, wanted = {1}, pinned, stopping, spin_us;
+Word gate, sleepers, busy, wanted = {1}, pinned, stopping, spin_us, caller_core;
 Job job;
 Run runs[most_workers];
 pthread_t threads[most_workers];
@@ -66,6 +66,16 @@ int64_t now_ns() {
 }
 
 int64_t spin_end() { return now_ns() + int64_t(get(spin_us)) * 1000; }
+
+// The core that runs this; a number that is nobody's where the system does not tell.
+uint32_t core() {
+#if defined(__linux__)
+  return uint32_t(sched_getcpu());
+#else
+  static uint32_t nobody = 0;
+  return __atomic_add_fetch(&nobody, 1, __ATOMIC_RELAXED) | 0x80000000u;
+#endif
+}
 
 // ---- sleeping ----
 #if defined(__linux__)
@@ -134,10 +144,8 @@ void* worker_main(void* argument) {
     }
     for (int i = 0; i < 64 && __atomic_load_n(&gate.value, __ATOMIC_RELAXED) == g; i++) relax();
     if (get(gate) != g) continue;
-    if (now_ns() < deadline) {
-      sched_yield();  // free when the core is ours; otherwise lets the caller work
-      continue;
-    }
+    // A worker on the caller's core keeps it from working: asleep, it is woken on a free one.
+    if (now_ns() < deadline && core() != get(caller_core)) continue;
     sleep_while(g);
     deadline = spin_end();  // woken too late for one region, be awake for the next
   }
@@ -241,6 +249,7 @@ TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grai
   job.count = count;
   job.piece = piece;
   job.runs = pieces < total ? pieces : total;
+  set(caller_core, core());
   set(spin_us, more ? spin_more_us : spin_last_us);
   for (int64_t r = 0; r < job.runs; r++) {
     runs[r].next = pieces * r / job.runs;

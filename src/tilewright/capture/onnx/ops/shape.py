@@ -133,7 +133,9 @@ def squeeze(x: Tensor, axes: Host | None = None) -> Tensor:
     for a in chosen:
         if x.shape[a] != 1:
             raise ModelError(f"dim {a} of {list(x.shape)} is not 1", phase="capture", op="Squeeze")
-    return x.squeeze(tuple(sorted(chosen))) if chosen else x
+    for a in sorted(chosen, reverse=True):
+        x = x.select(a, 0)  # not squeeze: of a symbolic size, that would not know that it is 1
+    return x
 
 
 @op("Unsqueeze", view=True)

@@ -60,7 +60,7 @@ def number(e: Expr, sizes: Mapping[str, Number]) -> Number:
         return bool(args[0]) if e.dtype is bool_ else float(args[0]) if e.dtype.is_float else int(args[0])
     rule = _OPS.get(e.op)
     if rule is None:
-        raise VerifyError(f"{e.op} has no meaning on the host", phase="plan")
+        raise VerifyError(f"{e.op} has no meaning on the host", phase="ir")
     return rule(*args)
 
 

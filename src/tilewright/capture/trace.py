@@ -1,0 +1,112 @@
+"""Modules that we trace ourselves (model files): one pass with fake tensors, in which weights become constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
+
+from tilewright.capture.aten import decompositions
+from tilewright.capture.exported import Exported
+from tilewright.capture.symbols import Symbols
+from tilewright.errors import TilewrightError, UnsupportedError
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.host import Number, number
+
+Place = tuple[int, int]
+"""Number of an input and number of its dim."""
+
+
+def trace(
+    module: torch.nn.Module,
+    inputs: Sequence[Tensor],
+    dynamic: Sequence[Sequence[int]],
+    equal: Sequence[Sequence[Place]] = (),
+    *,
+    oblivious: bool = True,
+) -> Exported:
+    """The functional graph of `module` for inputs like these; `dynamic[i]` are the dims of input i that may change, and
+    dims in one group of `equal` have one size. With `oblivious`, sizes 0 and 1 are sizes like others. What the trace relied on besides stands in `Exported.conditions`.
+
+    Raises UnsupportedError where the module cannot be traced as one graph."""
+    env = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    spec: list[pytree.TreeSpec] = []
+
+    def flat(*args: Tensor) -> list[object]:
+        for (first, at), *others in equal:
+            for i, place in others:
+                torch._check(args[i].shape[place] == args[first].shape[at])
+        leaves, structure = pytree.tree_flatten(module(*args))
+        spec.append(structure)
+        return leaves
+
+    try:
+        with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
+            fakes = [_fake(mode, t, dims) for t, dims in zip(inputs, dynamic, strict=True)]
+            pure = torch.func.functionalize(flat, remove="mutations_and_views")
+            with mode:
+                gm = make_fx(pure, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
+    except TilewrightError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"the model cannot be traced as one graph: {type(error).__name__}: {str(error).splitlines()[0]}",
+            phase="capture", place="; ".join(getattr(error, "__notes__", ())),
+        ) from error  # fmt: skip
+    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
+    return Exported(gm, {}, {}, tuple(names), {}, in_spec, spec[-1], conditions(env))
+
+
+def _fake(mode: FakeTensorMode, t: Tensor, dims: Sequence[int]) -> Tensor:
+    kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(t.dim())]
+    return mode.from_tensor(t, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
+
+
+def fits(program: Exported, inputs: Sequence[Tensor]) -> bool:
+    """Whether the sizes of `inputs` fulfil the conditions of a traced program."""
+    sizes: dict[str, Number] = {}
+    places = [n for n in program.gm.graph.nodes if n.op == "placeholder"]
+    for node, t in zip(places, inputs, strict=True):
+        for symbolic, n in zip(node.meta["val"].shape, t.shape, strict=True):
+            if isinstance(symbolic, torch.SymInt):
+                e = Symbols(symbolic.node.shape_env).expr(symbolic)
+                if isinstance(e.value, Symbol):
+                    sizes.setdefault(e.value.name, n)
+            elif symbolic != n:
+                return False
+    return all(number(c, sizes) for c in program.conditions)
+
+
+def conditions(env: ShapeEnv) -> tuple[Expr, ...]:
+    """What a trace assumed of its sizes, as expressions that must be true."""
+    symbols = Symbols(env)
+    return tuple(symbols.expr(torch.SymBool(SymNode(g.expr, env, bool, True))) for g in env.guards)
+
+
+def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
+    """The sizes' environment of a captured graph, if any size is symbolic."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for part in (*val.shape, val) if isinstance(val, Tensor) else (val,):
+            if isinstance(part, torch.SymInt):
+                return part.node.shape_env
+    return None
+
+
+def hints(inputs: Sequence[Tensor], dynamic: Sequence[Mapping[int, object]]) -> list[Tensor]:
+    """Inputs to trace with: those given, but with size 2 where a dynamic dim has size 0 or 1."""
+    found: list[Tensor] = []
+    for t, dims in zip(inputs, dynamic, strict=True):
+        shape = [max(2, n) if d in dims else n for d, n in enumerate(t.shape)]
+        found.append(t if shape == list(t.shape) else torch.zeros(shape, dtype=t.dtype))
+    return found
