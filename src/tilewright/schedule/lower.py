@@ -19,12 +19,16 @@ from ..ir.program import (
     Buffer, Check, Collapse, Compute, Declare, GridAxis, Load, Loop, Place, Stmt, Store, TileProgram, Update, Var, value_of,
 )  # fmt: skip
 from .form import Form, Item, folds_read
+from .predicate import Truths, conditions, decide, is_neutral, ordered, threshold
 from .schedule import Role, Schedule
 from .transport import degree
 
 INDEX_ERROR = 1
 """Code of a failed index check (see `ir.program.Check`)."""
 
+
+_Piece = tuple[Expr, Expr, dict[Expr, bool]]
+"""Part of a class's range, and the conditions that are known in it."""
 
 _NEST = "a class that a fold keeps is outside those it reduces"
 
@@ -87,7 +91,7 @@ class _Kept:
 @dataclass(slots=True)
 class _Scope:
     """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
-    expressions with a place in scratch, and those of them whose loop is complete."""
+    expressions with a place in scratch, those of them whose loop is complete, and conditions known to hold or not."""
 
     memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
     results: dict[tuple[int, int], Expr] = field(default_factory=dict)
@@ -95,11 +99,13 @@ class _Scope:
     tails: dict[Axis, Expr] = field(default_factory=dict)
     kept: dict[Expr, _Kept] = field(default_factory=dict)
     ready: set[Expr] = field(default_factory=set)
+    truths: dict[Expr, bool] = field(default_factory=dict)
 
     def child(self) -> _Scope:
         return _Scope(
-            dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready)
-        )
+            dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready),
+            dict(self.truths),
+        )  # fmt: skip
 
 
 class _Lowering:
@@ -148,10 +154,16 @@ class _Lowering:
         body = self.block(a, tile, mask, lambda: self.nest(rest, inner))
         self.out.append(Loop(a, dims.ZERO, dims.integer(tile), tile, body))
 
-    def block(self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None]) -> tuple[Stmt, ...]:
+    def block(
+        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None], truths: Truths | None = None
+    ) -> tuple[Stmt, ...]:
         """The statements that `inner` writes with `a` bound; what it learns is forgotten afterwards."""
         outer_scope, outer_out = self.scope, self.out
         self.scope, self.out = outer_scope.child(), []
+        if truths:
+            self.scope.truths |= truths
+            tested = set(truths)
+            self.scope.memo = {k: v for k, v in self.scope.memo.items() if not tested & set(walk(k[0]))}
         self.scope.bound[a] = tile
         if mask is not None:
             self.scope.tails[a] = mask
@@ -251,26 +263,58 @@ class _Lowering:
                 self.declare(t)
         self.hoist([r for i in (*targets, *outs) for r in i.roots], c)
         tile = self.schedule.plan(c).tile
-        for start, stop, mask in self.segments(c, tile):
-            body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged))
-            self.out.append(Loop(c, start, stop, tile, body))
+        for first, last, truths in self.pieces(c, tile, targets, outs):
+            for start, stop, mask in self.segments(c, tile, first, last):
+                body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged), truths)
+                self.out.append(Loop(c, start, stop, tile, body))
         if outermost:
             for t in targets:
                 self.finish(t, merged)
             self.scope.ready |= self.written & set(self.scope.kept)
 
-    def segments(self, c: Axis, tile: int) -> list[tuple[Expr, Expr, Expr | None]]:
-        """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one."""
+    def pieces(self, c: Axis, tile: int, targets: Sequence[Item], outs: Sequence[Item]) -> list[_Piece]:
+        """Index-set splitting: the range of `c`, cut where conditions change, with what is known in each part. Parts in
+        which every target takes only neutral elements are left out; without use, the range stays whole."""
         start, stop = self.ranges.get(c, (dims.ZERO, c.extent))
+        whole: list[_Piece] = [(start, stop, {})]
+        scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
+        roots = [r for i in (*targets, *outs) for r in self.reachable(i)]
+        found = [threshold(x, c, scalars) for x in conditions(roots)]
+        marks = ordered([t for t in found if t is not None])
+        if not marks:
+            return whole
+        places = list(dict.fromkeys(t.at for t in marks))
+        edges = [start]
+        for place in places:
+            edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
+        edges.append(stop)
+        parts: list[_Piece] = []
+        for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+            truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
+            if self.schedule.trim and not outs and targets and all(is_neutral(t, self.scope.truths | truths) for t in targets):
+                continue
+            parts.append((first, last, truths))
+        return parts if tile > 1 or len(parts) <= len(places) else whole
+
+    def reachable(self, item: Item) -> list[Expr]:
+        """The expressions of an item and of the folds that it would have computed inside its loop."""
+        pending = [f for f in folds_read(item.roots) if (f, 0) not in self.scope.results]
+        return [*item.roots, *(r for f in pending for r in self.form.items[f].roots)]
+
+    def segments(self, c: Axis, tile: int, start: Expr, stop: Expr) -> list[tuple[Expr, Expr, Expr | None]]:
+        """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one."""
+        length = dims.sub(stop, start)
+        if dims.static(length) == 0:
+            return []
         if tile == 1:
             return [(start, stop, None)]
         step = dims.integer(tile)
-        length = dims.sub(stop, start)
         whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
         mask = call("lt", axis(c), stop)
-        if dims.divisible(c.extent, tile):
+        chunk = self.schedule.plan(c).chunk
+        if dims.divisible(length, tile) or (chunk and dims.divisible(c.extent, tile) and (start, stop) == self.ranges[c]):
             return [(start, stop, None)]
-        if dims.static(length) is not None and dims.static(whole) == dims.static(start):
+        if dims.static(length) is not None and whole is start:
             return [(start, stop, mask)]
         return [(start, whole, None), (whole, stop, mask)]
 
@@ -483,7 +527,10 @@ class _Lowering:
         if e.op == "read":
             return self.load(e, guard)
         if e.op == "where":
-            condition = self.eval(e.args[0], guard)
+            asked = decide(e.args[0], self.scope.truths)
+            if asked.op == "const":
+                return self.eval(e.args[1] if asked.value else e.args[2], guard)
+            condition = self.eval(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
             no = self.eval(e.args[2], both(guard, call("not", condition)))
             result = call("where", condition, yes, no)

@@ -41,7 +41,8 @@ class Schedule:
     `lane` is the class that runs in vector lanes. `online` merges cascaded reductions into one pass where a transport
     exists. Values that cost at least `keep` (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory
     instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
-    work below which grid points are not worth another thread."""
+    work below which grid points are not worth another thread. `trim` leaves out parts of a fold that take only its
+    identity, which assumes finite values behind a mask."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -49,6 +50,7 @@ class Schedule:
     keep: int = 0
     stream: tuple[int, ...] = ()
     grain_bytes: int = 1 << 15
+    trim: bool = True
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]

@@ -14,6 +14,9 @@ TYPICAL = 64
 CHUNK = 4096
 """Elements of a parallel class that one task walks."""
 
+BLOCK = 64
+"""Side of the square that one task transposes."""
+
 KEEP = 12
 """Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
 
@@ -45,15 +48,14 @@ def heuristic(form: Form, target: Target) -> Schedule:
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
     lane = _lane(form, [a for a in classes if a not in scans])
     width = lanes(target)
+    across = _across(form, grid, lane, width)
+    if lane is not None and across is not None:
+        return _transposing(form, target, grid, lane, across, width)
     tile = _tile(form, lane, width)
-    plans: list[ClassPlan] = []
     if lane in grid and _short(form, lane, len(grid) == 1):
         grid.remove(lane)
     inner = _nest_order(form, [a for a in classes if a not in grid], lane)
-    for a in grid:
-        if a == lane:
-            continue
-        plans.append(ClassPlan(a, Role.GRID, 1, 0))
+    plans = [ClassPlan(a, Role.GRID) for a in grid if a != lane]
     if lane in grid:
         assert lane is not None
         folded = any(i.is_fold for i in form.items)
@@ -61,6 +63,31 @@ def heuristic(form: Form, target: Target) -> Schedule:
     for a in inner:
         plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, tile if a == lane else 1))
     return Schedule(tuple(plans), lane, keep=_keep(form, target), stream=_stream(form, target))
+
+
+def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis | None:
+    """In a kernel without folds: the class that is contiguous where the lane is not, if such accesses weigh enough to be
+    loaded along it and transposed in registers."""
+    if lane not in grid or any(i.is_fold for i in form.items) or estimate(lane.extent) < width:
+        return None
+    weight: dict[Axis, int] = {}
+    for item in form.items:
+        for param, offset in item.accesses():
+            if form.params[param].dtype.bytes != 4 or dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO):
+                continue
+            for a in grid:
+                if dims.coefficient(offset, axis(a)) is dims.ONE and estimate(a.extent) >= width:
+                    weight[a] = weight.get(a, 0) + points(item)
+    return max(weight, key=lambda a: weight[a], default=None)
+
+
+def _transposing(form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int) -> Schedule:
+    """Square register tiles over the two classes, in square blocks that a core's cache holds."""
+    plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
+    plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
+    rest = [a for a in form.classes() if a not in grid]
+    plans += [ClassPlan(a, Role.STREAMED) for a in rest]
+    return Schedule(tuple(plans), lane, stream=_stream(form, target))
 
 
 def _short(form: Form, lane: Axis, alone: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import IllegalSchedule
 from ..ir.graph import Layout, Value
@@ -50,7 +50,7 @@ class Solver:
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
-                schedule = heuristic(form, self.target)
+                schedule = replace(heuristic(form, self.target), trim=self.options.trim != "exact")
                 found = _Solution(schedule, lower(form, schedule), seconds(form, schedule, self.target))
             except IllegalSchedule as refused:
                 found = refused
