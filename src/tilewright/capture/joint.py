@@ -253,14 +253,12 @@ def _explain_double_backward() -> None:
     if keeps is None or not keeps():
         return
     frame = sys._getframe(1)
-    for _ in range(16):
-        if frame is None:
-            return
-        for name in ("double_ctx", "ctx"):
-            node = type(frame.f_locals.get(name))
-            forward = getattr(node, "_forward_cls", None)
-            if forward is not None and node.__name__.startswith("CompiledFunctionBackward"):
-                forward.backward = staticmethod(_no_double_backward)
+    while frame is not None:
+        for held in frame.f_locals.values():
+            if type(held).__name__ == "CompiledFunctionBackwardBackward":
+                forward = getattr(type(held), "_forward_cls", None)
+                if forward is not None:
+                    forward.backward = staticmethod(_no_double_backward)
                 return
         frame = frame.f_back
 

@@ -124,7 +124,7 @@ class TracedWay:
     @contextmanager
     def _settings(self, oblivious: bool) -> Iterator[None]:
         with ExitStack() as stack:
-            if "trace_autograd_ops" in dir(torch._dynamo.config):
+            if getattr(torch._dynamo.config, "trace_autograd_ops", None) is not None:
                 stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
             if self.naming:
                 stack.enter_context(shapes_config.patch(use_duck_shape=False))

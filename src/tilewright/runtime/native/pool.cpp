@@ -27,6 +27,7 @@ namespace {
 constexpr int most_workers = 200;  // the gate counts them in 8 bits
 constexpr int64_t pieces_each = 8;
 constexpr uint32_t inside_mask = 0xff, open_bit = 0x100, region_step = 0x200;
+constexpr int64_t move_ns = 1000000;  // the least time between two changes of core
 constexpr uint32_t spin_more_us = 100, spin_last_us = 20;
 
 struct alignas(64) Run {  // the pieces of one worker
@@ -126,9 +127,30 @@ void run_pieces(int64_t worker) {
   }
 }
 
+// A worker that shares the caller's core only keeps the caller from working, and the system may leave the two together
+// for as long as the process lives. So the worker asks for any other core and takes the wish back at once: the threads
+// keep the affinity that they had.
+void leave_callers_core(int64_t now, int64_t* moved) {
+  if (core() != get(caller_core) || get(pinned)) return;
+  if (now < *moved + move_ns) {
+    sched_yield();
+    return;
+  }
+  *moved = now;
+#if defined(__linux__)
+  cpu_set_t allowed, others;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  others = allowed;
+  CPU_CLR(int(get(caller_core)), &others);
+  if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof others, &others) == 0)
+    sched_setaffinity(0, sizeof allowed, &allowed);
+#endif
+}
+
 void* worker_main(void* argument) {
   const int64_t worker = (int64_t)(intptr_t)argument;
   uint32_t last = 0;  // the region of the last visit; 0 is never a region
+  int64_t moved = 0;
   int64_t deadline = spin_end();
   for (;;) {
     uint32_t g = get(gate);
@@ -144,9 +166,13 @@ void* worker_main(void* argument) {
     }
     for (int i = 0; i < 64 && __atomic_load_n(&gate.value, __ATOMIC_RELAXED) == g; i++) relax();
     if (get(gate) != g) continue;
-    // A worker on the caller's core keeps it from working: asleep, it is woken on a free one.
-    if (now_ns() < deadline && core() != get(caller_core)) continue;
+    const int64_t now = now_ns();
+    if (now < deadline) {
+      leave_callers_core(now, &moved);
+      continue;
+    }
     sleep_while(g);
+    leave_callers_core(now_ns(), &moved);
     deadline = spin_end();  // woken too late for one region, be awake for the next
   }
 }
