@@ -22,10 +22,14 @@ from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
+from tilewright.partition.specialise import specialise
+from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import KernelReport, report_of
-from tilewright.rewrite.normalise import interpret, normalise
+from tilewright.rewrite.freeze import freeze
+from tilewright.rewrite.freeze import freeze
+from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
@@ -149,15 +153,18 @@ def _generated(run: Recorder, graph: Graph, options: Options, aliases: tuple[boo
         return _Made(cover, run("plan", lambda: build_plan(cover, {}, aliases=aliases)))
     target = host_target()
     solver = Solver(target, options)
-    chosen = run("select", lambda: select(graph))
-    normal = run("normalise", lambda: normalise(chosen, interpret if graph.constants else None))
-    parted = run("split", lambda: split_folds(normal, solver.price))
+    evaluate = interpret if graph.constants else None
+    frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
+    chosen = run("select", lambda: select(frozen))
+    normal = run("normalise", lambda: normalise(chosen, evaluate))
+    fast = run("specialise", lambda: normalise(specialise(normal), evaluate))
+    parted = run("split", lambda: split_folds(fast, solver.price))
     cover = run("partition", lambda: partition(parted, solver.price))
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
     programs = list({id(s.program): s.program for s in scheduled}.values())
     number = {id(p): k for k, p in enumerate(programs)}
-    symbols = sorted({str(s) for s in normal.symbols()})
+    symbols = sorted({str(s) for s in fast.symbols()})
     unit = _built(run, programs, symbols, target, options) if programs else None
     numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
     plan = run("plan", lambda: build_plan(cover, numbered, symbols, aliases))

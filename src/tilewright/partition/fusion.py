@@ -17,6 +17,7 @@ from ..ir import dims
 from ..ir.expr import axes_of, axis, cost, substitute
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+from .layout import kernel_layouts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -54,6 +55,7 @@ class _Partition:
             if op.call is not None:
                 for v, strides in zip(op.outputs, op.call.strides, strict=False):
                     self.layouts[v] = Layout(strides)
+        self.layouts |= kernel_layouts(graph, self.layouts)
         self.kept_values = graph.kept()
         self.views = self.strided_views()
         self.inlined = self.cheap()
@@ -228,8 +230,8 @@ class _Partition:
         steps: list[Step] = [self.kernel(g.ops, g.why) for g in groups]
         for op in self.graph.ops:
             if op.call is not None:
-                choice = op.origin >= 0 and self.graph.origins[op.origin].call is op.call and op.call.reason in _CHOICE
-                steps.append(LibraryStep(op, choice, (op.origin,) if op.origin >= 0 else ()))
+                origins = tuple(o for o in (op.origin, *op.absorbed) if o >= 0)
+                steps.append(LibraryStep(op, bool(origins) and op.call.reason in _CHOICE, origins))
         steps += list(self.views.values())
         return Cover(self.graph, tuple(_ordered(steps, self.place_of)), self.layouts)
 
@@ -244,7 +246,7 @@ class _Partition:
                 return self.position[self.producer[step.value]]
 
 
-_CHOICE = ("contraction", "convolution")
+_CHOICE = ("contraction", "convolution", "attention")
 
 
 def _reads(step: Step) -> tuple[Value, ...]:

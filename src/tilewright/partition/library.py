@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir import dims
 from ..ir.expr import Expr, axes_of
-from ..ir.graph import Graph, Op, Origin, Value
+from ..ir.graph import Graph, LibraryCall, Op, Origin, Value
 
 
 def is_contraction(op: Op) -> bool:
@@ -32,12 +33,22 @@ def _product(e: Expr) -> list[Expr]:
     return [e]
 
 
+def _slides(op: Op, call: LibraryCall) -> bool:
+    """Whether an op is a depthwise convolution over more than one place: each channel has its own weights, so that it
+    is no contraction, but the library knows it."""
+    e = op.expr
+    if e is None or e.reduction is None or call.reason != "convolution":
+        return False
+    return len(_product(e.body[0])) > 1 and any(a.extent is not dims.ONE for a in e.axes[2:])
+
+
 def select(graph: Graph) -> Graph:
     """Replace each captured node that contains a contraction by its library call. Its other ops go with it."""
     chosen: dict[int, Origin] = {}
     for op in graph.ops:
-        if op.origin >= 0 and is_contraction(op) and graph.origins[op.origin].call is not None:
-            chosen[op.origin] = graph.origins[op.origin]
+        origin = graph.origins[op.origin] if op.origin >= 0 else None
+        if origin is not None and origin.call is not None and (is_contraction(op) or _slides(op, origin.call)):
+            chosen[op.origin] = origin
     ops: list[Op] = []
     done: set[int] = set()
     made: set[Value] = set()
