@@ -162,6 +162,8 @@ class Memory:
                 else f"load{types}({pointer})"
             )
         if address.index is None and guard.lanes is None:
+            if guard.below is None and address.stride == -1 and not types.startswith("<bool"):
+                return f"reverse(load{types}({pointer} - {int(self.expressions.unit.lanes) - 1}))"
             if guard.below is None:
                 return f"load_strided{types}({pointer}, {address.stride})"
             return f"load_strided_part{types}({pointer}, {address.stride}, {guard.below}{fill})"

@@ -112,12 +112,18 @@ template <int L> TW_INLINE mask<L> only_lane(i64 n) {
 template <class T, int L> TW_INLINE T first(vec<T, L> a) { return get(a, 0); }
 template <int L> TW_INLINE bool first(mask<L> a) { return get(a, 0); }
 
+template <class T, int L> TW_INLINE vec<T, L> shifted_right(vec<T, L> a, int n) {
+  if constexpr (kind_of<T, L> == 2) return {shifted_right(a.lo, n), shifted_right(a.hi, n)};
+  else return {typename vec<T, L>::raw(a.v >> n)};
+}
 // a / b and a % b, a >= 0 and b > 0: exact below 2^51, because (a + 1/2) / b is at least 1 / (2 b) from any integer.
 template <class T, int L> TW_INLINE vec<T, L> div_natural(vec<T, L> a, i64 b) {
+  if (__builtin_constant_p(b) && (b & (b - 1)) == 0) return shifted_right(a, __builtin_ctzll(u64(b)));
   vec<double, L> q = (recast<double>(a) + splat<double, L>(0.5)) * splat<double, L>(1.0 / double(b));
   return recast<T>(q);
 }
 template <class T, int L> TW_INLINE vec<T, L> mod_natural(vec<T, L> a, i64 b) {
+  if (__builtin_constant_p(b) && (b & (b - 1)) == 0) return a & splat<T, L>(b - 1);
   return a - div_natural(a, b) * splat<T, L>(b);
 }
 
