@@ -221,8 +221,11 @@ def _reduced(op: str, r: Expr, b: Expr) -> Expr:
     form = linear(r)
     mono = _monomial(b)
     assert mono is not None
-    if op == "floordiv" and r.op == "floordiv" and at_least(r.args[1], 1):
-        return floordiv(r.args[0], mul(r.args[1], b))
+    if op == "floordiv":
+        inner = _only_quotient(form)
+        if inner is not None:
+            # (a // m + t) // b = (a + m t) // (m b) for whole t
+            return floordiv(add(inner.args[0], mul(inner.args[1], sub(r, inner))), mul(inner.args[1], b))
     for m, c in _common_factors(form, *mono):
         quotient, rest = _split(form, m, c)
         factor, low = from_linear({m: c}), from_linear(rest)
@@ -231,6 +234,19 @@ def _reduced(op: str, r: Expr, b: Expr) -> Expr:
             high = from_linear(quotient)
             return floordiv(high, small) if op == "floordiv" else add(mul(mod(high, small), factor), low)
     return make(op, (r, b), i64)
+
+
+def _only_quotient(form: Linear) -> Expr | None:
+    """The term a // m (m >= 1) of a form whose other terms are constants and products of symbols, else None."""
+    found: Expr | None = None
+    for m, c in form.items():
+        if len(m) == 1 and m[0].op == "floordiv":
+            if found is not None or c != 1 or not at_least(m[0].args[1], 1):
+                return None
+            found = m[0]
+        elif any(not isinstance(atom.value, Symbol) for atom in m):
+            return None
+    return found
 
 
 def _common_factors(form: Linear, m: Monomial, c: int) -> list[tuple[Monomial, int]]:
