@@ -40,8 +40,11 @@ class Layouts:
         self.shapes: list[tuple[int, ...]] = []
         self.strides: list[tuple[int, ...]] = []
         self.offsets: list[int] = []
+        self.ready: list[bool] = []
+        """Whether every size of a buffer is known yet."""
         for b in plan.buffers:
             ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
+            self.ready.append(ready)
             self.shapes.append(tuple(map(number, b.spec.shape)) if ready else ())
             self.strides.append(tuple(map(number, b.spec.strides)) if ready else ())
             self.offsets.append(number(b.offset) if ready else 0)
@@ -79,6 +82,12 @@ class Part:
             for k in mine
             if plan.buffers[k].home is Home.OUTPUT
         )
+
+    def lay_measured(self, measured: Sequence[int], tensors: Tensors) -> None:
+        """Results whose sizes were unknown when their call ended, in the layout that was promised."""
+        for b in measured:
+            if isinstance(tensors[b], Tensor):
+                steps.laying(b, self.layouts.shapes[b], self.layouts.strides[b])(tensors)
 
     def allocate_outputs(self, tensors: Tensors) -> None:
         """Make the tensors that leave the plan, but those that the caller brought."""
@@ -169,7 +178,8 @@ class Workspace:
         for b in step.outputs:
             if self.part.plan.buffers[b].home is Home.NUMBER:
                 continue
-            acts.append(steps.laying(b, layouts.shapes[b], layouts.strides[b]))
+            if layouts.ready[b]:
+                acts.append(steps.laying(b, layouts.shapes[b], layouts.strides[b]))
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
         return acts

@@ -14,7 +14,7 @@ from tilewright.errors import InputError
 from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.host import Number, number, size
-from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
+from tilewright.plan.data import Binding, Call, Home, Launches, Plan, Segment, Spec
 from tilewright.plan.data import Part as Where
 from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
 from tilewright.runtime.launch import Unit
@@ -164,6 +164,7 @@ class Executable:
         for number, segment in enumerate(self.plan.segments):
             if number:
                 part = Part(self.plan, segment, number, sizes, self.unit)
+                part.lay_measured(_last_results(self.plan.segments[number - 1]), tensors)
             workspace = bound.workspace() if not number else Workspace(part, self.constants)
             held.append(workspace)
             part.allocate_outputs(tensors)
@@ -309,6 +310,11 @@ class Executable:
             else:
                 late.append((given, k))
         return late
+
+
+def _last_results(segment: Segment) -> tuple[int, ...]:
+    last = segment.steps[-1] if segment.steps else None
+    return last.outputs if isinstance(last, Call) else ()
 
 
 def _symbols(plan: Plan) -> list[Symbol]:
