@@ -82,6 +82,7 @@ class _Builder:
         outputs = self._outputs()
         self._writes()
         self.segments.append(Segment(tuple(self.steps)))
+        self._own_what_crosses()
         kept = {o for o in outputs if isinstance(o, int)}
         plan = Plan(
             inputs=inputs,  # pyright: ignore[reportArgumentType]
@@ -95,6 +96,13 @@ class _Builder:
         )
         check_bound(plan)
         return plan
+
+    def _own_what_crosses(self) -> None:
+        """An arena ends with its segment: what a later segment reads gets memory of its own."""
+        for number, segment in enumerate(self.segments):
+            for b in {self._root(x) for step in segment.steps for x in _touched(step)}:
+                if self.buffers[b].home is Home.ARENA and self.buffers[b].segment < number:
+                    self.buffers[b] = replace(self.buffers[b], home=Home.OUTPUT)
 
     # --- buffers ---
 

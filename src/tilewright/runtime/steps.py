@@ -118,6 +118,8 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
 
         return act
     outputs = step.outputs
+    if not outputs:
+        return lambda tensors: void(invoke(tensors))
 
     def act_all(tensors: Tensors) -> None:
         results = invoke(tensors)
@@ -129,6 +131,11 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
             tensors[b] = t
 
     return act_all
+
+
+def void(result: object) -> None:
+    """Drop a result."""
+    del result
 
 
 def unwrapped(function: Callable[..., object]) -> Callable[..., object]:

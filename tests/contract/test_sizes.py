@@ -1,0 +1,157 @@
+"""One graph for all sizes: dynamic dims by every door, random sizes, no recompile, no guard from our side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import tilewright
+from tilewright.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    tilewright.reset()
+
+
+def encoder(x: Tensor, w: Tensor) -> Tensor:
+    """A projection, attention of rows on rows, a norm: (batch, length, 8) to the same."""
+    h = torch.nn.functional.layer_norm(x @ w, (8,))
+    scores = torch.softmax(h @ h.transpose(1, 2) / 8**0.5, -1)
+    return torch.nn.functional.gelu(scores @ h) + x
+
+
+def column(x: Tensor) -> Tensor:
+    """Sums over the dynamic dim, and a view that merges it."""
+    return x.sum(0) + x.reshape(-1)[:3].sum() + x.flatten(0, 1).amax(0).sum()
+
+
+def pairs(count: int, low: int = 2) -> list[tuple[int, int]]:
+    """Random sizes."""
+    draw = random.Random(1)
+    return [(draw.randint(low, 9), draw.randint(low, 70)) for _ in range(count)]
+
+
+def test_fifty_random_sizes_one_graph() -> None:
+    compiled = torch.compile(encoder, backend="tilewright")
+    w = torch.randn(8, 8)
+    with torch.no_grad():
+        for count, (b, s) in enumerate(pairs(50)):
+            x = torch.randn(b, s, 8)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(x, 1)
+            if count:
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    got = compiled(x, w)
+            else:
+                got = compiled(x, w)
+            torch.testing.assert_close(got, encoder(x, w), atol=1e-5, rtol=1e-4)
+    found = tilewright.stats()
+    assert found.graphs == 1 and found.units <= 1
+    assert found.plan_misses == len(set(pairs(50)))
+
+
+def test_forward_and_backward_share_one_graph_each() -> None:
+    compiled = torch.compile(encoder, backend="tilewright")
+    for count, (b, s) in enumerate(pairs(8)):
+        x, w = torch.randn(b, s, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+        wanted = torch.autograd.grad(encoder(x, w).square().mean(), (x, w))
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(x, 1)
+        with torch.compiler.set_stance("fail_on_recompile" if count else "default"):
+            got = torch.autograd.grad(compiled(x, w).square().mean(), (x, w))
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+    assert tilewright.stats().graphs == 2
+
+
+@pytest.mark.parametrize("program", [encoder, column], ids=lambda f: f.__name__)
+def test_named_dims(program: Callable[..., Tensor]) -> None:
+    second = [torch.randn(8, 8)] if program is encoder else []
+    compiled = tilewright.compile(program, dims={"x": {0: "batch", 1: ("length", 2, 512)}})
+    for b, s in pairs(6):
+        x = torch.randn(b, s, 8)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, *second), program(x, *second), atol=1e-5, rtol=1e-4)
+    assert tilewright.stats().graphs == 1
+
+
+def test_sizes_zero_and_one_share_the_graph_when_asked() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * 2
+
+    graphs = {}
+    for dims in ({"x": {0: "n"}}, "oblivious"):
+        tilewright.reset()
+        compiled = tilewright.compile(program, dims=dims)  # type: ignore[arg-type]
+        for n in (5, 1, 0, 7):
+            x = torch.randn(n, 4)
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+            torch.testing.assert_close(compiled(x), program(x))
+        graphs[str(dims)] = tilewright.stats().graphs
+    assert graphs["{'x': {0: 'n'}}"] <= 3
+    assert graphs["oblivious"] == 1
+
+
+def test_ranges_and_names_are_checked() -> None:
+    compiled = tilewright.compile(lambda x, y: x + y, dims={"x": {0: ("n", 2, 8)}, "y": {0: "n"}})
+    compiled(torch.ones(4), torch.ones(4))
+    for a, b in ((9, 9), (4, 5)):
+        with pytest.raises(InputError):
+            compiled(torch.ones(a), torch.ones(b))
+    with pytest.raises(InputError, match="did you mean"):
+        tilewright.compile(lambda xs: xs, dims={"x": {0: "n"}})(torch.ones(3))
+    with pytest.raises(InputError):
+        tilewright.compile(lambda x: x, dims={"x": {0: 3}})  # type: ignore[dict-item]
+
+
+def test_a_named_dim_that_the_program_fixes() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x + torch.ones(7)
+
+    with pytest.raises(InputError, match="fixed by the program"):
+        tilewright.compile(program, dims={"x": {0: "n"}})(torch.ones(7))
+
+
+def test_equal_example_sizes_of_different_names_stay_apart() -> None:
+    compiled = tilewright.compile(lambda x, y: x.sum(0) + y.sum(0), dims={"x": {0: "n"}, "y": {0: "m"}})
+    for n, m in ((4, 4), (5, 9), (9, 5)):
+        x, y = torch.randn(n, 3), torch.randn(m, 3)
+        torch.testing.assert_close(compiled(x, y), x.sum(0) + y.sum(0))
+    assert tilewright.stats().graphs == 1
+
+
+def test_sizes_that_come_from_data() -> None:
+    def program(x: Tensor) -> Tensor:
+        places = torch.nonzero(x > 0).flatten()
+        return (x[places] * 2 + places).relu()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = tilewright.compile(program)
+        for n in (5, 5, 5):
+            x = torch.randn(n)
+            torch.testing.assert_close(compiled(x), program(x))
+    assert tilewright.stats().graphs == 1
+
+
+def test_a_transformer_with_dynamic_batch_and_length() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50
+    )
+    model = transformers.BertModel(config).eval()
+    names = ("input_ids", "attention_mask")
+    compiled = tilewright.compile(model, dims={n: {0: "batch", 1: "length"} for n in names})
+    with torch.no_grad():
+        for b, s in pairs(6):
+            ids = torch.randint(0, 50, (b, s))
+            mask = torch.ones(b, s, dtype=torch.long)
+            mask[0, s // 2 :] = 0
+            got = compiled(input_ids=ids, attention_mask=mask)
+            wanted = model(input_ids=ids, attention_mask=mask)
+            torch.testing.assert_close(got.last_hidden_state, wanted.last_hidden_state, atol=1e-5, rtol=1e-4)  # type: ignore[attr-defined]
+            torch.testing.assert_close(got.pooler_output, wanted.pooler_output, atol=1e-5, rtol=1e-4)  # type: ignore[attr-defined]
+    assert tilewright.stats().graphs == 1
