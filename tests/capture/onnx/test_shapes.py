@@ -199,6 +199,52 @@ def test_transposed_rows_and_reshape_by_zero() -> None:
     check(model(nodes, X, ["y"], {"rows": ints(0, 0, -1)}), SHAPES, DIMS)
 
 
+def attention_model() -> onnx.ModelProto:
+    """Self-attention of 2 heads on [n, s, 8], sizes read from the input, as exporters write it."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Slice", ["shape", "zero1", "two1"], ["ns"]),
+        node("Concat", ["ns", "heads"], ["split"], axis=0),
+        node("Concat", ["ns", "minus"], ["join"], axis=0),
+        *[node("MatMul", ["x", f"w{k}"], [f"m{k}"]) for k in "qkv"],
+        *[node("Reshape", [f"m{k}", "split"], [f"r{k}"]) for k in "qkv"],
+        node("Transpose", ["rq"], ["q"], perm=[0, 2, 1, 3]),
+        node("Transpose", ["rk"], ["k"], perm=[0, 2, 3, 1]),
+        node("Transpose", ["rv"], ["v"], perm=[0, 2, 1, 3]),
+        node("MatMul", ["q", "k"], ["scores"]),
+        node("Mul", ["scores", "half"], ["scaled"]),
+        node("Softmax", ["scaled"], ["p"], axis=-1),
+        node("MatMul", ["p", "v"], ["o"]),
+        node("Transpose", ["o"], ["t"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["t", "join"], ["j"]),
+        node("Add", ["j", "x"], ["y"]),
+    ]
+    generator = np.random.default_rng(3)
+    constants = {
+        "zero1": ints(0),
+        "two1": ints(2),
+        "heads": ints(2, 4),
+        "minus": ints(-1),
+        "half": np.array(0.5, np.float32),
+        **{f"w{k}": generator.standard_normal((8, 8)).astype(np.float32) for k in "qkv"},
+    }
+    return model(nodes, [value("x", ["n", "s", 8])], ["y"], constants)
+
+
+@pytest.mark.parametrize("oblivious", [False, True])
+def test_attention_with_dynamic_batch_and_length(oblivious: bool) -> None:
+    """One graph; traced without regard to sizes 0 and 1 it also takes those."""
+    shapes = [(2, 5, 8), (3, 7, 8), (4, 2, 8)]
+    least = 2
+    if oblivious:
+        shapes += [(1, 5, 8), (3, 1, 8), (1, 1, 8)]
+        least = 0
+    dims: dict[int, object] = {0: Dim("n", min=least, max=64), 1: Dim("s", min=least, max=512)}
+    with torch.fx.experimental._config.patch(backed_size_oblivious=oblivious):
+        names = check(attention_model(), shapes, dims)
+    assert names.count("aten.mm.default") == 3 and names.count("aten.bmm.default") == 2
+
+
 def test_nonzero_of_constant_of_shape() -> None:
     """The old way to write arange: known at capture when the size is."""
     nodes = [

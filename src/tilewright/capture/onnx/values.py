@@ -131,6 +131,31 @@ def known_equal(a: Dim, b: Dim) -> bool:
     return surely(a == b)
 
 
+def broadcast_dims(shape_: Sequence[Dim], wanted: Sequence[Dim]) -> list[Dim]:
+    """Sizes after broadcasting `shape_` with `wanted` (a 1 on either side yields to the other)."""
+    rank = max(len(shape_), len(wanted))
+    a = [1] * (rank - len(shape_)) + list(shape_)
+    b = [1] * (rank - len(wanted)) + list(wanted)
+    return [
+        x if is_static(y) and y == 1 else y if is_static(x) and x == 1 else _join(x, y)
+        for x, y in zip(a, b, strict=True)
+    ]
+
+
+def _join(x: Dim, y: Dim) -> Dim:
+    return x if not is_static(y) and is_static(x) else y
+
+
+def dense(x: Tensor) -> Tensor:
+    """x itself if its strides are known to fall without gaps, else a copy."""
+    size: Dim = 1
+    for n, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if not known_equal(stride, size):
+            return x.clone(memory_format=torch.contiguous_format)
+        size = size * n
+    return x
+
+
 def has_symbols(x: Tensor) -> bool:
     """Whether a size of x is symbolic."""
     return type(x) is not Tensor and any(isinstance(d, torch.SymInt) for d in x.shape)
@@ -148,7 +173,7 @@ def settle(x: Tensor) -> Tensor:
     for i, a in enumerate(strides):
         for b in strides[i + 1 :]:
             if not (is_static(a) and is_static(b)) and not surely(a >= b):
-                return x.contiguous()
+                return x.clone(memory_format=torch.contiguous_format)
     return x
 
 

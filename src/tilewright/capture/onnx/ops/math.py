@@ -89,19 +89,25 @@ def _narrow(result: Tensor, a: Operand, b: Operand) -> Tensor:
 @op("Add", since=7, scalar=(0, 1))
 def add(a: Operand, b: Operand) -> Tensor:
     """a + b."""
-    return _narrow(widen(a) + widen(b), a, b)  # type: ignore[operator, arg-type]
+    if _dtype(a, b) in WIDE:
+        return _narrow(widen(a) + widen(b), a, b)  # type: ignore[arg-type]
+    return a + b  # type: ignore[return-value]
 
 
 @op("Sub", since=7, scalar=(0, 1))
 def sub(a: Operand, b: Operand) -> Tensor:
     """a - b."""
-    return _narrow(widen(a) - widen(b), a, b)  # type: ignore[operator, arg-type]
+    if _dtype(a, b) in WIDE:
+        return _narrow(widen(a) - widen(b), a, b)  # type: ignore[arg-type]
+    return a - b  # type: ignore[return-value]
 
 
 @op("Mul", since=7, scalar=(0, 1))
 def mul(a: Operand, b: Operand) -> Tensor:
     """a * b."""
-    return _narrow(widen(a) * widen(b), a, b)  # type: ignore[operator, arg-type]
+    if _dtype(a, b) in WIDE:
+        return _narrow(widen(a) * widen(b), a, b)  # type: ignore[arg-type]
+    return a * b  # type: ignore[return-value]
 
 
 @op("Div", since=7, scalar=(1,))

@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim, is_static, sym_max
+from tilewright.capture.onnx.values import (
+    Dim,
+    broadcast_dims,
+    dense,
+    has_symbols,
+    is_static,
+    known_equal,
+    sym_max,
+)
 from tilewright.errors import UnsupportedError
 
 Pads = tuple[Sequence[Dim], Sequence[Dim]]
@@ -143,7 +151,29 @@ def constant_pad_bias(y: Tensor, before: Sequence[Dim], after: Sequence[Dim], bi
 @op("MatMul", view=True)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product with numpy's rules for other ranks."""
+    if a.dim() > 1 and b.dim() > 1 and a.dim() + b.dim() > 4 and (has_symbols(a) or has_symbols(b)):
+        return _symbolic_matmul(a, b)
     return torch.matmul(a, b)
+
+
+def _symbolic_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """torch.matmul for symbolic sizes, with batch dims flattened on dense tensors.
+
+    torch flattens strided ones, which asks whether a size is 1, and may expand a matrix over the whole batch.
+    """
+    if b.dim() == 2:
+        lead = tuple(a.shape[:-1])
+        return torch.mm(dense(a).flatten(0, -2), b).unflatten(0, lead)
+    batch = broadcast_dims(a.shape[:-2], b.shape[:-2])
+    sides: list[Tensor] = []
+    for x in (a, b):
+        same = len(batch) == x.dim() - 2 and all(
+            known_equal(p, q) for p, q in zip(batch, x.shape[:-2], strict=True)
+        )
+        wide = x if same else x.expand(*batch, -1, -1)
+        sides.append(dense(wide).flatten(0, -3) if len(batch) > 1 else wide)
+    y = torch.bmm(sides[0], sides[1])
+    return y.unflatten(0, tuple(batch)) if len(batch) > 1 else y
 
 
 @op("Gemm", since=7)

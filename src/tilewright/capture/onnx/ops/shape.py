@@ -13,7 +13,9 @@ from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values import (
     Dim,
     Host,
+    broadcast_dims,
     check_size,
+    dense,
     host,
     is_static,
     is_symbolic,
@@ -93,7 +95,7 @@ def _symbolic_reshape(x: Tensor, dims: Sequence[Dim]) -> Tensor:
     body = x.squeeze(tuple(ones)) if ones else x
     core = [d for d in dims if not (is_static(d) and d == 1)]
     if len(core) != body.dim() or not all(known_equal(a, b) for a, b in zip(body.shape, core, strict=True)):
-        body = body.reshape(core)  # type: ignore[arg-type]
+        body = (dense(body) if len(core) <= body.dim() else body).reshape(core)  # type: ignore[arg-type]
     for i, d in enumerate(dims):
         if is_static(d) and d == 1:
             body = body.unsqueeze(i)
@@ -223,21 +225,6 @@ def _backward(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
     first = 0 if first < 0 else first
     last = 0 if last < 0 else last
     return _forward(x.flip(axis), axis, first, last, step)
-
-
-def broadcast_dims(shape_: Sequence[Dim], wanted: Sequence[Dim]) -> list[Dim]:
-    """Sizes after broadcasting `shape_` with `wanted` (a 1 on either side yields to the other)."""
-    rank = max(len(shape_), len(wanted))
-    a = [1] * (rank - len(shape_)) + list(shape_)
-    b = [1] * (rank - len(wanted)) + list(wanted)
-    return [
-        x if is_static(y) and y == 1 else y if is_static(x) and x == 1 else _join(x, y)
-        for x, y in zip(a, b, strict=True)
-    ]
-
-
-def _join(x: Dim, y: Dim) -> Dim:
-    return x if not is_static(y) and is_static(x) else y
 
 
 @op("Expand", since=8, host=(1,), view=True)
