@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,31 +127,40 @@ def compare_lines(found: Sequence[str], expected: Sequence[str]) -> list[str]:
 def judge_search(job: Job, tokenise: search.Tokenise, threads: int) -> Verdict:
     """Embed sentences and queries with Tilewright and with eager; compare; list the best matches."""
     sentences, queries = (search.read_lines(HERE / f"{name}.txt") for name in ("sentences", "queries"))
-    ready = job.ready()
-    able = [name for name in (OURS, "eager", "inductor") if name in ready]
-    if not able:
-        return Verdict(("no contestant can embed the sentences",), False)
+    assert isinstance(job.workload.target, torch.nn.Module)
+    ours = job.ready().get(OURS)
+    calls: dict[str, Call] = {} if ours is None else {OURS: ours.call}
+    calls["eager"] = job.workload.target
     embedded: dict[str, tuple[search.Array, search.Array]] = {}
     with measure.settings(threads):
-        for name in able[:2]:
-            call = ready[name].call
-            embedded[name] = (call(*tokenise(sentences))[0].numpy(), call(*tokenise(queries))[0].numpy())
-    corpus, asked = embedded[able[0]]
-    report = [f"sentence search by {contest.NAMES[able[0]]}:"]
+        for name, call in calls.items():
+            corpus, asked = (
+                measure.flatten(call(*tokenise(texts)))[0].numpy() for texts in (sentences, queries)
+            )
+            embedded[name] = corpus, asked
+    first = next(iter(embedded))
+    corpus, asked = embedded[first]
+    report = [f"sentence search by {contest.NAMES[first]}:"]
     for query, vector in zip(queries, asked, strict=True):
         report.append(f"  {query}")
         matches = search.best_matches(vector, corpus, sentences, count=2)
         report += [f"      {match.score:.3f}  {match.sentence}" for match in matches]
-    if able[0] != OURS:
+    if ours is None:
         return Verdict((*report, f"Tilewright could not run: {job.why_not(OURS)}"), False)
-    if len(able) < 2:
-        return Verdict((*report, "no other runtime to compare with"), True)
-    pairs = zip(embedded[OURS], embedded[able[1]], strict=True)
+    pairs = zip(embedded[OURS], embedded["eager"], strict=True)
     gap = max(float(np.abs(a - b).max()) for a, b in pairs)
     agrees = gap <= EMBEDDING_TOLERANCE
     word = "agree with" if agrees else "DIFFER FROM"
-    report.append(f"embeddings {word} {contest.NAMES[able[1]]}: largest difference {gap:.1e}")
+    report.append(f"embeddings {word} eager: largest difference {gap:.1e}")
     return Verdict(tuple(report), agrees)
+
+
+def attempt(what: str, judge: Callable[[], Verdict]) -> Verdict:
+    """The verdict of `judge`; an error in it, such as a later shape that does not run, is a verdict too."""
+    try:
+        return judge()
+    except Exception as error:  # noqa: BLE001 - the table is worth showing even then
+        return Verdict((f"{what} failed: {measure.one_line(error)}",), False)
 
 
 @contextmanager
@@ -188,8 +197,8 @@ def run(
         sentences = Workload("sentences", embedder, tokens, dims)
         jobs = [contest.build(workload, names, threads, say) for workload in (*parts, sentences)]
         say("reading and searching")
-        reading = judge_reading(jobs[:-1], picture, folder, out, threads)
-        searching = judge_search(jobs[-1], tokenise, threads)
+        reading = attempt("reading", lambda: judge_reading(jobs[:-1], picture, folder, out, threads))
+        searching = attempt("searching", lambda: judge_search(jobs[-1], tokenise, threads))
         timings = [contest.time_job(job, threads, seconds, say) for job in jobs]
     for verdict in (reading, searching):
         console.print("\n".join(verdict.lines), markup=False, highlight=False, soft_wrap=True)

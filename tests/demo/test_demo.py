@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,34 @@ def test_the_picture_is_read_as_drawn() -> None:
     with Image.open(HERE / "picture.png") as picture:
         lines = ocr.read(picture.convert("RGB"), main.models_of(calls), alphabet)
     assert tuple(line.text for line in lines) == search.read_lines(HERE / "expected.txt")
+
+
+@pytest.mark.parametrize(("shift", "agrees"), [(0.0, True), (1e-3, False)])
+def test_search_compares_ours_with_eager(shift: float, agrees: bool) -> None:
+    embedder = search.Embedder(Encoder())
+
+    def tokenise(texts: Sequence[str]) -> search.Tokens:
+        ids = torch.tensor([[len(text), 1] for text in texts])
+        return ids, torch.ones_like(ids)
+
+    def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (embedder(*inputs) + shift,)
+
+    workload = Workload("sentences", embedder, tokenise(["a"]))
+    ours = contest.Job(workload, {"tilewright": Prepared("tilewright", call, 0.0, 0.0, None, "")})
+    verdict = main.judge_search(ours, tokenise, 1)
+    assert verdict.agrees is agrees
+    assert verdict.lines[-1].startswith("embeddings agree" if agrees else "embeddings DIFFER")
+    none = contest.Job(workload, {"tilewright": Unavailable("no compiler")})
+    assert (
+        main.judge_search(none, tokenise, 1).lines[-1] == "Tilewright could not run: sentences: no compiler"
+    )
+
+
+def test_an_error_while_judging_is_a_verdict() -> None:
+    def judge() -> main.Verdict:
+        raise RuntimeError("no such shape")
+
+    assert main.attempt("reading", judge) == main.Verdict(
+        ("reading failed: RuntimeError: no such shape",), False
+    )
