@@ -1,5 +1,8 @@
 """The pipeline: the only file that knows all phases. Each phase's name, time and result is kept in a `Trace`."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import time
@@ -23,11 +26,9 @@ from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise
-from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import KernelReport, report_of
-from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
@@ -109,9 +110,9 @@ def compile_fx(
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
-    `trusted` says that the caller checks sizes and types on each call; else sizes must fulfil `conditions`. A graph that capture refuses runs as it was
-    captured, and without a C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError
-    under `strict`."""
+    `trusted` says that the caller checks sizes and types on each call; else sizes must fulfil `conditions`. A graph
+    that capture refuses runs as it was captured, and without a C++ compiler every op runs as a library call; the
+    coverage says so. Raises UnsupportedError under `strict`."""
     run = Recorder()
     try:
         with _guard_free(gm):

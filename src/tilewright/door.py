@@ -1,5 +1,8 @@
 """The front doors: the backend of `torch.compile`, and `compile` for modules, functions, exported programs and ONNX."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import os
@@ -17,7 +20,7 @@ from tilewright.capture.trace import fits, hints, trace
 from tilewright.compiler import Compiled, Trace, compile_fx
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
-from tilewright.plan.coverage import Coverage
+from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.direct import Direct
 from tilewright.runtime.model import CompiledModel, Way
 from tilewright.runtime.naming import DimsLike, Naming
@@ -69,12 +72,7 @@ class Session:
     @property
     def coverage(self) -> Coverage | None:
         """Of all graphs together."""
-        if not self.compiled:
-            return None
-        first, *rest = [c.coverage for c in self.compiled]
-        for other in rest:
-            first = first + other
-        return first
+        return total([c.coverage for c in self.compiled])
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -191,8 +189,7 @@ class FileWay:
     @property
     def coverage(self) -> Coverage | None:
         """Of the graphs compiled so far."""
-        covers = [w.coverage for w in self._ways]
-        return sum(covers[1:], covers[0]) if covers else None
+        return total([w.built.coverage for w in self._ways])
 
     @property
     def kernels(self) -> tuple[object, ...]:

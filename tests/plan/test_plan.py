@@ -29,7 +29,9 @@ def spec(*shape: Expr | int, strides: Sequence[Expr] | None = None) -> Spec:
 
 def library(b: Builder, name: str, function: object, inputs: Sequence[Value], shape: Sequence[Expr]) -> Value:
     """A library call on all `inputs`."""
-    call = LibraryCall(name, function, tuple(Operand(k) for k in range(len(inputs))), (), (dims.dense_strides(shape),))  # type: ignore[arg-type]
+    call = LibraryCall(
+        name, function, tuple(Operand(k) for k in range(len(inputs))), (), (dims.dense_strides(shape),)
+    )  # type: ignore[arg-type]
     with b.origin(name) as origin:
         (out,) = b.library(call, inputs, [(shape, f32)])
     b.close_origin(origin, call, inputs, (out,))

@@ -1,4 +1,4 @@
-"""The executable on plans of library calls: sizes, workspaces, foreign layouts, ownership, errors. No compiler needed."""
+"""The executable on plans of library calls: sizes, workspaces, foreign layouts, ownership, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def run_of(graph: Graph, **rest: object) -> Executable:
     return Executable(build_plan(cover, {}), constants, **rest)  # type: ignore[arg-type]
 
 
-def call(b: Builder, function: object, args: tuple[object, ...], inputs: Sequence[Value], shape: Sequence[Expr]) -> Value:
+def call(
+    b: Builder, function: object, args: tuple[object, ...], inputs: Sequence[Value], shape: Sequence[Expr]
+) -> Value:
     """A library call."""
     made = LibraryCall(str(function), function, args, (), (dims.dense_strides(shape),))  # type: ignore[arg-type]
     return b.library(made, inputs, [(shape, f32)])[0]

@@ -21,7 +21,7 @@ class Exported:
     """A functional graph without Python around it.
 
     `weights` are tensors by placeholder name (parameters, buffers and constants that nothing writes to); `state` are
-    those that the program writes to, also by placeholder. `inputs` name the placeholders of the caller's flat arguments.
+    those that the program writes to. `inputs` name the placeholders of the caller's flat arguments.
     Result k of the graph is copied into `writes[k]` (a tensor of the state, or the number of a flat argument), or is
     the next output.
     """
@@ -47,12 +47,13 @@ class Exported:
 
 
 def exported(program: ExportedProgram) -> Exported:
-    """The program in the ops that we declare. Raises UnsupportedError for inputs that are neither tensors nor numbers."""
+    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
         program = program.run_decompositions(decompositions())
     signature = program.graph_signature
-    tensors: dict[str, Tensor] = {**program.state_dict, **program.constants}
+    held = {**program.state_dict, **program.constants}
+    tensors = {name: t for name, t in held.items() if isinstance(t, Tensor)}
     targets = set(signature.buffers_to_mutate.values())
     weights: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -61,7 +62,7 @@ def exported(program: ExportedProgram) -> Exported:
         name = getattr(spec.arg, "name", "")
         if spec.kind is InputKind.USER_INPUT:
             inputs.append(name)
-        elif spec.target is not None and isinstance(tensors.get(spec.target), Tensor):
+        elif spec.target is not None and spec.target in tensors:
             (state if spec.target in targets else weights)[name] = tensors[spec.target]
         else:
             raise UnsupportedError(f"an input of kind {spec.kind.name}", phase="capture", op=name)

@@ -1,6 +1,9 @@
 """Torch's ahead-of-time autograd around a compiler of ours: what Dynamo captured becomes one graph, or a forward and a
 backward graph, and each is built by a function that the caller passes in."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import inspect
@@ -54,10 +57,19 @@ class Compiling(Exception):
 
 
 def split(
-    joint: fx.GraphModule, joint_inputs: Sequence[object], **rest: object
+    joint: fx.GraphModule,
+    joint_inputs: Sequence[object],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: list[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward graphs of a joint graph: what is saved and what is computed again is the minimum cut."""
-    return min_cut_rematerialization_partition(joint, joint_inputs, **rest)
+    return min_cut_rematerialization_partition(
+        joint,
+        joint_inputs,
+        num_fwd_outputs=num_fwd_outputs,
+        static_lifetime_input_indices=static_lifetime_input_indices,
+    )
 
 
 def through_autograd(
@@ -141,7 +153,8 @@ def _free_of_effects() -> bool:
         old = [
             v for v in effects.id_to_variable.values() if not type(v.mutation_type).__name__.endswith("New")
         ]
-        fresh = _fresh_local(tx.output.root_tx.f_code)
+        root = tx.output.root_tx
+        fresh = _fresh_local(root.f_code) if root is not None else ""
         return all(
             _is_local(v, fresh) or _writes_back(v, effects.store_attr_mutations.get(v))
             for v in old
@@ -268,5 +281,5 @@ def _no_double_backward(*_: object) -> None:
         "a compiled graph was differentiated twice",
         phase="run",
         op="double backward",
-        hint="compile the function that contains the derivatives (the whole loss), and call backward() on its result once",
+        hint="compile the function that contains the derivatives (the whole loss), and call backward() once",
     )

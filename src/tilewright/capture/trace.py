@@ -1,5 +1,8 @@
 """Modules that we trace ourselves (model files): one pass with fake tensors, in which weights become constants."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -7,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -33,13 +37,15 @@ def trace(
     *,
     oblivious: bool = True,
 ) -> Exported:
-    """The functional graph of `module` for inputs like these; `dynamic[i]` are the dims of input i that may change, and
-    dims in one group of `equal` have one size. With `oblivious`, sizes 0 and 1 are sizes like others. What the trace relied on besides stands in `Exported.conditions`.
+    """The functional graph of `module` for inputs like these.
 
+    `dynamic[i]` are the dims of input i that may change, and dims in one group of `equal` have one size. With
+    `oblivious`, sizes 0 and 1 are sizes like others. What the trace relied on besides stands in `Exported.conditions`.
     Raises UnsupportedError where the module cannot be traced as one graph."""
     env = ShapeEnv(duck_shape=False)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     spec: list[pytree.TreeSpec] = []
+    table = {k: v for k, v in decompositions().items() if isinstance(k, OpOverload)}
 
     def flat(*args: Tensor) -> list[object]:
         for (first, at), *others in equal:
@@ -54,7 +60,7 @@ def trace(
             fakes = [_fake(mode, t, dims) for t, dims in zip(inputs, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
             with mode:
-                gm = make_fx(pure, decomposition_table=decompositions(), _allow_non_fake_inputs=True)(*fakes)
+                gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     except TilewrightError:
         raise
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import bool_
@@ -12,7 +13,7 @@ from tilewright.ir.expr import Expr, Symbol
 
 Number = int | float | bool
 
-_OPS: dict[str, Callable[..., Number]] = {
+_OPS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.graph import LibraryCall
@@ -55,6 +56,14 @@ class Coverage:
                 listed = ", ".join(f"{r.name} x{r.count} ({r.reason})" for r in rows)
                 parts.append(f"{sum(r.count for r in rows)} {how}: {listed}")
         return "; ".join(parts)
+
+
+def total(parts: Sequence[Coverage]) -> Coverage | None:
+    """All graphs together; None without any."""
+    found: Coverage | None = None
+    for part in parts:
+        found = part if found is None else found + part
+    return found
 
 
 def _merged(rows: tuple[Row, ...]) -> tuple[Row, ...]:

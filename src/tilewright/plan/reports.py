@@ -43,7 +43,8 @@ class KernelReport:
         return size(self.bytes_moved, sizes), size(self.bytes_bound, sizes), size(self.flops, sizes)
 
     def __str__(self) -> str:
-        return f"{self.name}: {', '.join(self.ops)}; {self.bytes_moved} bytes ({self.bytes_bound} at least), {self.flops} flops"
+        size = f"{self.bytes_moved} bytes ({self.bytes_bound} at least), {self.flops} flops"
+        return f"{self.name}: {', '.join(self.ops)}; {size}"
 
 
 def _bytes(values: Sequence[Value]) -> Expr:
@@ -65,7 +66,7 @@ def report_of(
         if op.expr is not None:
             each = sum(cost(b) for b in op.expr.body) + _step(op.expr.reduction)
             flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
-    stored = {v for v in kernel.outputs}
+    stored = set(kernel.outputs)
     moved = _bytes((*kernel.inputs, *kernel.outputs))
     bound = _bytes((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
     return KernelReport(

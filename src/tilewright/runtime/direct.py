@@ -1,6 +1,9 @@
 """The short way of a call that has been seen before: a key of the arguments' metadata, identity checks of what the
 program reads besides its arguments, and the executable."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import types

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -66,9 +67,8 @@ class Bound:
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
         self.quick = _is_quick(plan)
         """Whether kernels are all there is to run, and all results are tensors of their own."""
-        self.order = (
-            tuple([b for b, *_ in self.first.outputs].index(o) for o in plan.outputs) if self.quick else ()
-        )  # pyright: ignore[reportArgumentType]
+        places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
+        self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
@@ -124,7 +124,7 @@ class Executable:
         self._recent: Bound | None = None
         self._readers = tuple(_reader(b) for b in plan.bindings)
         self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
-        self._template = [None] * len(plan.buffers)
+        self._template: list[Tensor | None] = [None] * len(plan.buffers)
         self._constants = tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT)
         self._single = len(plan.segments) == 1
 
@@ -139,9 +139,9 @@ class Executable:
             made = bound.run_quick(args)
             if made is not None:
                 return made
-        tensors: list[Tensor | None] = self._template[:]
+        tensors = self._template[:]
         for k, b in bound.inputs:
-            tensors[b] = args[k]  # pyright: ignore[reportArgumentType]
+            tensors[b] = cast(Tensor | None, args[k])
         back = self._lay(bound, args, tensors)
         for b, index in self._constants:
             tensors[b] = self.constants[index]
@@ -161,11 +161,11 @@ class Executable:
         sizes = bound.sizes
         part = bound.first
         held: list[Workspace] = []
-        for number, segment in enumerate(self.plan.segments):
-            if number:
-                part = Part(self.plan, segment, number, sizes, self.unit)
-                part.lay_measured(_last_results(self.plan.segments[number - 1]), tensors)
-            workspace = bound.workspace() if not number else Workspace(part, self.constants)
+        for place, segment in enumerate(self.plan.segments):
+            if place:
+                part = Part(self.plan, segment, place, sizes, self.unit)
+                part.lay_measured(_last_results(self.plan.segments[place - 1]), tensors)
+            workspace = bound.workspace() if not place else Workspace(part, self.constants)
             held.append(workspace)
             part.allocate_outputs(tensors)
             for b, view in workspace.views:
@@ -415,10 +415,10 @@ def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     if len(at) != len(out):
         raise InputError(f"out has {len(out)} tensors, there are {len(at)} outputs", phase="input")
     ranges = [(f"input {k}", memory_range(t)) for k, t in enumerate(inputs)]
-    for number, (k, given) in enumerate(zip(at, out, strict=True)):
+    for place, (k, given) in enumerate(zip(at, out, strict=True)):
         made = leaves[k]
-        _check_out(number, given, made.dtype, tuple(made.shape))
-        _check_apart(number, given, ranges)
+        _check_out(place, given, made.dtype, tuple(made.shape))
+        _check_apart(place, given, ranges)
     for k, given in zip(at, out, strict=True):
         copy_into(given, leaves[k].detach())
         leaves[k] = given

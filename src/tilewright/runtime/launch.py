@@ -11,7 +11,7 @@ from tilewright.errors import IndexOutOfRange, TilewrightError
 
 
 class Unit(Protocol):
-    """Built kernels. Kernel k is called `task(k)`; over `count(k, sizes)` points, `grain(k, sizes)` at least at once."""
+    """Built kernels. Kernel k is `task(k)`; it runs over `count(k, sizes)` points, `grain(k, sizes)` at once."""
 
     def task(self, kernel: int) -> int:
         """Address of the task function."""

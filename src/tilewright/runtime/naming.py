@@ -42,8 +42,10 @@ class Naming:
                         self.dims.append(Dim(name, int(place), *what))
                     case _:
                         raise InputError(
-                            f"dim {place} of {name!r} cannot be {what!r}", phase="input", hint="a name or (name, low, high)"
-                        )  # fmt: skip
+                            f"dim {place} of {name!r} cannot be {what!r}",
+                            phase="input",
+                            hint="a name or (name, low, high)",
+                        )
 
     def __bool__(self) -> bool:
         return bool(self.dims)

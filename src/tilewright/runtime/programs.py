@@ -32,9 +32,20 @@ class Runs(Protocol):
 class Built(Protocol):
     """A compiled graph."""
 
-    executable: Runs
-    coverage: Coverage
-    trace: object
+    @property
+    def executable(self) -> Runs:
+        """Runs it."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much is generated."""
+        ...
+
+    @property
+    def trace(self) -> object:
+        """Every phase."""
+        ...
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -58,9 +69,20 @@ class ProgramWay:
         flat = {name: k for k, name in enumerate(program.inputs)}
         self._args = tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held)
 
-    coverage = property(lambda self: self.built.coverage)
-    kernels = property(lambda self: self.built.kernels)
-    trace = property(lambda self: self.built.trace)
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of everything compiled so far."""
+        return self.built.coverage
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        return self.built.kernels
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last."""
+        return self.built.trace
 
     def unchanged(self) -> bool:
         """An exported program reads nothing but its arguments and its own weights."""

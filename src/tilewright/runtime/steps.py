@@ -1,10 +1,14 @@
 """The steps of a plan as closures over one workspace: each takes the list of tensors by buffer number."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -114,7 +118,7 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
 
         def act(tensors: Tensors) -> None:
             result = invoke(tensors)
-            tensors[only] = result[0] if isinstance(result, (tuple, list)) else result  # pyright: ignore[reportArgumentType]
+            tensors[only] = cast(Tensor, result[0] if isinstance(result, (tuple, list)) else result)
 
         return act
     outputs = step.outputs

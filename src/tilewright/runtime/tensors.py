@@ -1,5 +1,8 @@
 """Torch's side of buffers: element types, layouts that fit, copies between layouts."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,11 @@
 """Modules and functions: captured by Dynamo as one graph, called through it or, once a call is known, directly."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
@@ -59,9 +62,20 @@ class TracedWay:
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
 
-    coverage = property(lambda self: self.session.coverage)
-    kernels = property(lambda self: self.session.kernels)
-    trace = property(lambda self: self.session.trace)
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of everything compiled so far."""
+        return self.session.coverage
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        return self.session.kernels
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last."""
+        return self.session.trace
 
     def unchanged(self) -> bool:
         """Whether parameters, plain attributes, closure and globals are the same objects as before."""
@@ -122,7 +136,7 @@ class TracedWay:
                 ) from error  # fmt: skip
 
     @contextmanager
-    def _settings(self, oblivious: bool) -> Iterator[None]:
+    def _settings(self, oblivious: bool) -> Generator[None]:
         with ExitStack() as stack:
             if getattr(torch._dynamo.config, "trace_autograd_ops", None) is not None:
                 stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
@@ -151,7 +165,7 @@ class TracedWay:
             around.watch(runner.marks)
             inner_given = [inner_given[i] for i in runner.live]
             runner = runner.runner
-        if not isinstance(runner, Executable):
+        if not isinstance(runner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]
             return None
         if id(runner) not in self._direct:
             self._direct[id(runner)] = (runner, without_scalars(runner))
