@@ -271,12 +271,13 @@ def writer(root: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_killed_writers_leave_whole_entries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [6, pytest.param(150, marks=pytest.mark.slow)])
+def test_killed_writers_leave_whole_entries(tmp_path: Path, rounds: int) -> None:
     """Two writers at a time, killed at random moments: every visible entry is whole, and locks are free again."""
     root = tmp_path / "kernels"
     keys = [digest(str(i)) for i in range(40)]
     chance = random.Random(7)
-    for _ in range(6):
+    for _ in range(rounds):
         writers = [writer(root) for _ in range(2)]
         for w in writers:
             assert w.stdout is not None and w.stdout.readline() == b"ready\n"
