@@ -6,6 +6,9 @@ lanes x lanes elements are transposed, so that memory is still touched by vector
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from tilewright.ir import dims as index
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Axis, Expr, axes_of
@@ -80,56 +83,81 @@ class Turn:
     def _bracketed(values: dict[Axis, str]) -> dict[Axis, str]:
         return {a: f"({text})" if " " in text else text for a, text in values.items()}
 
-    def each(self, unit: Unit) -> None:
-        """Open the loop over the `lanes` registers of a tile, in `unit`."""
-        self.body.lines.put(f"#pragma GCC unroll {self.lanes}")
-        self.body.lines.put(f"for (i64 j = 0; j < {self.lanes}; j++) {{")
-        self.body.lines.depth += 1
-        self.body.printer.unit = unit
-        self.body.printer.scope = Scope(self.body.printer.scope, frozenset((self.a, self.lane)))
-
-    def close(self, outer: Scope) -> None:
-        """Close the loop opened by `each`."""
-        self.body.lines.depth -= 1
-        self.body.lines.put("}")
-        self.body.printer.scope = outer
-
     def register(self, dtype: DType) -> str:
         """The type of a turned register: truth values are turned as integers."""
         name = "i32" if dtype.kind is Kind.BOOL else self.body.printer.style.scalar(dtype)
         return f"vec<{name}, {self.lanes}>"
 
+    @contextmanager
+    def loop(self, counter: str, count: int, unroll: bool = False) -> Generator[None]:
+        """A loop, left out where it has one step."""
+        if count > 1:
+            if unroll:
+                self.body.lines.put(f"#pragma GCC unroll {count}")
+            self.body.lines.put(f"for (i64 {counter} = 0; {counter} < {count}; {counter}++) {{")
+            self.body.lines.depth += 1
+        yield
+        if count > 1:
+            self.body.lines.depth -= 1
+            self.body.lines.put("}")
+
+    @contextmanager
+    def each(self, unit: Unit) -> Generator[None]:
+        """The loop over the registers of a square tile, with the unit of one of them."""
+        printer = self.body.printer
+        outer_unit, outer_scope = printer.unit, printer.scope
+        with self.loop("j", self.count, unroll=True):
+            printer.unit = unit
+            printer.scope = Scope(outer_scope, frozenset((self.a, self.lane)))
+            yield
+        printer.unit, printer.scope = outer_unit, outer_scope
+
     def run(self, s: Load | Store) -> None:
         """Print the access as a loop over square tiles."""
-        lines, printer = self.body.lines, self.body.printer
-        unit, scope = printer.unit, printer.scope
+        dtype = s.var.dtype if isinstance(s, Load) else s.value.dtype
         if isinstance(s, Load) and self.body.place(s.var, self.dims, array=True).array:
             self.body.declare_array(s.var, self.dims)
-        opened = 1
-        for counter, tile in ((self.row, self.tile), (self.column, self.width)):
-            if tile > self.count:
-                lines.put(f"for (i64 {counter} = 0; {counter} < {tile // self.count}; {counter}++) {{")
-                lines.depth += 1
-                opened += 1
-        if opened == 1:
-            lines.put("{")
-            lines.depth += 1
-        dtype = s.var.dtype if isinstance(s, Load) else s.value.dtype
-        lines.put(f"{self.register(dtype)} rows[{self.lanes}];")
+        with self.body.lines.block(""), self.loop(self.column, self.width // self.count):
+            if isinstance(s, Load):
+                self.load(s, dtype)
+            else:
+                self.store(s, dtype)
+
+    def load(self, s: Load, dtype: DType) -> None:
+        """Print a load: tile by tile, from rows along `a` to registers along the lane axis."""
+        lines, printer = self.body.lines, self.body.printer
         truth = dtype.kind is Kind.BOOL
-        self.each(self.turned() if isinstance(s, Load) else self.straight())
-        text = self.body.memory.load(s) if isinstance(s, Load) else printer.vector(s.value)
-        lines.put(f"rows[j] = {f'{text}.m' if truth else bare(text)};")
-        self.close(scope)
-        lines.put("transpose(rows);")
-        self.each(self.straight() if isinstance(s, Load) else self.turned())
-        value = f"mask<{self.lanes}>{{rows[j]}}" if truth else "rows[j]"
-        if isinstance(s, Load):
-            lines.put(f"{printer.access(s.var.id)} = {value};")
-        else:
+        with self.loop(self.row, self.tile // self.count):
+            lines.put(f"{self.register(dtype)} rows[{self.lanes}];")
+            with self.each(self.turned()):
+                text = self.body.memory.load(s)
+                lines.put(f"rows[j] = {f'{text}.m' if truth else bare(text)};")
+            lines.put("transpose(rows);")
+            with self.each(self.straight()):
+                value = f"mask<{self.lanes}>{{rows[j]}}" if truth else "rows[j]"
+                lines.put(f"{printer.access(s.var.id)} = {value};")
+
+    def store(self, s: Store, dtype: DType) -> None:
+        """Print a store: all tiles along `a` are turned first, then written one long row after the other (lines that
+        follow each other in memory are written together)."""
+        lines, printer = self.body.lines, self.body.printer
+        blocks, truth = self.tile // self.count, dtype.kind is Kind.BOOL
+        rows = f"rows[{self.row}]" if blocks > 1 else "rows"
+        sizes = f"[{blocks}]" if blocks > 1 else ""
+        lines.put(f"{self.register(dtype)} rows{sizes}[{self.lanes}];")
+        with self.loop(self.row, blocks):
+            with self.each(self.straight()):
+                text = printer.vector(s.value)
+                lines.put(f"{rows}[j] = {f'{text}.m' if truth else bare(text)};")
+            lines.put(f"transpose({rows});")
+        value = f"mask<{self.lanes}>{{{rows}[j]}}" if truth else f"{rows}[j]"
+        if blocks == 1:
+            with self.each(self.turned()):
+                self.body.memory.store(s, value)
+            return
+        outer_unit, outer_scope = printer.unit, printer.scope
+        with self.loop("j", self.count), self.loop(self.row, blocks, unroll=blocks <= 4):
+            printer.unit = self.turned()
+            printer.scope = Scope(outer_scope, frozenset((self.a, self.lane)))
             self.body.memory.store(s, value)
-        self.close(scope)
-        for _ in range(max(1, opened - 1)):
-            lines.depth -= 1
-            lines.put("}")
-        printer.unit, printer.scope = unit, scope
+        printer.unit, printer.scope = outer_unit, outer_scope
