@@ -78,7 +78,9 @@ def from_linear(form: Linear) -> Expr:
     """The canonical expression of a normal form; a quotient and its remainder are joined again."""
     form = _joined(form)
     terms: list[Expr] = []
-    for m, c in sorted(form.items(), key=lambda item: (not item[0], len(item[0]), [_key(a) for a in item[0]])):
+    for m, c in sorted(
+        form.items(), key=lambda item: (not item[0], len(item[0]), [_key(a) for a in item[0]])
+    ):
         term: Expr | None = None
         for atom in m:
             term = atom if term is None else make("mul", (term, atom), i64)
@@ -378,7 +380,8 @@ def at_least(e: Expr, bound: int) -> bool:
 
 
 def _by_quotients(form: Linear, bound: int) -> bool:
-    """Whether `form >= bound` follows from (a - d + 1) / d <= a // d <= a / d, for quotients by constants d. As the form
+    """Whether `form >= bound` follows from (a - d + 1) / d <= a // d <= a / d, for quotients by constants d.
+    As the form
     is whole, it is enough that it is above bound - 1."""
     divisors = {m: _constant_divisor(m) for m in form}
     scale = lcm(*[d for d in divisors.values() if d])
@@ -523,7 +526,8 @@ def symbols_of(e: Expr) -> list[Expr]:
 
 
 def evaluate(e: Expr, values: dict[str, int]) -> int:
-    """The number that an index expression over symbols has under `values` (name -> size). Raises KeyError if unbound."""
+    """The number that an index expression over symbols has under `values` (name -> size). Raises KeyError if
+    unbound."""
     if e.op == "const":
         assert isinstance(e.value, int)
         return e.value

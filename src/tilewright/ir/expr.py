@@ -47,7 +47,8 @@ Leaf = Const | Symbol | Axis | Slot | tuple[int, int] | int | None
 
 
 class Expr:
-    """One node: `op`, `args`, `dtype`, and `value` for leaves (constant, symbol, axis, slot; a read's operand number)."""
+    """One node: `op`, `args`, `dtype`, and `value` for leaves (constant, symbol, axis, slot; a read's operand
+    number)."""
 
     __slots__ = ("__weakref__", "args", "bounds_memo", "dtype", "linear_memo", "op", "value")
     op: str
@@ -110,7 +111,10 @@ SCALARS: dict[str, Scalar] = {
     **{name: Scalar(1, "bool") for name in ("isnan", "isinf")},
     **{name: Scalar(1, cost=12) for name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p")},
     **{name: Scalar(1, cost=16) for name in ("tanh", "sigmoid", "erf", "erfc", "sin", "cos")},
-    **{name: Scalar(1, cost=40) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
+    **{
+        name: Scalar(1, cost=40)
+        for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+    },
     "where": Scalar(3, "branch"),
     "cast": Scalar(1, "given"),
     "narrow": Scalar(1, "given"),
@@ -158,7 +162,8 @@ def read(operand: int, index: Iterable[Expr], dtype: DType) -> Expr:
 
 
 def call(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
-    """Apply scalar operation `op`; arguments have equal types (but `where`'s condition). Folds constants that are plain.
+    """Apply scalar operation `op`; arguments have equal types (but `where`'s condition). Folds constants that
+    are plain.
 
     Raises ValueError for an unknown operation or a wrong number of arguments."""
     rule = SCALARS.get(op)
@@ -192,11 +197,20 @@ def _plain(op: str, args: tuple[Expr, ...], result: DType) -> Expr | None:
     if op == "cast" and args[0].op == "const" and not isinstance(args[0].value, Fraction):
         value = args[0].value
         assert isinstance(value, (bool, int, float))
-        if result.is_float and (result.bytes >= 4) and (not isinstance(value, float) or args[0].dtype.bytes <= result.bytes):
+        if (
+            result.is_float
+            and (result.bytes >= 4)
+            and (not isinstance(value, float) or args[0].dtype.bytes <= result.bytes)
+        ):
             if isinstance(value, int) and abs(value) >= 1 << 24 and result is f32:
                 return None
             return const(float(value), result)
-        if not result.is_float and result.kind is not Kind.BOOL and isinstance(value, int) and abs(value) < 128:
+        if (
+            not result.is_float
+            and result.kind is not Kind.BOOL
+            and isinstance(value, int)
+            and abs(value) < 128
+        ):
             return const(value, result) if value >= 0 or result.kind is Kind.INT else None
     return None
 
@@ -252,7 +266,8 @@ def register_index(op: str, build: Callable[..., Expr]) -> None:
 
 
 def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
-    """Replace nodes top down: `visit` returns a replacement (not visited again) or None to descend. Shared nodes once."""
+    """Replace nodes top down: `visit` returns a replacement (not visited again) or None to descend. Shared
+    nodes once."""
     memo: dict[Expr, Expr] = {}
 
     def go(x: Expr) -> Expr:
@@ -305,7 +320,8 @@ def cost(e: Expr) -> int:
     return sum(SCALARS[x.op].cost for x in walk(e) if x.op in SCALARS and x.dtype is not i64)
 
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "gt": ">",
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=",
+"gt": ">",
           "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|"}  # fmt: skip
 
 
@@ -338,7 +354,12 @@ def exact_float(value: Const) -> float:
 
 def is_const(e: Expr, value: float) -> bool:
     """Whether `e` is the constant `value` (NaN never)."""
-    return e.op == "const" and not isinstance(e.value, (Symbol, Axis, Slot)) and e.value is not None and e.value == value
+    return (
+        e.op == "const"
+        and not isinstance(e.value, (Symbol, Axis, Slot))
+        and e.value is not None
+        and e.value == value
+    )
 
 
 NEGATIVE_INFINITY = -math.inf

@@ -7,7 +7,7 @@ library call of a composite stays a candidate for exactly its region.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -50,10 +50,13 @@ class LibraryCall:
     "no declaration". `pure` calls may be dropped or repeated.
 
     The rest is what capture knows of faster forms. `specialise` gets the call itself and the frozen tensors by operand
-    number, and returns a faster call on the operands that are left (renumbered in order), or None. `epilogues` are pointwise ops that the call
+    number, and returns a faster call on the operands that are left (renumbered in order), or None. `epilogues`
+    are pointwise ops that the call
     can do on its one result. `wants` are the strides that it would like its operands to have (None: any). With `rows`,
-    operand number `rows` and the result may have any leading dims in place of one (the result is dense). `channel` is the
-    dim of the result along which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for
+    operand number `rows` and the result may have any leading dims in place of one (the result is dense).
+    `channel` is the
+    dim of the result along which a bias varies. `reuses` says whose memory the result is: an operand's by
+    number, -1 for
     memory of its own, None if only the callable's schema tells."""
 
     name: str
@@ -124,7 +127,8 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a value lies in memory: strides in elements, per dim. (Offset and blocking are added by the phase that needs them.)"""
+    """How a value lies in memory: strides in elements, per dim. (Offset and blocking are added by the phase
+    that needs them.)"""
 
     strides: tuple[Expr, ...]
 
@@ -169,7 +173,7 @@ class Graph:
     def symbols(self) -> list[Expr]:
         """Every size symbol of the graph, in order of first use."""
         found: dict[Expr, None] = {}
-        values = [v for v in self.inputs] + [v for op in self.ops for v in op.outputs]
+        values = list(self.inputs) + [v for op in self.ops for v in op.outputs]
         for v in values:
             for e in v.shape if isinstance(v, Value) else (v,):
                 found |= dict.fromkeys(dims.symbols_of(e))
@@ -201,17 +205,29 @@ class Graph:
             ins = ", ".join(f"%{v.id}" for v in op.inputs)
             what = show_tensor_expr(op.expr) if op.expr else f"library {op.call.name if op.call else ''}"
             lines.append(f"  {out} = {op.name}({ins}) {what}")
-        lines.append("  return " + ", ".join(f"%{v.id}" if isinstance(v, Value) else repr(v) for v in self.outputs))
+        lines.append(
+            "  return " + ", ".join(f"%{v.id}" if isinstance(v, Value) else repr(v) for v in self.outputs)
+        )
         return "\n".join(lines)
 
     def digest(self) -> str:
         """Structural hash: equal for graphs that differ only in the numbers of their values."""
         number: dict[Value, int] = {}
-        for v in (*[v for v in self.inputs if isinstance(v, Value)], *self.constants, *[v for o in self.ops for v in o.outputs]):
+        for v in (
+            *[v for v in self.inputs if isinstance(v, Value)],
+            *self.constants,
+            *[v for o in self.ops for v in o.outputs],
+        ):
             number.setdefault(v, len(number))
         parts = [f"{number[v]}:{v.dtype}{v.shape}" for v in number]
         for op in self.ops:
-            what = show_tensor_expr(op.expr) if op.expr else f"{op.call.name} {op.call.args} {op.call.kwargs}" if op.call else ""
+            what = (
+                show_tensor_expr(op.expr)
+                if op.expr
+                else f"{op.call.name} {op.call.args} {op.call.kwargs}"
+                if op.call
+                else ""
+            )
             parts.append(f"{op.name}{[number[v] for v in op.inputs]}{[number[v] for v in op.outputs]}{what}")
         parts.append(str([number[v] if isinstance(v, Value) else repr(v) for v in self.outputs]))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -265,14 +281,22 @@ class Builder:
         self.ops.append(op)
         return outputs
 
-    def library(self, call: LibraryCall, inputs: Sequence[Value], results: Sequence[tuple[Sequence[Expr], DType]], binds: Sequence[Expr] = ()) -> tuple[Value, ...]:
+    def library(
+        self,
+        call: LibraryCall,
+        inputs: Sequence[Value],
+        results: Sequence[tuple[Sequence[Expr], DType]],
+        binds: Sequence[Expr] = (),
+    ) -> tuple[Value, ...]:
         """Add an op that runs as a library call, with the shapes and types of its results, and the symbols it binds."""
         outputs = tuple(self.value(s, t) for s, t in results)
-        self.ops.append(Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin, binds=tuple(binds)))
+        self.ops.append(
+            Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin, binds=tuple(binds))
+        )
         return outputs
 
     @contextmanager
-    def origin(self, name: str, place: str = "") -> Iterator[int]:
+    def origin(self, name: str, place: str = "") -> Generator[int, None, None]:
         """Ops emitted inside belong to one captured node; give its call and values to `close_origin` afterwards."""
         outer, self._origin = self._origin, len(self.origins)
         self.origins.append(Origin(self._origin, name, place))
@@ -281,21 +305,37 @@ class Builder:
         finally:
             self._origin = outer
 
-    def close_origin(self, id: int, call: LibraryCall | None, inputs: Sequence[Value], outputs: Sequence[Value], view: bool = False) -> None:
+    def close_origin(
+        self,
+        id: int,
+        call: LibraryCall | None,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        view: bool = False,
+    ) -> None:
         """Record what a captured node read and made, and the library call that computes the same."""
-        self.origins[id] = replace(self.origins[id], call=call, inputs=tuple(inputs), outputs=tuple(outputs), view=view)
+        self.origins[id] = replace(
+            self.origins[id], call=call, inputs=tuple(inputs), outputs=tuple(outputs), view=view
+        )
 
     def pointwise(self, name: str, compute: Callable[..., Expr], *inputs: Value) -> Value:
-        """Add an elementwise op: `compute` receives one element of each input (broadcast as torch does) and returns one."""
+        """Add an elementwise op: `compute` receives one element of each input (broadcast as torch does) and
+        returns one."""
         shape = broadcast(*[v.shape for v in inputs])
         axes = output_axes(shape)
         elements = [element(k, v, axes) for k, v in enumerate(inputs)]
         (out,) = self.emit(name, inputs, TensorExpr(axes, (compute(*elements),)))
         return out
 
-    def finish(self, inputs: Sequence[Value | Expr], outputs: Sequence[Value | Expr | None], **rest: object) -> Graph:
+    def finish(
+        self, inputs: Sequence[Value | Expr], outputs: Sequence[Value | Expr | None],
+        layouts: Mapping[Value, Layout] | None = None, writes: Sequence[Write] = (),
+    ) -> Graph:  # fmt: skip
         """The graph of what was collected, verified."""
-        graph = Graph(tuple(inputs), tuple(self.ops), tuple(outputs), tuple(self.origins), constants=dict(self.constants), **rest)  # type: ignore[arg-type]
+        graph = Graph(
+            tuple(inputs), tuple(self.ops), tuple(outputs), tuple(self.origins), layouts or {},
+            dict(self.constants), tuple(writes),
+        )  # fmt: skip
         graph.verify()
         return graph
 

@@ -265,14 +265,18 @@ def uses(s: Stmt) -> tuple[int, ...]:
     return tuple(v for v in found if isinstance(v, int))
 
 
-def _verify(body: Sequence[Stmt], known: set[int], states: set[int], bound: set[Axis], buffers: set[str]) -> None:
+def _verify(
+    body: Sequence[Stmt], known: set[int], states: set[int], bound: set[Axis], buffers: set[str]
+) -> None:
     known, states = set(known), set(states)
     for s in body:
         loose = [v for v in uses(s) if v not in known]
         if loose:
             raise ValueError(f"{s}: uses v{loose[0]} before definition")
         for e in expressions(s):
-            unbound = [x for x in walk(e) if isinstance(x.value, Axis) and x.op == "axis" and x.value not in bound]
+            unbound = [
+                x for x in walk(e) if isinstance(x.value, Axis) and x.op == "axis" and x.value not in bound
+            ]
             if unbound:
                 raise ValueError(f"{s}: axis {unbound[0]} is not bound here")
         if isinstance(s, (Load, Store)) and s.buffer.name not in buffers:
@@ -309,10 +313,14 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Declare():
                 lines.append(f"{pad}state {', '.join(map(repr, s.vars))} = {', '.join(map(show, s.values))}")
             case Update():
-                lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {', '.join(map(show, s.values))}{_suffix(s.mask)}")
+                lines.append(
+                    f"{pad}{', '.join(map(repr, s.vars))} := {', '.join(map(show, s.values))}{_suffix(s.mask)}"
+                )
             case Collapse():
                 of = ", ".join(map(repr, s.parts))
-                lines.append(f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over {s.axis.name}")
+                lines.append(
+                    f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over {s.axis.name}"
+                )
             case Dot():
                 lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}")
             case Check():

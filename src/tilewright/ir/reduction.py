@@ -32,7 +32,11 @@ class Reduction:
     def combiner(self) -> str | None:
         """The scalar operation that merges a state of one value ("add", "maximum", ...), or None if it is a tuple."""
         only = self.merge[0]
-        return only.op if len(self.state) == 1 and len(only.args) == 2 and all(a.op == "slot" for a in only.args) else None
+        return (
+            only.op
+            if len(self.state) == 1 and len(only.args) == 2 and all(a.op == "slot" for a in only.args)
+            else None
+        )
 
     def lifted(self, elements: Sequence[Expr]) -> tuple[Expr, ...]:
         """The state of one element."""
@@ -54,7 +58,9 @@ class Reduction:
         return tuple(f.dtype for f in self.finish)
 
 
-def _fill(of: tuple[Expr, ...], side: str, types: tuple[DType, ...], values: Sequence[Expr]) -> tuple[Expr, ...]:
+def _fill(
+    of: tuple[Expr, ...], side: str, types: tuple[DType, ...], values: Sequence[Expr]
+) -> tuple[Expr, ...]:
     mapping = {slot(side, k, t): v for k, (t, v) in enumerate(zip(types, values, strict=True))}
     return tuple(substitute(x, mapping) for x in of)
 
@@ -153,7 +159,13 @@ def moments(dtype: DType = f32) -> Reduction:
     mean = call("add", ma, call("mul", delta, share))
     spread = call("add", call("add", sa, sb), call("mul", call("mul", delta, delta), call("mul", na, share)))
     return Reduction(
-        "moments", (dtype,), (dtype,) * 3, (zero,) * 3, (one, slot("e", 0, dtype), zero), (n, mean, spread), (na, ma, sa)
+        "moments",
+        (dtype,),
+        (dtype,) * 3,
+        (zero,) * 3,
+        (one, slot("e", 0, dtype), zero),
+        (n, mean, spread),
+        (na, ma, sa),
     )
 
 

@@ -1,4 +1,5 @@
-"""Tensor expressions: axes, access maps, a scalar body, and a reduction with state. Everything else about an op follows.
+"""Tensor expressions: axes, access maps, a scalar body, and a reduction with state. Everything else about an
+op follows.
 
 The output has one dim per entry of `axes`. A read inside the body is `read(operand, index)`; its index expressions over
 the axes are the access map. Reads on the side of a `where` that is not taken are not performed, which is how pads,
@@ -53,7 +54,11 @@ class TensorExpr:
     def is_view(self) -> bool:
         """Whether the body is a single read at an index free of data: a pure access map."""
         only = self.body[0]
-        return self.is_pointwise and only.op == "read" and not any(x.op == "read" for a in only.args for x in walk(a))
+        return (
+            self.is_pointwise
+            and only.op == "read"
+            and not any(x.op == "read" for a in only.args for x in walk(a))
+        )
 
     def at(self, index: tuple[Expr, ...]) -> Expr:
         """The element of a pointwise expression at `index` (composition of access maps)."""
@@ -74,7 +79,11 @@ class TensorExpr:
         rename = lambda old: tuple(mapping.get(a, a) for a in old)  # noqa: E731
         scan = mapping.get(self.scan, self.scan) if self.scan else None
         return TensorExpr(
-            rename(self.axes), tuple(substitute(b, table) for b in self.body), rename(self.reduce), self.reduction, scan
+            rename(self.axes),
+            tuple(substitute(b, table) for b in self.body),
+            rename(self.reduce),
+            self.reduction,
+            scan,
         )
 
     def verify(self) -> None:
@@ -91,7 +100,9 @@ class TensorExpr:
             if self.reduce or len(self.body) != 1 or self.scan:
                 raise ValueError("a pointwise expression has one body and no reduce axis")
         elif tuple(b.dtype for b in self.body) != self.reduction.elements:
-            raise ValueError(f"{self.reduction.name} takes {self.reduction.elements}, got {[b.dtype for b in self.body]}")
+            raise ValueError(
+                f"{self.reduction.name} takes {self.reduction.elements}, got {[b.dtype for b in self.body]}"
+            )
 
     def points(self) -> Expr:
         """Number of evaluations of the body (a symbolic extent product)."""

@@ -68,7 +68,12 @@ class _Partition:
         found: dict[Value, ViewStep] = {}
         kept = self.graph.kept()
         for op in self.graph.ops:
-            if op.expr is None or not op.expr.is_view() or len(op.inputs) != 1 or op.inputs[0].dtype != op.output.dtype:
+            if (
+                op.expr is None
+                or not op.expr.is_view()
+                or len(op.inputs) != 1
+                or op.inputs[0].dtype != op.output.dtype
+            ):
                 continue
             readers = self.consumers.get(op.output, [])
             if op.output in kept or not readers or not all(r.call is not None for r in readers):
@@ -94,7 +99,8 @@ class _Partition:
         return ViewStep(op.output, source, Layout(tuple(known)), base) if whole is offset else None
 
     def cheap(self) -> set[Op]:
-        """Pointwise ops that every reader computes for itself: nothing, or one value that is in memory anyway, is read."""
+        """Pointwise ops that every reader computes for itself: nothing, or one value that is in memory anyway,
+        is read."""
         found: set[Op] = set()
         for op in self.graph.ops:
             if op.expr is None or not op.expr.is_pointwise or op.output in self.views:
@@ -208,15 +214,18 @@ class _Partition:
         return sorted(ops, key=lambda op: self.position[op])
 
     def leaves(self, v: Value, inside: set[Op]) -> bool:
-        return v in self.kept_values or any(r not in inside for r in self.consumers.get(v, []) if r not in self.inlined) or (
-            any(r in self.inlined and self.wanted_outside(r, inside) for r in self.consumers.get(v, []))
+        return (
+            v in self.kept_values
+            or any(r not in inside for r in self.consumers.get(v, []) if r not in self.inlined)
+            or (any(r in self.inlined and self.wanted_outside(r, inside) for r in self.consumers.get(v, [])))
         )
 
     def wanted_outside(self, op: Op, inside: set[Op]) -> bool:
         """Whether an inlined op is computed by some kernel other than this one."""
-        return any(r not in inside and (r not in self.inlined or self.wanted_outside(r, inside)) for r in self.consumers.get(op.output, [])) or (
-            op.output in self.kept_values
-        )
+        return any(
+            r not in inside and (r not in self.inlined or self.wanted_outside(r, inside))
+            for r in self.consumers.get(op.output, [])
+        ) or (op.output in self.kept_values)
 
     # -- the steps in order
 
@@ -273,7 +282,9 @@ def _ordered(steps: list[Step], position: Callable[[Step], int]) -> list[Step]:
     """Producers before consumers, otherwise by `position`; calls with side effects keep their order."""
     maker = {v: n for n, s in enumerate(steps) for v in _makes(s)}
     before: list[set[int]] = [{maker[v] for v in _reads(s) if v in maker} - {n} for n, s in enumerate(steps)]
-    effects = sorted((position(s), n) for n, s in enumerate(steps) if isinstance(s, LibraryStep) and not _pure(s))
+    effects = sorted(
+        (position(s), n) for n, s in enumerate(steps) if isinstance(s, LibraryStep) and not _pure(s)
+    )
     for (_, first), (_, second) in zip(effects, effects[1:], strict=False):
         before[second].add(first)
     after: dict[int, list[int]] = {}

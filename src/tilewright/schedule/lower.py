@@ -11,15 +11,31 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.dtype import DType
 from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, cost, rebuild, walk
 from ..ir.program import (
-    Buffer, Check, Collapse, Compute, Declare, GridAxis, Load, Loop, Place, Stmt, Store, TileProgram, Update, Var, value_of,
+    Buffer,
+    Check,
+    Collapse,
+    Compute,
+    Declare,
+    GridAxis,
+    Load,
+    Loop,
+    Place,
+    Stmt,
+    Store,
+    TileProgram,
+    Update,
+    Var,
+    value_of,
 )  # fmt: skip
 from .form import Form, Item, folds_read
-from .predicate import Truths, conditions, decide, is_neutral, ordered, threshold
+from .passes import pass_numbers
+from .predicate import Truths, decide
+from .ranges import Piece, segments, split_range
+from .roles import check_roles, grain
 from .schedule import Role, Schedule
 from .transport import degree
 
@@ -27,57 +43,24 @@ INDEX_ERROR = 1
 """Code of a failed index check (see `ir.program.Check`)."""
 
 
-_Piece = tuple[Expr, Expr, dict[Expr, bool]]
-"""Part of a class's range, and the conditions that are known in it."""
-
-_NEST = "a class that a fold keeps is outside those it reduces"
-
-
 def lower(form: Form, schedule: Schedule) -> TileProgram:
-    """The tile program of a form under a schedule. Raises IllegalSchedule, naming the law, if the roles are not legal."""
-    _check_roles(form, schedule)
+    """The tile program of a form under a schedule. Raises IllegalSchedule, naming the law, if the roles are
+    not legal."""
+    check_roles(form, schedule)
     lowering = _Lowering(form, schedule)
     grid = lowering.bind_grid()
     lowering.run()
     buffers = lowering.params
     program = TileProgram(
-        buffers, tuple(grid), tuple(lowering.out), tuple(lowering.scratch), schedule.lane, _grain(form, schedule)
+        buffers,
+        tuple(grid),
+        tuple(lowering.out),
+        tuple(lowering.scratch),
+        schedule.lane,
+        grain(form, schedule),
     )
     program.verify()
     return program
-
-
-def _check_roles(form: Form, schedule: Schedule) -> None:
-    roles = {c.axis: c for c in schedule.classes}
-    order = [c.axis for c in schedule.classes]
-    for item in form.items:
-        for a in item.axes:
-            if a not in roles:
-                raise IllegalSchedule(f"class {a.name} has no role", law="every class has a role", phase="schedule")
-        for a in item.reduce:
-            if roles[a].role is Role.GRID:
-                raise IllegalSchedule(f"fold {item.id} reduces {a.name}", law="no fold reduces a grid class", phase="schedule")
-        for d in item.kept:
-            for c in item.reduce:
-                if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
-                    raise IllegalSchedule(f"fold {item.id} keeps {d.name} inside {c.name}", law=_NEST, phase="schedule")
-        if item.scan is not None and (roles[item.scan].role is not Role.SCAN or roles[item.scan].tile != 1):
-            raise IllegalSchedule(f"{item.scan.name} is scanned", law="a scan runs in order, in steps of one", phase="schedule")
-
-
-def _grain(form: Form, schedule: Schedule) -> Expr:
-    """Grid points that together touch `grain_bytes`."""
-    grid = {c.axis: c.chunk for c in schedule.classes if c.role is Role.GRID}
-    best = dims.ONE
-    for item in form.items:
-        inner = [dims.integer(grid[a] or 1) if a in grid else a.extent for a in item.axes]
-        size = dims.prod(dims.maximum(e, dims.ONE) for e in inner)
-        if dims.static(size) is None or dims.at_least(dims.sub(size, best), 0):
-            best = size
-    fixed = dims.static(best)
-    if fixed is not None:
-        return dims.integer(max(1, schedule.grain_bytes // (8 * fixed)))
-    return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,10 @@ class _Scope:
 class _Lowering:
     def __init__(self, form: Form, schedule: Schedule) -> None:
         self.form, self.schedule = form, schedule
-        self.params = tuple(Buffer(f"p{k}", v.dtype, size) for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True)))
+        self.params = tuple(
+            Buffer(f"p{k}", v.dtype, size)
+            for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
+        )
         self.scratch: list[Buffer] = []
         self.out: list[Stmt] = []
         self.scope = _Scope()
@@ -178,7 +164,11 @@ class _Lowering:
         """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
         cone = self.cone([*wanted, *(f for o in outputs for f in folds_read(o.roots))])
         users = [*cone, *outputs]
-        open_ = [c.axis for c in self.schedule.classes if c.axis not in self.scope.bound and any(c.axis in u.axes for u in users)]
+        open_ = [
+            c.axis
+            for c in self.schedule.classes
+            if c.axis not in self.scope.bound and any(c.axis in u.axes for u in users)
+        ]
         if not open_:
             for f in cone:
                 self.tile_fold(f)
@@ -186,15 +176,20 @@ class _Lowering:
                 self.store(o)
             return
         c = open_[0]
-        passes, merged = self.passes(cone, outputs, c)
+        passes, merged = pass_numbers(cone, outputs, c, self.schedule.online)
         over = lambda i: c in i.reduce or i.scan == c  # noqa: E731
         self.choose_kept(cone, outputs, c, passes)
-        numbers = sorted({passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes})
+        numbers = sorted(
+            {passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes}
+        )
         for q in numbers:
             self.free_folds(cone, c)
             targets = [i for i in cone if over(i) and passes[i.id] == q]
             self.loop(c, targets, [o for o in outputs if c in o.axes and passes[o.id] == q], merged, True)
-        self.compute([f.id for f in cone if c not in f.axes and f.id in wanted], [o for o in outputs if c not in o.axes])
+        self.compute(
+            [f.id for f in cone if c not in f.axes and f.id in wanted],
+            [o for o in outputs if c not in o.axes],
+        )
 
     def cone(self, roots: Iterable[int]) -> list[Item]:
         """Folds needed for `roots` and not known here, producers first."""
@@ -213,58 +208,35 @@ class _Lowering:
             visit(r)
         return order
 
-    def passes(self, cone: Sequence[Item], outputs: Sequence[Item], c: Axis) -> tuple[dict[int, int], dict[int, int]]:
-        """Pass numbers along `c`, and for each fold merged into its upstream's pass, that upstream (by transport)."""
-        numbers: dict[int, int] = {}
-        merged: dict[int, int] = {}
-        inside = {i.id: i for i in cone}
-        for i in (*cone, *outputs):
-            number, through = 0, []
-            for d in folds_read(i.roots):
-                if d not in inside:
-                    continue
-                up = inside[d]
-                if up.scan == c and c in i.kept:
-                    number = max(number, numbers[d])
-                elif c in up.reduce or up.scan == c:
-                    number = max(number, numbers[d] + 1)
-                    through.append(d)
-                else:
-                    number = max(number, numbers[d])
-            if self.schedule.online and self.transports(i, through, numbers, number, c, inside):
-                merged[i.id] = through[-1]
-                number -= 1
-            numbers[i.id] = number
-        return numbers, merged
-
-    def transports(self, i: Item, through: list[int], numbers: dict[int, int], number: int, c: Axis, inside: dict[int, Item]) -> bool:
-        late = [d for d in through if numbers[d] + 1 == number]
-        if len(late) != 1 or i.reduce != (c,) or inside[late[0]].reduce != (c,):
-            return False
-        through.append(late[0])
-        return degree(i, inside[late[0]]) is not None
-
     def free_folds(self, cone: Sequence[Item], c: Axis) -> None:
         """Before a loop over `c`: compute folds that do not use it and wait for nothing that does."""
         known = {f for f, _ in self.scope.results}
         ready: list[int] = []
         for i in cone:
-            if i.id not in known and c not in i.axes and all(d in known or d in ready for d in folds_read(i.roots)):
+            if (
+                i.id not in known
+                and c not in i.axes
+                and all(d in known or d in ready for d in folds_read(i.roots))
+            ):
                 ready.append(i.id)
         if ready:
             self.compute(ready, [])
 
     # -- loops
 
-    def loop(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int], outermost: bool) -> None:
+    def loop(
+        self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int], outermost: bool
+    ) -> None:
         """One loop over `c` that advances the states of `targets` and stores `outs`."""
         if outermost:
             for t in targets:
                 self.declare(t)
         self.hoist([r for i in (*targets, *outs) for r in i.roots], c)
         tile = self.schedule.plan(c).tile
-        for first, last, truths in self.pieces(c, tile, targets, outs):
-            for start, stop, mask in self.segments(c, tile, first, last):
+        exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
+        for piece in self.pieces(c, targets, outs):
+            truths = piece.truths
+            for start, stop, mask in segments(c, tile, piece, exact and not truths):
                 body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged), truths)
                 self.out.append(Loop(c, start, stop, tile, body))
         if outermost:
@@ -272,58 +244,30 @@ class _Lowering:
                 self.finish(t, merged)
             self.scope.ready |= self.written & set(self.scope.kept)
 
-    def pieces(self, c: Axis, tile: int, targets: Sequence[Item], outs: Sequence[Item]) -> list[_Piece]:
-        """Index-set splitting: the range of `c`, cut where conditions change, with what is known in each part. Parts in
-        which every target takes only neutral elements are left out; without use, the range stays whole."""
-        start, stop = self.ranges.get(c, (dims.ZERO, c.extent))
-        whole: list[_Piece] = [(start, stop, {})]
-        scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
+    def pieces(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item]) -> list[Piece]:
+        """The parts of the range of `c` in which conditions do not change."""
         roots = [r for i in (*targets, *outs) for r in self.reachable(i)]
-        found = [threshold(x, c, scalars) for x in conditions(roots)]
-        marks = ordered([t for t in found if t is not None])
-        if not marks:
-            return whole
-        places = list(dict.fromkeys(t.at for t in marks))
-        edges = [start]
-        for place in places:
-            edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
-        edges.append(stop)
-        parts: list[_Piece] = []
-        for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
-            truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
-            if self.schedule.trim and not outs and targets and all(is_neutral(t, self.scope.truths | truths) for t in targets):
-                continue
-            parts.append((first, last, truths))
-        return parts if tile > 1 or len(parts) <= len(places) else whole
+        scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
+        trimmed = () if outs or not self.schedule.trim else targets
+        tile = self.schedule.plan(c).tile
+        return split_range(c, self.range_of(c), tile, roots, scalars, trimmed, self.scope.truths)
+
+    def range_of(self, c: Axis) -> tuple[Expr, Expr]:
+        return self.ranges.get(c, (dims.ZERO, c.extent))
 
     def reachable(self, item: Item) -> list[Expr]:
         """The expressions of an item and of the folds that it would have computed inside its loop."""
         pending = [f for f in folds_read(item.roots) if (f, 0) not in self.scope.results]
         return [*item.roots, *(r for f in pending for r in self.form.items[f].roots)]
 
-    def segments(self, c: Axis, tile: int, start: Expr, stop: Expr) -> list[tuple[Expr, Expr, Expr | None]]:
-        """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one."""
-        length = dims.sub(stop, start)
-        if dims.static(length) == 0:
-            return []
-        if tile == 1:
-            return [(start, stop, None)]
-        step = dims.integer(tile)
-        whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
-        mask = call("lt", axis(c), stop)
-        chunk = self.schedule.plan(c).chunk
-        if dims.divisible(length, tile) or (chunk and dims.divisible(c.extent, tile) and (start, stop) == self.ranges[c]):
-            return [(start, stop, None)]
-        if dims.static(length) is not None and whole is start:
-            return [(start, stop, mask)]
-        return [(start, whole, None), (whole, stop, mask)]
-
     def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
         late: list[tuple[tuple[Var, ...], tuple[Expr, ...]]] = []
         inner: dict[Axis, list[Item]] = {}
         upstream = set(merged.values())
         for t in targets:
-            rest = [c.axis for c in self.schedule.classes if c.axis in t.reduce and c.axis not in self.scope.bound]
+            rest = [
+                c.axis for c in self.schedule.classes if c.axis in t.reduce and c.axis not in self.scope.bound
+            ]
             if rest:
                 inner.setdefault(rest[0], []).append(t)
             elif t.id in upstream:
@@ -367,7 +311,8 @@ class _Lowering:
             self.result(t, [value_of(v) for v in names])
 
     def run_ahead(self, t: Item) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
-        """The new running maximum, before its state is assigned: dependents of this pass read it guarded against -inf."""
+        """The new running maximum, before its state is assigned: dependents of this pass read it guarded
+        against -inf."""
         (name,) = self.states[t.id]
         (element,) = self.lifted(t)
         moved = call("maximum", value_of(name), element)
@@ -442,7 +387,9 @@ class _Lowering:
 
     # -- what is kept in scratch between passes
 
-    def choose_kept(self, cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: dict[int, int]) -> None:
+    def choose_kept(
+        self, cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: dict[int, int]
+    ) -> None:
         if not self.schedule.keep:
             return
         first: dict[Expr, int] = {}
@@ -460,18 +407,26 @@ class _Lowering:
                 self.keep(x)
 
     def worth_keeping(self, x: Expr, c: Axis, at: int, final: dict[int, int]) -> bool:
-        if x.op in ("read", "value", "const", "axis") or axis(c) not in axes_of(x) or cost(x) < self.schedule.keep:
+        if (
+            x.op in ("read", "value", "const", "axis")
+            or axis(c) not in axes_of(x)
+            or cost(x) < self.schedule.keep
+        ):
             return False
         if any(final.get(f, -1) >= at for f in folds_read([x])):
             return False
-        return all(self.schedule.plan(a.value).role is not Role.SCAN for a in axes_of(x) if isinstance(a.value, Axis))
+        return all(
+            self.schedule.plan(a.value).role is not Role.SCAN for a in axes_of(x) if isinstance(a.value, Axis)
+        )
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
-        axes = [p.axis for p in self.schedule.classes if p.axis in free and self.scope.bound.get(p.axis, 2) > 1]
+        axes = [
+            p.axis for p in self.schedule.classes if p.axis in free and self.scope.bound.get(p.axis, 2) > 1
+        ]
         offset, size = dims.ZERO, dims.ONE
         for a in sorted(axes, key=lambda a: a == self.schedule.lane, reverse=True):
-            start, _ = self.ranges.get(a, (dims.ZERO, a.extent))
+            start, _ = self.range_of(a)
             length = self.schedule.plan(a).chunk or a.extent
             offset = dims.add(offset, dims.mul(dims.sub(axis(a), start), size))
             size = dims.mul(size, length if isinstance(length, Expr) else dims.integer(length))
@@ -558,11 +513,15 @@ class _Lowering:
         mask = both(self.tail(blocks), guard)
         for condition in self.form.checks.get(e.args[0], ()):
             tested = self.eval(condition, guard)
-            self.out.append(Check(tested, INDEX_ERROR, self.blocks(tested), both(self.tail(self.blocks(tested)), guard)))
+            self.out.append(
+                Check(tested, INDEX_ERROR, self.blocks(tested), both(self.tail(self.blocks(tested)), guard))
+            )
         if mask is not None:
             blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
         var = self.var(e.dtype, blocks)
-        self.out.append(Load(var, self.params[e.value], offset, mask, None if mask is None else const(0, e.dtype)))
+        self.out.append(
+            Load(var, self.params[e.value], offset, mask, None if mask is None else const(0, e.dtype))
+        )
         return value_of(var)
 
     def hoist(self, roots: Sequence[Expr], c: Axis) -> None:
@@ -574,7 +533,12 @@ class _Lowering:
                 return
             seen.add(x)
             if self.fixed(x, c):
-                if x.op != "value" and (x, None) not in self.scope.memo and not _unsafe(x, self.params) and not _is_index(x):
+                if (
+                    x.op != "value"
+                    and (x, None) not in self.scope.memo
+                    and not _unsafe(x, self.params)
+                    and not _is_index(x)
+                ):
                     self.scope.memo[x, None] = self.named(self.eval(x))
                 return
             for a in x.args:

@@ -42,7 +42,9 @@ def threshold(condition: Expr, c: Axis, scalars: frozenset[Axis]) -> Threshold |
     if factor is None or dims.static(factor) not in (1, -1):
         return None
     rest = dims.sub(slack, dims.mul(axis(c), factor))
-    if any(x.op in ("read", "value", "var") for x in walk(rest)) or any(a.value not in scalars for a in axes_of(rest)):
+    if any(x.op in ("read", "value", "var") for x in walk(rest)) or any(
+        a.value not in scalars for a in axes_of(rest)
+    ):
         return None
     if dims.static(factor) == 1:
         return Threshold(condition, dims.mul(rest, dims.integer(-1)), True)
@@ -142,4 +144,3 @@ def ordered(found: Sequence[Threshold]) -> list[Threshold]:
 
 def _comparable(a: Expr, b: Expr) -> bool:
     return dims.at_least(dims.sub(a, b), 0) or dims.at_least(dims.sub(b, a), 0)
-

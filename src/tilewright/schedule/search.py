@@ -66,14 +66,18 @@ def heuristic(form: Form, target: Target) -> Schedule:
 
 
 def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis | None:
-    """In a kernel without folds: the class that is contiguous where the lane is not, if such accesses weigh enough to be
+    """In a kernel without folds: the class that is contiguous where the lane is not, if such accesses weigh
+    enough to be
     loaded along it and transposed in registers."""
     if lane not in grid or any(i.is_fold for i in form.items) or estimate(lane.extent) < width:
         return None
     weight: dict[Axis, int] = {}
     for item in form.items:
         for param, offset in item.accesses():
-            if form.params[param].dtype.bytes != 4 or dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO):
+            if form.params[param].dtype.bytes != 4 or dims.coefficient(offset, axis(lane)) in (
+                dims.ONE,
+                dims.ZERO,
+            ):
                 continue
             for a in grid:
                 if dims.coefficient(offset, axis(a)) is dims.ONE and estimate(a.extent) >= width:
@@ -81,7 +85,9 @@ def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis
     return max(weight, key=lambda a: weight[a], default=None)
 
 
-def _transposing(form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int) -> Schedule:
+def _transposing(
+    form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int
+) -> Schedule:
     """Square register tiles over the two classes, in square blocks that a core's cache holds."""
     plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
     plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
@@ -164,7 +170,12 @@ def _stream(form: Form, target: Target) -> tuple[int, ...]:
     for i in form.outputs:
         v = form.params[i.param]
         size = dims.static(v.numel)
-        if cache is not None and size is not None and size * v.dtype.bytes >= cache.capacity and _contiguous(i):
+        if (
+            cache is not None
+            and size is not None
+            and size * v.dtype.bytes >= cache.capacity
+            and _contiguous(i)
+        ):
             found.append(i.param)
     return tuple(found)
 

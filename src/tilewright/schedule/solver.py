@@ -13,8 +13,8 @@ from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import Target
 from .cost import seconds
-from .form import make_form
 from .lower import lower
+from .refine import make_form
 from .schedule import Schedule
 from .search import heuristic
 
@@ -71,5 +71,7 @@ def kernel_key(kernel: Kernel, layouts: Layouts) -> str:
     for op in kernel.ops:
         made = [number.setdefault(v, len(number)) for v in op.outputs]
         assert op.expr is not None
-        parts.append(f"{made} {[number[v] for v in op.inputs]} {op.expr.body[0].dtype} {show_tensor_expr(op.expr)}")
+        parts.append(
+            f"{made} {[number[v] for v in op.inputs]} {op.expr.body[0].dtype} {show_tensor_expr(op.expr)}"
+        )
     return "\n".join(parts)

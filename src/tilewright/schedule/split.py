@@ -74,7 +74,9 @@ def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:
     return reduction.identity if reduction.lifted(reduction.identity) == reduction.identity else None
 
 
-def _halves(op: Op, expr: TensorExpr, r: Axis, parts: Expr, neutral: tuple[Expr, ...], fresh: int) -> tuple[Op, Op]:
+def _halves(
+    op: Op, expr: TensorExpr, r: Axis, parts: Expr, neutral: tuple[Expr, ...], fresh: int
+) -> tuple[Op, Op]:
     assert expr.reduction is not None
     length = dims.ceildiv(r.extent, parts)
     p, q = Axis("p", parts), Axis("q", length)
@@ -90,11 +92,13 @@ def _halves(op: Op, expr: TensorExpr, r: Axis, parts: Expr, neutral: tuple[Expr,
     first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
     index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in expr.axes]
     merge = TensorExpr(
-        expr.axes, tuple(read(k, (*index, axis(p)), v.dtype) for k, v in enumerate(values)), (p,), expr.reduction
+        expr.axes,
+        tuple(read(k, (*index, axis(p)), v.dtype) for k, v in enumerate(values)),
+        (p,),
+        expr.reduction,
     )
     return first, Op(op.name, values, op.outputs, expr=merge, origin=op.origin)
 
 
 def _slots(reduction: Reduction) -> tuple[Expr, ...]:
     return tuple(slot("a", k, t) for k, t in enumerate(reduction.state))
-

@@ -1,7 +1,8 @@
 """Rank-1 transport: when the running maximum that a sum depends on moves, by which factor does the sum move?
 
 A sum over elements of degree k in r, that is body(r') = body(r) * exp(k * (r - r')), is repaired by that factor
-(design law 4.5). `degree` decides it structurally; anything it cannot see is None, which costs a pass and is never wrong.
+(design law 4.5). `degree` decides it structurally; anything it cannot see is None, which costs a pass and is
+never wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ def degree(fold: Item, upstream: Item) -> Fraction | None:
     """k such that the sum `fold` scales by exp(k (r_old - r_new)) when the maximum `upstream` moves, or None."""
     if fold.reduction is None or upstream.reduction is None or len(fold.body) != 1:
         return None
-    if fold.reduction.combiner != "add" or upstream.reduction.combiner != "maximum" or not fold.body[0].dtype.is_float:
+    if (
+        fold.reduction.combiner != "add"
+        or upstream.reduction.combiner != "maximum"
+        or not fold.body[0].dtype.is_float
+    ):
         return None
     k = _degree(fold.body[0], upstream.id)
     return k if k else None

@@ -1,0 +1,144 @@
+"""Kernel -> form: pointwise ops are put into their readers, access maps become offsets, indices from data are
+checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..ir import dims
+from ..ir.expr import Axis, Expr, axis, call, make, rebuild, substitute, walk
+from ..ir.graph import Layout, Op, Value
+from ..ir.kernel import Kernel
+from ..ir.tensor import TensorExpr
+from .form import Form, Item
+
+
+def compose(kernel: Kernel, layouts: Mapping[Value, Layout], round_halves: bool = False) -> Form:
+    """The form of a kernel in which every op still has axes of its own. Values without a layout are dense;
+    `round_halves`
+    keeps the rounding of half intermediates."""
+    return _Composer(kernel, layouts, round_halves).form()
+
+
+class _Composer:
+    def __init__(self, kernel: Kernel, layouts: Mapping[Value, Layout], round_halves: bool) -> None:
+        self.kernel, self.layouts, self.round_halves = kernel, layouts, round_halves
+        self.params = (*kernel.inputs, *kernel.outputs)
+        self.slot = {v: k for k, v in enumerate(kernel.inputs)}
+        self.pointwise: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+        self.folded: dict[Value, tuple[int, int]] = {}
+        self.items: list[Item] = []
+        self.checks: dict[Expr, tuple[Expr, ...]] = {}
+        self.fresh = 0
+
+    def form(self) -> Form:
+        for op in self.kernel.ops:
+            self.add(op)
+        for k, v in enumerate(self.kernel.outputs):
+            shape_axes = tuple(self.axis(e) for e in v.shape)
+            index = tuple(_plain(a) for a in shape_axes)
+            body = self.element(v, index, self.kernel.ops[0])
+            offset = self.offset(v, index)
+            kept = tuple(a for a in shape_axes if a.extent is not dims.ONE)
+            self.items.append(Item(len(self.items), kept, (body,), param=len(self.slot) + k, offset=offset))
+        return Form(self.params, tuple(map(self.span, self.params)), tuple(self.items), self.checks)
+
+    def span(self, v: Value) -> Expr:
+        layout = self.layouts.get(v)
+        if layout is None:
+            return v.numel
+        reach = (
+            dims.mul(dims.sub(size, dims.ONE), s) for size, s in zip(v.shape, layout.strides, strict=True)
+        )
+        return dims.add(dims.ONE, *reach)
+
+    def axis(self, extent: Expr) -> Axis:
+        self.fresh += 1
+        return Axis(f"c{self.fresh}", extent)
+
+    def add(self, op: Op) -> None:
+        assert op.expr is not None, f"{op.name} is a library call"
+        expr = op.expr
+        fresh = {a: self.axis(a.extent) for a in (*expr.axes, *expr.reduce)}
+        table = {axis(a): _plain(b) for a, b in fresh.items()}
+        body = tuple(self.inline(substitute(b, table), op) for b in expr.body)
+        if expr.reduction is None:
+            self.pointwise[op.output] = (tuple(fresh[a] for a in expr.axes), body[0])
+            return
+        self.fold(op, expr, fresh, body)
+
+    def fold(self, op: Op, expr: TensorExpr, fresh: dict[Axis, Axis], body: tuple[Expr, ...]) -> None:
+        number = len(self.items)
+        live = lambda group: tuple(fresh[a] for a in group if a.extent is not dims.ONE)  # noqa: E731
+        scan = fresh[expr.scan] if expr.scan is not None else None
+        self.items.append(Item(number, live(expr.axes), body, live(expr.reduce), expr.reduction, scan))
+        for r, v in enumerate(op.outputs):
+            self.folded[v] = (number, r)
+
+    def inline(self, body: Expr, op: Op) -> Expr:
+        """Reads of values made in the kernel become their expressions; halves are computed in fp32."""
+
+        memo: dict[Expr, Expr] = {}
+
+        def go(x: Expr) -> Expr:
+            done = memo.get(x)
+            if done is None:
+                args = tuple(go(a) for a in x.args)
+                if x.op == "read":
+                    assert isinstance(x.value, int)
+                    done = self.element(op.inputs[x.value], args, op)
+                else:
+                    done = self.widened(x, args)
+                memo[x] = done
+            return done
+
+        return go(body)
+
+    def widened(self, x: Expr, args: tuple[Expr, ...]) -> Expr:
+        if x.op == "const" and x.dtype.is_half:
+            return make("const", (), x.dtype.compute, x.value)
+        if x.op == "narrow":
+            if x.dtype.is_half and self.round_halves:
+                return call("cast", call("cast", args[0], dtype=x.dtype), dtype=x.dtype.compute)
+            return call("cast", args[0], dtype=x.dtype.compute)
+        if x.op == "cast" and x.dtype.is_half:
+            rounded = call("cast", args[0], dtype=x.dtype)
+            return call("cast", rounded, dtype=x.dtype.compute)
+        if x.op == "cast":
+            return call("cast", args[0], dtype=x.dtype)
+        return rebuild(x, args) if x.args else x
+
+    def element(self, v: Value, index: tuple[Expr, ...], op: Op) -> Expr:
+        if v in self.pointwise:
+            axes, body = self.pointwise[v]
+            return substitute(body, {axis(a): i for a, i in zip(axes, index, strict=True)})
+        if v in self.folded:
+            number, result = self.folded[v]
+            plain = tuple(i for i, extent in zip(index, v.shape, strict=True) if extent is not dims.ONE)
+            return make("value", plain, v.dtype.compute, (number, result))
+        checked, conditions = self.checked(v, index)
+        offset = self.offset(v, checked)
+        if conditions:
+            self.checks[offset] = conditions
+        return make("read", (offset,), v.dtype.compute, self.slot[v])
+
+    def checked(self, v: Value, index: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """Clamp the indices that come from data, and the conditions under which clamping changes nothing."""
+        out: list[Expr] = []
+        conditions: list[Expr] = []
+        for i, size in zip(index, v.shape, strict=True):
+            if any(x.op in ("read", "value") for x in walk(i)):
+                top = dims.sub(size, dims.ONE)
+                conditions += [call("ge", i, dims.ZERO), call("le", i, top)]
+                i = dims.minimum(dims.maximum(i, dims.ZERO), top)
+            out.append(i)
+        return tuple(out), tuple(conditions)
+
+    def offset(self, v: Value, index: tuple[Expr, ...]) -> Expr:
+        layout = self.layouts.get(v)
+        strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
+        return dims.add(*(dims.mul(i, s) for i, s in zip(index, strides, strict=True)))
+
+
+def _plain(a: Axis) -> Expr:
+    return dims.ZERO if a.extent is dims.ONE else axis(a)

@@ -1,0 +1,417 @@
+"""Classes: join axes that meet, refine those that meet in part, clone what does not fit, merge what is one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from ..errors import IllegalSchedule
+from ..ir import dims
+from ..ir.dtype import i64
+from ..ir.expr import Axis, Expr, axes_of, axis, make, substitute, transform, walk
+from ..ir.graph import Layout, Value
+from ..ir.kernel import Kernel
+from .compose import compose
+from .form import Form, Item, folds_read
+
+_PLAIN = "a fold in a kernel is read at its own classes"
+
+
+def make_form(
+    kernel: Kernel, layouts: Mapping[Value, Layout], clones: int = 8, round_halves: bool = False
+) -> Form:
+    """Compose, then join and refine to a fixpoint, clone what does not fit, merge. Raises IllegalSchedule if a fold is
+    read through a map that no refinement makes plain, or more than `clones` folds would be recomputed."""
+    form = compose(kernel, layouts, round_halves)
+    for _ in range(4):
+        form = _settle(form)
+        fitted = _clone_misfits(form, clones)
+        if fitted is form:
+            break
+        clones -= len(fitted.items) - len(form.items)
+        form = fitted
+    else:
+        raise IllegalSchedule("folds keep being recomputed at new indices", law=_PLAIN, phase="schedule")
+    return _merge(_drop_dead(form))
+
+
+
+
+def _settle(form: Form) -> Form:
+    for _ in range(24):
+        joined = _join(form)
+        refined = _refine(joined)
+        if refined is joined:
+            return joined
+        form = refined
+    return _join(form)
+
+
+def _join(form: Form) -> Form:
+    """Make classes of axes that meet through edges, then through inputs, then through the shape of outputs."""
+    classes = _Classes(form)
+    for item in form.items:
+        for node in _values(item):
+            fold = form.items[node.value[0]]  # type: ignore[index]
+            for arg, kept in zip(node.args, fold.kept, strict=True):
+                if arg.op == "axis" and isinstance(arg.value, Axis):
+                    classes.union(kept, arg.value)
+    for a, b in _input_meetings(form):
+        classes.union(a, b)
+    outputs = form.outputs
+    for other in outputs[1:]:
+        if [a.extent for a in outputs[0].kept] == [a.extent for a in other.kept]:
+            for a, b in zip(outputs[0].kept, other.kept, strict=True):
+                classes.union(a, b)
+    return classes.apply()
+
+
+class _Classes:
+    """Union-find over axes. A union is refused if extents differ, if one item would hold a class twice, or if two folds
+    would then each need the other's loop outside its own (joins are preferences: without it both are legal)."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.parent: dict[Axis, Axis] = {}
+        self.members: dict[Axis, set[int]] = {}
+        for i in form.items:
+            for a in i.axes:
+                self.members.setdefault(a, set()).add(i.id)
+
+    def find(self, a: Axis) -> Axis:
+        while a in self.parent:
+            a = self.parent[a]
+        return a
+
+    def union(self, a: Axis, b: Axis) -> bool:
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            return True
+        if a.extent is not b.extent or self.members[a] & self.members[b]:
+            return False
+        if _age(b) < _age(a):
+            a, b = b, a
+        self.parent[b] = a
+        if self.cyclic():
+            del self.parent[b]
+            return False
+        self.members[a] |= self.members.pop(b)
+        return True
+
+    def cyclic(self) -> bool:
+        """Whether the relation "a fold keeps D and reduces C" has a cycle among classes."""
+        inside: dict[Axis, set[Axis]] = {}
+        for i in self.form.items:
+            if i.reduce:
+                inner = {self.find(c) for c in i.reduce}
+                for d in i.kept:
+                    inside.setdefault(self.find(d), set()).update(inner)
+        done: set[Axis] = set()
+
+        def loops(a: Axis, path: frozenset[Axis]) -> bool:
+            if a in path:
+                return True
+            if a in done:
+                return False
+            found = any(loops(b, path | {a}) for b in inside.get(a, ()))
+            done.add(a)
+            return found
+
+        return any(loops(a, frozenset()) for a in list(inside))
+
+    def apply(self) -> Form:
+        mapping = {a: self.find(a) for i in self.form.items for a in i.axes if self.find(a) != a}
+        return _rename(self.form, mapping) if mapping else self.form
+
+
+def _age(a: Axis) -> int:
+    return int(a.name[1:])
+
+
+def _rename(form: Form, mapping: Mapping[Axis, Axis]) -> Form:
+    table = {axis(a): axis(b) for a, b in mapping.items()}
+    pick = lambda group: tuple(mapping.get(a, a) for a in group)  # noqa: E731
+    items = [
+        replace(
+            i, kept=pick(i.kept), reduce=pick(i.reduce), scan=mapping.get(i.scan, i.scan) if i.scan else None,
+            body=tuple(substitute(b, table) for b in i.body), offset=substitute(i.offset, table),
+        )
+        for i in form.items
+    ]  # fmt: skip
+    checks = {substitute(k, table): tuple(substitute(c, table) for c in v) for k, v in form.checks.items()}
+    return replace(form, items=tuple(items), checks=checks)
+
+
+def _values(item: Item) -> list[Expr]:
+    return list({x: None for b in item.roots for x in walk(b) if x.op == "value"})
+
+
+@lru_cache(1 << 14)
+def _terms(offset: Expr) -> dict[Axis, Expr]:
+    """Axis -> its coefficient, for the axes in which an offset is affine. Do not change the result."""
+    out: dict[Axis, Expr] = {}
+    for x in axes_of(offset):
+        factor = dims.coefficient(offset, x)
+        if factor is not None and isinstance(x.value, Axis):
+            out[x.value] = factor
+    return out
+
+
+def _by_param(form: Form) -> dict[int, list[tuple[Item, dict[Axis, Expr], Expr]]]:
+    out: dict[int, list[tuple[Item, dict[Axis, Expr], Expr]]] = {}
+    for item in form.items:
+        for param, offset in dict.fromkeys(item.accesses()):
+            out.setdefault(param, []).append((item, _terms(offset), offset))
+    return out
+
+
+def _input_meetings(form: Form) -> Iterator[tuple[Axis, Axis]]:
+    """Axes with equal coefficient and extent in two accesses of one parameter; whole matches come first."""
+    partial: list[tuple[Axis, Axis]] = []
+    for accesses in _by_param(form).values():
+        for n, (one, terms, _) in enumerate(accesses):
+            for other, terms2, _ in accesses[n + 1 :]:
+                if one is other or not terms or not terms2:
+                    continue
+                back = {(c, a.extent): a for a, c in terms2.items()}
+                pairs = [(a, back[c, a.extent]) for a, c in terms.items() if (c, a.extent) in back]
+                if len(pairs) == len(terms) == len(terms2):
+                    yield from pairs
+                else:
+                    partial += pairs
+    yield from partial
+
+
+def _refine(form: Form) -> Form:
+    for a, size in _splits(form):
+        if size is dims.ONE or size is a.extent:
+            continue
+        outer = dims.exact_div(a.extent, size)
+        if outer is not None and outer is not dims.ONE and not any(i.scan == a for i in form.items):
+            return _split(form, a, outer, size)
+    return form
+
+
+def _splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
+    """(axis, inner size) wherever some access map or fold index sees only part of an axis."""
+    for item in form.items:
+        for root in item.roots:
+            for x in walk(root):
+                if x.op in ("floordiv", "mod") and x.dtype is i64 and isinstance(x.args[0].value, Axis):
+                    yield x.args[0].value, x.args[1]
+                if x.op == "value" and isinstance(x.value, tuple):
+                    for arg, kept in zip(x.args, form.items[x.value[0]].kept, strict=True):
+                        for factor in _terms(arg).values():
+                            yield kept, factor
+    yield from _boundary_splits(form)
+
+
+def _boundary_splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
+    for accesses in _by_param(form).values():
+        for one, terms, _ in accesses:
+            for other, terms2, _ in accesses:
+                if one is other:
+                    continue
+                marks = set(terms2.values()) | {dims.mul(c, a.extent) for a, c in terms2.items()}
+                for a, c in terms.items():
+                    for mark in marks:
+                        inner = dims.exact_div(mark, c)
+                        if inner is not None and inner is not dims.ZERO:
+                            yield a, inner
+
+
+def _split(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
+    """a = p * inner + q, everywhere."""
+    next_age = 1 + max(_age(x) for i in form.items for x in i.axes)
+    p, q = Axis(f"c{next_age}", outer), Axis(f"c{next_age + 1}", inner)
+    whole = {axis(a): dims.add(dims.mul(axis(p), inner), axis(q))}
+    position = {i.id: i.kept.index(a) for i in form.items if i.is_fold and a in i.kept}
+
+    def expand(x: Expr) -> Expr | None:
+        if x.op != "value" or not isinstance(x.value, tuple) or x.value[0] not in position:
+            return None
+        at = position[x.value[0]]
+        args = [substitute(transform(y, expand), whole) for y in x.args]
+        both = (dims.floordiv(args[at], inner), dims.mod(args[at], inner))
+        return make("value", (*args[:at], *both, *args[at + 1 :]), x.dtype, x.value)
+
+    def apply(e: Expr) -> Expr:
+        return substitute(transform(e, expand), whole)
+
+    pick = lambda group: tuple(y for x in group for y in ((p, q) if x == a else (x,)))  # noqa: E731
+    items = [
+        replace(
+            i,
+            kept=pick(i.kept),
+            reduce=pick(i.reduce),
+            body=tuple(map(apply, i.body)),
+            offset=apply(i.offset),
+        )
+        for i in form.items
+    ]
+    checks = {apply(k): tuple(map(apply, v)) for k, v in form.checks.items()}
+    return replace(form, items=tuple(items), checks=checks)
+
+
+
+
+def _clone_misfits(form: Form, budget: int) -> Form:
+    """A fold read at other indices than its own classes is computed again for that reader (a second instance)."""
+    items = list(form.items)
+    made: dict[Expr, Expr] = {}
+    age = 1 + max((_age(a) for i in items for a in i.axes), default=0)
+
+    def fit(x: Expr) -> Expr | None:
+        nonlocal age
+        if x.op != "value" or not isinstance(x.value, tuple):
+            return None
+        fold = items[x.value[0]]
+        if x.args == tuple(axis(a) for a in fold.kept):
+            return None
+        if x in made:
+            return made[x]
+        if any(y.op in ("read", "value") for a in x.args for y in walk(a)):
+            raise IllegalSchedule(
+                f"fold {fold.id} is read at an index that comes from data", law=_PLAIN, phase="schedule"
+            )
+        if fold.scan is not None or len(items) - len(form.items) >= budget:
+            raise IllegalSchedule(f"fold {fold.id} is read through a map", law=_PLAIN, phase="schedule")
+        fresh = {a: Axis(f"c{age + k}", a.extent) for k, a in enumerate(fold.reduce)}
+        age += len(fresh)
+        table = {axis(a): axis(b) for a, b in fresh.items()} | {
+            axis(a): e for a, e in zip(fold.kept, x.args, strict=True)
+        }
+        kept = tuple(
+            sorted({y.value for a in x.args for y in axes_of(a) if isinstance(y.value, Axis)}, key=_age)
+        )
+        body = tuple(substitute(b, table) for b in fold.body)
+        items.append(replace(fold, id=len(items), kept=kept, reduce=tuple(fresh.values()), body=body))
+        made[x] = make("value", tuple(axis(a) for a in kept), x.dtype, (len(items) - 1, x.value[1]))
+        return made[x]
+
+    for n in range(len(form.items)):
+        i = items[n]
+        body = tuple(transform(b, fit) for b in i.body)
+        if body != i.body:
+            items[n] = replace(items[n], body=body)
+    return form if len(items) == len(form.items) else replace(form, items=tuple(items))
+
+
+def _drop_dead(form: Form) -> Form:
+    """Folds that nothing reads any more (all their readers took clones) go; numbers stay positions."""
+    live: set[int] = set()
+    todo = [i for i in form.items if not i.is_fold]
+    while todo:
+        for f in folds_read(todo.pop().roots):
+            if f not in live:
+                live.add(f)
+                todo.append(form.items[f])
+    kept = [i for i in form.items if not i.is_fold or i.id in live]
+    number = {i.id: n for n, i in enumerate(kept)}
+
+    def renumber(x: Expr) -> Expr | None:
+        if x.op == "value" and isinstance(x.value, tuple):
+            return make(
+                "value",
+                tuple(transform(a, renumber) for a in x.args),
+                x.dtype,
+                (number[x.value[0]], x.value[1]),
+            )
+        return None
+
+    items = [replace(i, id=number[i.id], body=tuple(transform(b, renumber) for b in i.body)) for i in kept]
+    return replace(form, items=tuple(items))
+
+
+def _merge(form: Form) -> Form:
+    """Fuse two classes into one wherever all addresses see them as one and nothing else looks at them."""
+    while True:
+        found = next(_mergeable(form), None)
+        if found is None:
+            return form
+        form = _merged(form, *found)
+
+
+def _mergeable(form: Form) -> Iterator[tuple[Axis, Axis]]:
+    watched = _watched(form)
+    scans = {i.scan for i in form.items if i.scan}
+    for b in form.classes():
+        for a in form.classes():
+            if a == b or {a, b} & watched or {a, b} & scans:
+                continue
+            if all(_merges_in(i, a, b) for i in form.items):
+                yield a, b
+
+
+def _watched(form: Form) -> set[Axis]:
+    """Classes that an expression looks at other than through an affine address."""
+    found: set[Axis] = set()
+
+    def look(e: Expr) -> None:
+        if e.op == "axis" and isinstance(e.value, Axis):
+            found.add(e.value)
+        elif e.op == "read":
+            affine = set(_terms(e.args[0]))
+            found.update(
+                x.value for x in axes_of(e.args[0]) if isinstance(x.value, Axis) and x.value not in affine
+            )
+            for x in walk(e.args[0]):
+                if x.op == "read":
+                    look(x)
+        elif e.op != "value":
+            for x in e.args:
+                look(x)
+
+    for i in form.items:
+        for b in i.body:
+            look(b)
+        affine = set(_terms(i.offset))
+        found.update(
+            x.value for x in axes_of(i.offset) if isinstance(x.value, Axis) and x.value not in affine
+        )
+    return found
+
+
+def _merges_in(i: Item, a: Axis, b: Axis) -> bool:
+    sides = [(a in g, b in g) for g in (i.kept, i.reduce)]
+    if any(x != y for x, y in sides):
+        return False
+    for _, offset in i.accesses():
+        terms = _terms(offset)
+        ca, cb = terms.get(a, dims.ZERO), terms.get(b, dims.ZERO)
+        if ca is not dims.mul(cb, b.extent):
+            return False
+    return True
+
+
+def _merged(form: Form, a: Axis, b: Axis) -> Form:
+    age = 1 + max(_age(x) for i in form.items for x in i.axes)
+    m = Axis(f"c{age}", dims.mul(a.extent, b.extent))
+    table = {axis(a): dims.ZERO, axis(b): axis(m)}
+    position = {i.id: i.kept.index(a) for i in form.items if i.is_fold and a in i.kept}
+
+    def drop(x: Expr) -> Expr | None:
+        if x.op != "value" or not isinstance(x.value, tuple) or x.value[0] not in position:
+            return None
+        at = position[x.value[0]]
+        return make(
+            "value", tuple(substitute(y, table) for n, y in enumerate(x.args) if n != at), x.dtype, x.value
+        )
+
+    def apply(e: Expr) -> Expr:
+        return substitute(transform(e, drop), table)
+
+    pick = lambda group: tuple(m if x == b else x for x in group if x != a)  # noqa: E731
+    items = [
+        replace(
+            i,
+            kept=pick(i.kept),
+            reduce=pick(i.reduce),
+            body=tuple(map(apply, i.body)),
+            offset=apply(i.offset),
+        )
+        for i in form.items
+    ]
+    checks = {apply(k): tuple(map(apply, v)) for k, v in form.checks.items()}
+    return replace(form, items=tuple(items), checks=checks)
