@@ -80,7 +80,9 @@ def test_frozen() -> None:
 
 
 def test_host_scalars() -> None:
-    graph = capture(lambda x: (x * x.shape[0], x.shape[0] // 2, x.shape[0] * 1.5), [torch.randn(6, 3)], [[True, False]])
+    graph = capture(
+        lambda x: (x * x.shape[0], x.shape[0] // 2, x.shape[0] * 1.5), [torch.randn(6, 3)], [[True, False]]
+    )
     scaled, half, _ = graph.outputs
     assert isinstance(scaled, Value) and isinstance(half, Expr)
     got = run_graph(graph, [np.ones((8, 3), np.float32)])
@@ -90,7 +92,13 @@ def test_host_scalars() -> None:
 def test_symbolic_scalar_arguments() -> None:
     def program(x: torch.Tensor) -> list[torch.Tensor]:
         n = x.shape[0]
-        return [x / n, x.sum(0) / (n - 1) ** 0.5, torch.full((2,), n), torch.arange(1, n + 1, 2), x[n // 2 :] + 0]
+        return [
+            x / n,
+            x.sum(0) / (n - 1) ** 0.5,
+            torch.full((2,), n),
+            torch.arange(1, n + 1, 2),
+            x[n // 2 :] + 0,
+        ]
 
     graph = capture(program, [torch.randn(6, 3)], [[True, False]])
     assert library_calls(graph) == []
@@ -154,14 +162,18 @@ def test_place() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(x)
 
-    exported = torch.export.export(Model(), (torch.randn(3),), strict=False).run_decompositions(decompositions())
+    exported = torch.export.export(Model(), (torch.randn(3),), strict=False).run_decompositions(
+        decompositions()
+    )
     graph = from_fx(exported.graph_module)
     assert "test_fx.py:" in graph.origins[0].place
 
 
 def test_tensors_inside_the_graph_are_constants() -> None:
     table = torch.tensor([1.0, 2.0, 4.0])
-    gm = make_fx(lambda x: x * table, decomposition_table=decompositions(), tracing_mode="real")(torch.ones(3))
+    gm = make_fx(lambda x: x * table, decomposition_table=decompositions(), tracing_mode="real")(
+        torch.ones(3)
+    )
     for node in gm.graph.nodes:
         node.meta.setdefault("val", node.meta.get("tensor_meta") and torch.ones(3, device="cpu"))
     for node in gm.graph.nodes:
@@ -204,7 +216,9 @@ def test_library_calls_mean_the_same(case: Case) -> None:
             continue
         given, named = _operands(origin.call, [_tensor(values[v]) for v in origin.inputs])
         assert isinstance(given, tuple)
-        result = [r for r in tree_leaves(origin.call.function(*given, **named)) if isinstance(r, torch.Tensor)]
+        result = [
+            r for r in tree_leaves(origin.call.function(*given, **named)) if isinstance(r, torch.Tensor)
+        ]
         for v, r in zip(origin.outputs, result, strict=False):
             same(np.asarray(values[v]), r)
         assert len(origin.outputs) <= len(result)

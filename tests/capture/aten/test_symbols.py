@@ -1,0 +1,82 @@
+"""Torch's size expressions as ours: same value for every size, and no guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from tilewright.capture.symbols import Symbols
+from tilewright.errors import UnsupportedError
+from tilewright.ir import dims
+from tilewright.ir.expr import Symbol
+
+
+def _sizes(hints: tuple[int, int] = (12, 35)) -> tuple[ShapeEnv, torch.SymInt, torch.SymInt]:
+    env = ShapeEnv(duck_shape=False)
+    made: list[torch.SymInt] = []
+    for k, hint in enumerate(hints):
+        source = ConstantSource(f"x{k}")
+        expr = env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        made.append(env.create_symintnode(expr, hint=hint, source=source))  # type: ignore[arg-type]
+    return env, made[0], made[1]
+
+
+FUNCTIONS: dict[str, Callable[[torch.SymInt, torch.SymInt], torch.SymInt]] = {
+    "polynomial": lambda a, b: a * b + 3 * a * a - 7,
+    "floordiv": lambda a, b: (a * b + 5) // 4,
+    "floordiv_by_size": lambda a, b: (a * b) // b,
+    "mod": lambda a, b: (a + 9) % 5,
+    "max_min": lambda a, b: torch.sym_max(a, 2 * b) + torch.sym_min(a, b),
+    "ceil_of_ratio": lambda a, b: torch.sym_int((a + b) / 2 + 0.5),
+    "scaled": lambda a, b: torch.sym_int(a * 1.5),
+    "power": lambda a, b: a**2 * b,
+    "negative": lambda a, b: -a + b,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values(name: str) -> None:
+    env, a, b = _sizes()
+    made = FUNCTIONS[name](a, b)
+    before = len(env.guards)
+    e = Symbols(env).expr(made)
+    assert len(env.guards) == before
+    keys = (a.node.expr, b.node.expr)
+    for values in ((12, 35), (7, 3), (64, 64)):
+        plain = made.node.expr.xreplace(dict(zip(keys, map(sympy.Integer, values), strict=True)))
+        assert dims.evaluate(e, {str(k): v for k, v in zip(keys, values, strict=True)}) == int(plain)
+
+
+def test_ranges() -> None:
+    env, a, _ = _sizes()
+    e = Symbols(env).expr(a)
+    assert isinstance(e.value, Symbol) and e.value.low == 2 and e.value.high is None
+    torch._check(a <= 100)
+    bounded = Symbols(env).expr(a)
+    assert isinstance(bounded.value, Symbol) and bounded.value.high == 100
+
+
+def test_equal_sizes_become_one_symbol() -> None:
+    env, a, b = _sizes((12, 12))
+    assert Symbols(env).expr(a) is not Symbols(env).expr(b)
+    assert bool(a == b)  # torch installs a guard and remembers the equality
+    assert Symbols(env).expr(a) is Symbols(env).expr(b)
+
+
+def test_host_booleans() -> None:
+    env, a, b = _sizes()
+    before = len(env.guards)
+    assert Symbols(env).expr(a < b).op == "lt"
+    assert len(env.guards) == before
+
+
+def test_an_unknown_function_is_refused() -> None:
+    env, a, _ = _sizes()
+    odd = sympy.Function("odd")(a.node.expr)
+    with pytest.raises(UnsupportedError, match="odd"):
+        Symbols(env)._convert(odd)  # pyright: ignore[reportPrivateUsage]
