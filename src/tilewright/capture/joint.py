@@ -105,6 +105,9 @@ def through_autograd(
 
 
 def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:
+    if recorder is None and kind != "backward" and getattr(runner, "_boxed_call", False):
+        return runner
+
     def run(args: list[object]) -> list[object]:
         if recorder is not None and recorder.stop:
             raise Compiling

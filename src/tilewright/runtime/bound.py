@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -116,6 +116,7 @@ class Workspace:
                 self.bases[k] = constants[b.index].data_ptr()
         self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
         self.tables: list[Table] = []
+        self.runs: list[Callable[[], int]] = []
         self.acts = self._prepare()
 
     def _view(self, b: int, place: int) -> Tensor:
@@ -169,7 +170,9 @@ class Workspace:
         launches = [(x.kernel, [self._locate(p) for p in x.params]) for x in step.launches]
         table = Table(unit, launches, sizes)
         self.tables.append(table)
-        return steps.launching(unit.launch, table.address, table.count, self.bases.buffer_info()[0], sizes)
+        run = unit.runner(table.address, table.count, self.bases.buffer_info()[0], sizes)
+        self.runs.append(run)
+        return steps.launching(run)
 
     def _results(self, step: Call) -> list[Act]:
         """What follows a call: its results in the layout that was promised, and their addresses for kernels."""

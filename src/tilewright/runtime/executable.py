@@ -18,7 +18,7 @@ from tilewright.ir.host import Number, number, size
 from tilewright.plan.data import Binding, Call, Home, Launches, Plan, Segment, Spec
 from tilewright.plan.data import Part as Where
 from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
-from tilewright.runtime.launch import Unit
+from tilewright.runtime.launch import Unit, raise_error
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.tensors import (
     copy_into,
@@ -35,9 +35,6 @@ PLANS = 256
 
 Argument = Tensor | int | float | bool
 Result = Tensor | int | float | bool | None
-
-
-_NOTHING: list[Tensor | None] = []
 
 
 def _is_quick(plan: Plan) -> bool:
@@ -60,8 +57,7 @@ class Bound:
         self.unit = unit
         self.first = Part(plan, plan.segments[0], 0, sizes, unit)
         layouts = self.first.layouts
-        self.inputs = tuple((k, b) for k, b in enumerate(plan.arguments) if b >= 0)
-        self.strides = tuple((k, layouts.strides[b]) for k, b in self.inputs)
+        self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         self.free: list[Workspace] = []
         self.keep = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
@@ -69,6 +65,7 @@ class Bound:
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
+        self.ordered = self.order == tuple(range(len(self.first.outputs)))
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
@@ -79,24 +76,27 @@ class Bound:
 
     def run_quick(self, args: list[Argument]) -> list[Result] | None:
         """The whole run where `quick`; None if an input lies in memory in another way than compiled for."""
-        for k, strides in self.strides:
-            if args[k].stride() != strides:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
-                return None
         workspace = self.workspace()
         bases = workspace.bases
-        for k, b in self.inputs:
-            bases[b] = args[k].data_ptr()  # pyright: ignore[reportAttributeAccessIssue]
+        for k, b, strides in self.inputs:
+            t = cast(Tensor, args[k])
+            if t.stride() != strides:
+                self.free.append(workspace)
+                return None
+            bases[b] = t.data_ptr()
         made: list[Result] = []
         for b, shape, strides, dtype in self.first.outputs:
             t = empty_strided(shape, strides, dtype)
             bases[b] = t.data_ptr()
             made.append(t)
-        for act in workspace.acts:
-            act(_NOTHING)
+        for run in workspace.runs:
+            code = run()
+            if code:
+                raise_error(code)
         args.clear()
         if self.keep:
             self.free.append(workspace)
-        return made if len(made) == 1 else [made[k] for k in self.order]
+        return made if self.ordered else [made[k] for k in self.order]
 
 
 class Executable:
@@ -104,6 +104,8 @@ class Executable:
 
     With `trusted`, the caller has checked sizes, types and devices of the inputs (Dynamo's guards, or our own).
     Otherwise sizes must also lie in the ranges of their symbols and fulfil `conditions`."""
+
+    _boxed_call = True  # torch's sign that the list of arguments may be emptied
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class Executable:
         self._lock = threading.Lock()
         self._recent: Bound | None = None
         self._readers = tuple(_reader(b) for b in plan.bindings)
+        self._fixed = trusted and not self._readers
         self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
         self._template: list[Tensor | None] = [None] * len(plan.buffers)
         self._constants = tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT)
@@ -134,13 +137,15 @@ class Executable:
         """Run on `args` (the plan's inputs in order); the list is emptied, so that the plan can free what it has read.
 
         `out` are tensors for the outputs that are tensors, in order. Raises InputError for inputs that do not fit."""
-        bound = self._bind(args)
+        bound = self._recent if self._fixed else None
+        if bound is None:
+            bound = self._bind(args)
         if bound.quick and out is None:
             made = bound.run_quick(args)
             if made is not None:
                 return made
         tensors = self._template[:]
-        for k, b in bound.inputs:
+        for k, b, _ in bound.inputs:
             tensors[b] = cast(Tensor | None, args[k])
         back = self._lay(bound, args, tensors)
         for b, index in self._constants:
@@ -272,7 +277,7 @@ class Executable:
     ) -> list[tuple[Tensor, Tensor]]:
         """Copy inputs whose strides differ from those compiled for; returns (input, copy) of those written to."""
         back: list[tuple[Tensor, Tensor]] = []
-        for k, strides in bound.strides:
+        for k, _, strides in bound.inputs:
             t = args[k]
             if not isinstance(t, Tensor):
                 continue  # torch passes None for a token that only orders effects
@@ -293,7 +298,7 @@ class Executable:
         wanted = [(k, o) for k, o in enumerate(self.plan.outputs) if o is not None]
         if len(out) != len(wanted):
             raise InputError(f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input")
-        ranges = [(f"input {k}", memory_range(t)) for k, b in bound.inputs if (t := tensors[b]) is not None]
+        ranges = [(f"input {k}", memory_range(t)) for k, b, _ in bound.inputs if (t := tensors[b]) is not None]
         late: list[tuple[Tensor, int]] = []
         layouts = bound.first.layouts
         for given, (k, b) in zip(out, wanted, strict=True):

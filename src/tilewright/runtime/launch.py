@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tilewright.errors import IndexOutOfRange, TilewrightError
@@ -25,8 +25,8 @@ class Unit(Protocol):
         """Points worth one hand-over."""
         ...
 
-    def launch(self, records: int, count: int, bases: int, sizes: int) -> int:
-        """Run `count` records; returns an error number (0: none)."""
+    def runner(self, records: int, count: int, bases: int, sizes: int) -> Callable[[], int]:
+        """What runs `count` records at address `records`; it returns an error number (0: none)."""
         ...
 
 

@@ -25,13 +25,12 @@ Tensors = list[Tensor | None]
 Act = Callable[[Tensors], None]
 
 
-def launching(
-    launch: Callable[[int, int, int, int], int], records: int, count: int, bases: int, sizes: int
-) -> Act:
+def launching(run: Callable[[], int]) -> Act:
     """Run prepared launch records."""
 
     def act(tensors: Tensors) -> None:
-        code = launch(records, count, bases, sizes)
+        del tensors
+        code = run()
         if code:
             raise_error(code)
 

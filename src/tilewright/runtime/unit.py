@@ -23,6 +23,18 @@ class _Row(ctypes.Structure):
     _fields_ = (("task", ctypes.c_void_p), ("count", ctypes.c_void_p), ("grain", ctypes.c_void_p))
 
 
+class _Run(ctypes.Structure):
+    """One run as the native side reads it."""
+
+    _fields_ = (
+        ("records", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("bases", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    )
+
+
 _SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _launchers: list[Callable[..., int]] = []
 _lock = threading.Lock()
@@ -37,7 +49,7 @@ def launcher(store: Store, options: Options) -> Callable[..., int]:
             library.tw_attach.argtypes = [ctypes.c_void_p] * 3
             library.tw_attach(found.parallel, found.scratch, found.resizing)
             launch = library.tw_launch
-            launch.argtypes = [ctypes.c_int64] * 5
+            launch.argtypes = [ctypes.c_void_p]
             launch.restype = ctypes.c_int64
             _launchers.append(launch)
         return _launchers[0]
@@ -69,7 +81,18 @@ class NativeUnit:
         """Grid points worth one hand-over to another thread."""
         return self._grains[kernel](sizes)
 
-    def launch(self, records: int, count: int, bases: int, sizes: int) -> int:
-        """Run launch records; returns the number of a failed check, 0 for none."""
-        threads = self._fixed or torch.get_num_threads()
-        return self._launch(records, count, bases, sizes, self._sign * threads)
+    def runner(self, records: int, count: int, bases: int, sizes: int) -> Callable[[], int]:
+        """What runs `count` launch records; it returns the number of a failed check, 0 for none. For one caller at a
+        time."""
+        launch, sign = self._launch, self._sign
+        table = _Run(records, count, bases, sizes, sign * (self._fixed or 1))
+        address = ctypes.addressof(table)
+        if self._fixed:
+            return lambda table=table: launch(address)
+        threads = torch.get_num_threads
+
+        def run() -> int:
+            table.threads = sign * threads()
+            return launch(address)
+
+        return run

@@ -31,17 +31,24 @@ TW_API void tw_attach(void* parallel_at, void* scratch_at, void* resize_at) {
   resize = (decltype(resize))resize_at;
 }
 
-// Runs n records on `threads` threads (negative: that many, each worker pinned to a core). Returns the code of a failed
-// check, 0 for none; records behind a failed one are not run.
-TW_API int64_t tw_launch(const tw_record* records, int64_t n, char* const* bases, const int64_t* symbols, int64_t threads) {
+struct tw_run {
+  const tw_record* records;
+  int64_t count;
+  char* const* bases;
+  const int64_t* symbols;
+  int64_t threads;  // negative: that many, each worker pinned to a core
+};
+
+// Runs the records of one run. Returns the code of a failed check, 0 for none; what stands behind it is not run.
+TW_API int64_t tw_launch(const tw_run* run) {
   int64_t error = 0;
-  resize(threads < 0 ? -threads : threads, threads < 0);
-  for (int64_t i = 0; i < n && !error; i++) {
-    const tw_record& r = records[i];
+  resize(run->threads < 0 ? -run->threads : run->threads, run->threads < 0);
+  for (int64_t i = 0; i < run->count && !error; i++) {
+    const tw_record& r = run->records[i];
     void* pointers[r.params > 0 ? r.params : 1];
-    for (int64_t p = 0; p < r.params; p++) pointers[p] = bases[r.slots[p]] + r.offsets[p];
-    Context context = {pointers, symbols, scratch, &error};
-    parallel(r.task, &context, r.count, r.grain, i + 1 < n);
+    for (int64_t p = 0; p < r.params; p++) pointers[p] = run->bases[r.slots[p]] + r.offsets[p];
+    Context context = {pointers, run->symbols, scratch, &error};
+    parallel(r.task, &context, r.count, r.grain, i + 1 < run->count);
   }
   return error;
 }
