@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from tests.capture.onnx.models import body, ints, model, node, value
 from torch.export import Dim
 
-from tilewright.capture.onnx import load
+from tilewright.capture.onnx import control, load
 from tilewright.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -106,7 +106,8 @@ def test_known_trip_count_is_unrolled_by_export() -> None:
     assert sum("mul" in str(n.target) for n in program.graph.nodes) == 4
 
 
-def test_endless_loop_is_stopped() -> None:
+def test_endless_loop_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_TRIPS", 1000)
     graph = body(
         [node("Identity", ["c"], ["c2"]), node("Identity", ["v"], ["v2"])],
         [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("v", None)],
@@ -118,6 +119,12 @@ def test_endless_loop_is_stopped() -> None:
         module = load(model(nodes, [value("x", [1])], ["y"], constants))
         with pytest.raises(UnsupportedError, match="more than"):
             module(torch.ones(1))
+
+
+def test_loop_without_iterations() -> None:
+    """The carried value is returned, the scan output is empty."""
+    last, scanned = load(loop_model("k", "none", {"k": np.array(0)}))(torch.ones(3))
+    assert torch.equal(last, torch.ones(3)) and scanned.shape[0] == 0
 
 
 def test_scan_and_captured_values() -> None:

@@ -30,7 +30,7 @@ from tilewright.capture.onnx.program import (
     scalar_call,
     tensor_call,
 )
-from tilewright.capture.onnx.proto import tensor_of
+from tilewright.capture.onnx.proto import NARROW, tensor_of
 from tilewright.capture.onnx.registry import EXTRAS, OpDef, lookup, lookup_host
 from tilewright.capture.onnx.values import (
     MAX_CONSTANT,
@@ -44,6 +44,7 @@ from tilewright.capture.onnx.values import (
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 
 FOLD_BYTES = 16 << 20
+_TAKES_NARROW = frozenset({"DequantizeLinear", "Cast"})
 MAX_NODES = 1_000_000
 MAX_DEPTH = 64
 _CPU = torch.device("cpu")
@@ -59,12 +60,16 @@ class Kind(enum.Enum):
 
 @dataclass(eq=False)
 class Val:
-    """One value of the model: its kind, its slot in the owner's program, its tensor if constant."""
+    """One value of the model: its kind, its slot in the owner's program, its tensor if constant.
+
+    `narrow`: the tensor holds integers of fewer bits than its type, one to a byte.
+    """
 
     kind: Kind
     owner: Builder | None = None
     slot: int = -1
     const: Tensor | None = None
+    narrow: bool = False
     small: Host | None = None
 
     def host(self) -> Host:
@@ -212,9 +217,19 @@ class Builder:
             )
         keywords = self.keywords(node, entry, version, scope, label)
         _check_arity(entry, vals, keywords, label)
+        if entry.name not in _TAKES_NARROW and any(v is not None and v.narrow for v in vals):
+            raise UnsupportedError(
+                "integers below one byte are only supported as weights of DequantizeLinear",
+                phase="capture",
+                op=entry.name,
+                place=label,
+                hint="dequantise the weight first, or store it as int8",
+            )
         constant = all(v is None or v.kind is Kind.CONST for v in vals)
         if constant and entry.pure:
             folded = self.fold(entry, keywords, vals, len(node.output), label)
+            if folded is not None and folded[0] is not None and entry.name == "Constant":
+                folded[0].narrow = any(a.t.data_type in NARROW for a in node.attribute)
             if folded is not None:
                 return folded
         return self.emit(entry, keywords, vals, len(node.output), label)
@@ -532,7 +547,8 @@ def add_initialisers(graph: GraphProto, scope: Scope) -> None:
     for proto in graph.initializer:
         if proto.name in scope.names:
             raise ModelError(f"two initialisers are named {proto.name!r}", phase="capture", place=graph.name)
-        scope.names[proto.name] = Val(Kind.CONST, const=tensor_of(proto, folder))
+        narrow = proto.data_type in NARROW
+        scope.names[proto.name] = Val(Kind.CONST, const=tensor_of(proto, folder), narrow=narrow)
 
 
 def opset_table(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:

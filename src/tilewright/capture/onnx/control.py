@@ -7,6 +7,7 @@ data is read when the model runs, and its node is listed in `data_dependent`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,7 +24,7 @@ from tilewright.capture.onnx.build import (
     add_initialisers,
 )
 from tilewright.capture.onnx.ops.attention import flex_attention
-from tilewright.capture.onnx.values import Host, Value, as_tensor, scalar
+from tilewright.capture.onnx.values import Host, Value, as_tensor, scalar, torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
 MAX_TRIPS = 1_000_000
@@ -108,6 +109,7 @@ def build_if(
 def _run_loop(
     body: Subgraph,
     formals: tuple[Kind, ...],
+    elements: tuple[Element, ...],
     label: str,
     device: torch.device,
     trips: Value,
@@ -123,7 +125,7 @@ def _run_loop(
     limit = None if trips is None else read_count(trips)
     going = True if flag is None else read_flag(flag)
     count, cap = 0, MAX_UNROLLED if torch.compiler.is_compiling() else MAX_TRIPS
-    scans: list[list[Value]] = [[] for _ in range(len(body.program.outputs) - 1 - carried)]
+    scans: list[list[Value]] = [[] for _ in elements]
     while going and (limit is None or count < limit):
         if count >= cap:
             raise UnsupportedError(
@@ -139,14 +141,37 @@ def _run_loop(
         for scan, value in zip(scans, results[1 + carried :], strict=True):
             scan.append(as_tensor(value, device))
         count += 1
-    return (*state, *[_stack(scan, 0, False) for scan in scans])
+    stacked = [_stack(s, 0, False, e, device) for s, e in zip(scans, elements, strict=True)]
+    return (*state, *stacked)
 
 
-def _stack(values: Sequence[Value], axis: int, reverse: bool) -> Value:
-    """Scan outputs as one tensor; with no iteration the element shape is unknown and the result is empty."""
+@dataclass(frozen=True)
+class Element:
+    """What the body declares about one scan output; used only when there was no iteration."""
+
+    dtype: torch.dtype
+    dims: tuple[int, ...]
+
+
+def _elements(graph: GraphProto, count: int) -> tuple[Element, ...]:
+    """The declarations of the last `count` outputs of a body; unknown sizes are taken as 0."""
+    found: list[Element] = []
+    for info in list(graph.output)[len(graph.output) - count :]:
+        tensor = info.type.tensor_type
+        dtype = torch_dtype(tensor.elem_type) if tensor.elem_type else torch.float32
+        found.append(Element(dtype, tuple(max(d.dim_value, 0) for d in tensor.shape.dim)))
+    return tuple(found)
+
+
+def _stack(
+    values: Sequence[Value], axis: int, reverse: bool, element: Element, device: torch.device
+) -> Value:
+    """Scan outputs as one tensor, empty along the new axis when there was no iteration."""
     tensors = [v for v in values if isinstance(v, Tensor)]
     if not tensors:
-        return torch.zeros(0)
+        dims = list(element.dims)
+        dims.insert(axis, 0)
+        return torch.zeros(dims, dtype=element.dtype, device=device)
     return torch.stack(tensors[::-1] if reverse else tensors, axis)
 
 
@@ -184,13 +209,16 @@ def build_loop(
 ) -> list[Val | None]:
     """A loop becomes one step; while torch captures, a known trip count unrolls it."""
     vals = vals + [None] * (2 - len(vals))
-    body, captured, kinds, formals = _loop_body(builder, _graph(node, "body", label), scope, vals[2:], label)
+    graph = _graph(node, "body", label)
+    body, captured, kinds, formals = _loop_body(builder, graph, scope, vals[2:], label)
     if kinds[0] is Kind.TENSOR or any(v is not None and v.kind is Kind.TENSOR for v in vals[:2]):
         builder.context.data_dependent.append(label)
     scans = len(kinds) - 1 - len(formals)
     outs = [builder.value(kind) for kind in [*formals, *[Kind.TENSOR] * scans][: len(node.output)]]
     ins = [0, *[_operand_slot(builder, v) for v in vals], *captured]
-    builder.add_step(partial(_run_loop, body, tuple(formals), label), ins, outs, label)
+    builder.add_step(
+        partial(_run_loop, body, tuple(formals), _elements(graph, scans), label), ins, outs, label
+    )
     return list(outs)
 
 
@@ -198,6 +226,7 @@ def _run_scan(
     body: Subgraph,
     state_count: int,
     axes: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
+    elements: tuple[Element, ...],
     device: torch.device,
     *args: Value,
 ) -> object:
@@ -217,7 +246,10 @@ def _run_scan(
         state = [as_tensor(r, device) for r in results[:state_count]]
         for out, value in zip(outs, results[state_count:], strict=True):
             out.append(as_tensor(value, device))
-    stacked = [_stack(o, axis, bool(back)) for o, axis, back in zip(outs, out_axes, out_back, strict=True)]
+    stacked = [
+        _stack(o, axis, bool(back), element, device)
+        for o, axis, back, element in zip(outs, out_axes, out_back, elements, strict=True)
+    ]
     return (*state, *stacked)
 
 
@@ -247,7 +279,8 @@ def build_scan(
             )
         vals = vals[1:]
     states = len(vals) - count
-    body, captured, kinds = builder.subgraph(_graph(node, "body", label), scope, [Kind.TENSOR] * len(vals))
+    graph = _graph(node, "body", label)
+    body, captured, kinds = builder.subgraph(graph, scope, [Kind.TENSOR] * len(vals))
     results = len(kinds) - states
     if count < 1 or states < 0 or results < 0:
         raise ModelError("wrong number of scan inputs or outputs", phase="capture", op="Scan", place=label)
@@ -258,7 +291,7 @@ def build_scan(
         _ints(node, "scan_output_axes", results),
         _ints(node, "scan_output_directions", results),
     )
-    run: Callable[..., object] = partial(_run_scan, body, states, axes)
+    run: Callable[..., object] = partial(_run_scan, body, states, axes, _elements(graph, results))
     if batched:
         operands, inner = len(vals), run
 

@@ -113,9 +113,44 @@ def _bad(message: str, place: str, hint: str = "is the file complete and an ONNX
     return ModelError(message, phase="capture", place=place, hint=hint)
 
 
+NARROW: dict[int, tuple[int, torch.dtype]] = {
+    TensorProto.INT4: (4, torch.int8),
+    TensorProto.UINT4: (4, torch.uint8),
+    TensorProto.INT2: (2, torch.int8),
+    TensorProto.UINT2: (2, torch.uint8),
+}
+"""Integer types below one byte: bits, and the torch type that holds their values one to a byte."""
+
+
+def _narrow_tensor(proto: TensorProto, folder: Path | None, place: str) -> Tensor:
+    """Packed small integers, unpacked."""
+    bits, dtype = NARROW[proto.data_type]
+    count = math.prod(proto.dims)
+    size = (count * bits + 7) // 8
+    if proto.data_location == TensorProto.EXTERNAL:
+        raw = _external(proto, folder, size, place)
+    else:
+        raw = proto.raw_data if proto.HasField("raw_data") else bytes(v & 0xFF for v in proto.int32_data)
+    if len(raw) != size:
+        raise _bad(f"{len(raw)} bytes for shape {list(proto.dims)} of {bits}-bit integers", place)
+    packed = np.frombuffer(raw, np.uint8)
+    fields = np.stack([(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)], -1)
+    values = fields.reshape(-1)[:count].astype(np.int16)
+    if dtype == torch.int8:
+        values = values - ((values >> (bits - 1)) << bits)
+    return torch.from_numpy(values).to(dtype).reshape(tuple(proto.dims))
+
+
 def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
-    """A tensor with its own memory. ModelError when the data do not fit the declared shape and type."""
+    """A tensor with its own memory. ModelError when the data do not fit the declared shape and type.
+
+    Integers of 2 and 4 bits come unpacked, one to a byte (see `NARROW`).
+    """
     place = f"tensor {proto.name!r}"
+    if proto.data_type in NARROW:
+        if any(d < 0 for d in proto.dims):
+            raise _bad(f"negative size in {list(proto.dims)}", place)
+        return _narrow_tensor(proto, folder, place)
     dtype = torch_dtype(proto.data_type)
     dims = tuple(proto.dims)
     if any(d < 0 for d in dims):

@@ -124,17 +124,22 @@ def attention(
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
         k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
-    window = Window(bool(is_causal), left_window_size, right_window_size)
-    seen, bias = _masks(attn_mask, window, nonpad_kv_seqlen, past, q, k)
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    grouped = q.shape[1] // k.shape[1]
-    if outputs < 4 and softcap == 0.0 and seen is None and softmax_precision is None:
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=factor, enable_gqa=grouped != 1)
+    grouped = q.shape[1] != k.shape[1]
+    window = Window(bool(is_causal), left_window_size, right_window_size)
+    plain = outputs < 4 and softcap == 0.0 and softmax_precision is None
+    alone = attn_mask is None and past_key is None and nonpad_kv_seqlen is None
+    if plain and alone and is_causal and left_window_size < 0 and right_window_size < 0:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=factor, enable_gqa=grouped)
         return (merge_heads(y) if packed else y, k, v)[:outputs]
-    if grouped != 1:
-        keys, values = k.repeat_interleave(grouped, 1), v.repeat_interleave(grouped, 1)
-    else:
-        keys, values = k, v
+    seen, bias = _masks(attn_mask, window, nonpad_kv_seqlen, past, q, k)
+    if plain:
+        mask = seen if bias is None else bias if seen is None else bias.masked_fill(~seen, -math.inf)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=factor, enable_gqa=grouped)
+        return (merge_heads(y) if packed else y, k, v)[:outputs]
+    keys, values = k, v
+    if grouped:
+        keys, values = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     y, scores = _by_hand(
         q, keys, values, seen, bias, factor, softcap, qk_matmul_output_mode, softmax_precision
     )

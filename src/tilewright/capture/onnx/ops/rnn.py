@@ -84,9 +84,17 @@ Cell = Callable[[Tensor, "tuple[Tensor, ...]", int], "tuple[Tensor, ...]"]
 
 
 def _run(
-    layer: Layer, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], cell: Cell
+    layer: Layer,
+    x: Tensor,
+    weights: tuple[Tensor, Tensor | None],
+    lengths: Tensor | None,
+    states: Sequence[Tensor | None],
+    cell: Cell,
 ) -> tuple[Tensor, ...]:
     """Run a cell over time in each direction: (Y, final states...) in the layout of the layer.
+
+    `weights` (matrix and bias, one row per direction) project the inputs of all steps at once; the cell gets one
+    projected step.
 
     Past the end of a sample the output is zero and the state is kept.
     """
@@ -101,8 +109,10 @@ def _run(
             first = None if s is None else (s.transpose(0, 1) if layer.layout else s)[d]
             state.append(x.new_zeros(batch, layer.hidden) if first is None else first)
         ys: list[Tensor] = []
+        w, b = weights
+        projected = F.linear(x, w[d], None if b is None else b[d])
         for t in range(steps - 1, -1, -1) if backwards else range(steps):
-            new = cell(x[t], tuple(state), d)
+            new = cell(projected[t], tuple(state), d)
             y = new[0]
             if lengths is not None:
                 live = (lengths > t).unsqueeze(1)
@@ -142,10 +152,10 @@ def rnn(
     layer = _layer(("Tanh",), activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
 
     def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
-        b = None if bias is None else bias[d, :hidden] + bias[d, hidden:]
-        return (layer.activations[d](layer.bound(F.linear(now, w[d], b) + F.linear(state[0], r[d]))),)
+        return (layer.activations[d](layer.bound(now + F.linear(state[0], r[d]))),)
 
-    return _run(layer, x, lengths, [h0], cell)
+    total = None if bias is None else bias[:, :hidden] + bias[:, hidden:]
+    return _run(layer, x, (w, total), lengths, [h0], cell)
 
 
 @op("GRU", since=7)
@@ -174,9 +184,8 @@ def gru(
     def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
         h = state[0]
         f, g = layer.activations[2 * d], layer.activations[2 * d + 1]
-        wb = None if bias is None else bias[d, : 3 * hidden]
         rb = x.new_zeros(3 * hidden) if bias is None else bias[d, 3 * hidden :]
-        xz, xr, xh = F.linear(now, w[d], wb).split(hidden, 1)
+        xz, xr, xh = now.split(hidden, 1)
         hz, hr = F.linear(h, r[d, : 2 * hidden], rb[: 2 * hidden]).split(hidden, 1)
         z, reset = f(layer.bound(xz + hz)), f(layer.bound(xr + hr))
         last, last_bias = r[d, 2 * hidden :], rb[2 * hidden :]
@@ -186,7 +195,8 @@ def gru(
             new = g(layer.bound(xh + F.linear(reset * h, last, last_bias)))
         return ((1 - z) * new + z * h,)
 
-    return _run(layer, x, lengths, [h0], cell)
+    total = None if bias is None else bias[:, : 3 * hidden]
+    return _run(layer, x, (w, total), lengths, [h0], cell)
 
 
 @op("LSTM", since=7)
@@ -217,8 +227,7 @@ def lstm(
     def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
         h, c = state
         f, g, out = layer.activations[3 * d : 3 * d + 3]
-        b = None if bias is None else bias[d, : 4 * hidden] + bias[d, 4 * hidden :]
-        i, o, forget, new = (F.linear(now, w[d], b) + F.linear(h, r[d])).split(hidden, 1)
+        i, o, forget, new = (now + F.linear(h, r[d])).split(hidden, 1)
         if peephole is not None:
             pi, po, pf = peephole[d].split(hidden)
             i, forget = i + pi * c, forget + pf * c
@@ -230,4 +239,5 @@ def lstm(
         o = f(layer.bound(o if po is None else o + po * c))
         return o * out(c), c
 
-    return _run(layer, x, lengths, [h0, c0], cell)
+    total = None if bias is None else bias[:, : 4 * hidden] + bias[:, 4 * hidden :]
+    return _run(layer, x, (w, total), lengths, [h0, c0], cell)
