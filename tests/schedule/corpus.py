@@ -102,7 +102,9 @@ def rope(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
 
 CASES = (
     Case("add_bias_gelu", lambda x, b: F.gelu(x + b), ((37, 130), (130,)), ({0: "n"},)),
-    Case("chain", lambda x, y: torch.tanh(x * y + 1).relu() - x.abs(), ((1000,), (1000,)), ({0: "n"}, {0: "n"})),
+    Case(
+        "chain", lambda x, y: torch.tanh(x * y + 1).relu() - x.abs(), ((1000,), (1000,)), ({0: "n"}, {0: "n"})
+    ),
     Case("softmax", lambda x: torch.softmax(x, -1), ((33, 200),), ({0: "n", 1: "m"},)),
     Case("softmax_small", lambda x: torch.softmax(x, -1), ((5, 7),)),
     Case("log_softmax", lambda x: torch.log_softmax(x, -1), ((33, 129),), ({1: "m"},)),
@@ -133,19 +135,39 @@ CASES = (
     Case("max_pool", lambda x: F.max_pool2d(x.relu(), 3, 2, 1), ((2, 3, 13, 15),), ({0: "n"},)),
     Case("avg_pool", lambda x: F.avg_pool2d(x, 2), ((2, 3, 12, 16),), ({0: "n"},)),
     Case("mean_hw", lambda x: x.mean((2, 3)), ((2, 5, 7, 7),), ({0: "n"},)),
-    Case("upsample", lambda x: F.interpolate(x, scale_factor=2, mode="nearest") + 1, ((2, 3, 5, 6),), ({0: "n"},)),
+    Case(
+        "upsample",
+        lambda x: F.interpolate(x, scale_factor=2, mode="nearest") + 1,
+        ((2, 3, 5, 6),),
+        ({0: "n"},),
+    ),
     Case("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2) * 2, ((2, 8, 5, 6),), ({0: "n", 2: "h", 3: "w"},)),
     Case("window_partition", window_partition, ((2, 14, 21, 24),), ({0: "n"},)),
-    Case("matmul_bias", lambda x, w, b: F.relu((x[:, :, None] * w[None]).sum(1) + b), ((9, 20), (20, 33), (33,)), ({0: "n"},)),
+    Case(
+        "matmul_bias",
+        lambda x, w, b: F.relu((x[:, :, None] * w[None]).sum(1) + b),
+        ((9, 20), (20, 33), (33,)),
+        ({0: "n"},),
+    ),
     Case("gemv", lambda x, w: (x[None, :] * w).sum(-1), ((100,), (30, 100))),
-    Case("attention", attention, ((2, 9, 8), (2, 11, 8), (2, 11, 8)), ({0: "b", 1: "s"}, {0: "b", 1: "t"}, {0: "b", 1: "t"})),
+    Case(
+        "attention",
+        attention,
+        ((2, 9, 8), (2, 11, 8), (2, 11, 8)),
+        ({0: "b", 1: "s"}, {0: "b", 1: "t"}, {0: "b", 1: "t"}),
+    ),
     Case("causal_attention", causal, ((2, 19, 8), (2, 19, 8), (2, 19, 8))),
     Case("qkv_heads", qkv_heads, ((2, 10, 48),), ({0: "b", 1: "s"},)),
     Case("gram", gram, ((9, 20),)),
     Case("softmax_plus_transpose", softmax_plus_transpose, ((20, 20),)),
     Case("rope", rope, ((3, 4, 16), (4, 16), (4, 16)), ({0: "b"},)),
     Case("two_outputs", lambda x: (x.exp(), x.exp().sum(-1)), ((13, 40),), ({0: "n"},)),
-    Case("convolution", lambda x, w: F.conv2d(x, w, padding=1).relu(), ((2, 3, 8, 9), (5, 3, 3, 3)), ({0: "n"},)),
+    Case(
+        "convolution",
+        lambda x, w: F.conv2d(x, w, padding=1).relu(),
+        ((2, 3, 8, 9), (5, 3, 3, 3)),
+        ({0: "n"},),
+    ),
     Case("scalar_output", lambda x: (x * x).sum(), ((40, 50),), ({0: "n"},)),
     Case("zero_dim", lambda x, y: x * y + 1, ((), ())),
 )

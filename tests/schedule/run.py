@@ -65,7 +65,9 @@ def sizes_of(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[str, int]:
     return found
 
 
-def run(unit: Unit, number: int, graph: Graph, scheduled: Scheduled, inputs: Sequence[Tensor], pieces: int = 3) -> list[np.ndarray]:
+def run(
+    unit: Unit, number: int, graph: Graph, scheduled: Scheduled, inputs: Sequence[Tensor], pieces: int = 3
+) -> list[np.ndarray]:
     """Run a built kernel; outputs in the graph's order, with guard zones around them checked."""
     arrays = [t.numpy() for t in inputs]
     sizes = sizes_of(graph, arrays)
@@ -74,14 +76,16 @@ def run(unit: Unit, number: int, graph: Graph, scheduled: Scheduled, inputs: Seq
     made: dict[Value, np.ndarray] = {}
     for v in scheduled.kernel.outputs:
         shape = [dims.evaluate(e, sizes) for e in v.shape]
-        dtype = {"f32": np.float32, "i64": np.int64, "bool": np.bool_, "f64": np.float64, "i32": np.int32}[v.dtype.name]
+        dtype = {"f32": np.float32, "i64": np.int64, "bool": np.bool_, "f64": np.float64, "i32": np.int32}[
+            v.dtype.name
+        ]
         strides = [dims.evaluate(e, sizes) for e in graph.layouts[v].strides]
         count = int(np.prod(shape))
         guarded[v] = np.full((count + 256) * np.dtype(dtype).itemsize, 0xA5, np.uint8)
         made[v] = guarded[v].view(dtype)[128 : 128 + count]
         made[v] = np.lib.stride_tricks.as_strided(made[v], shape, [s * made[v].itemsize for s in strides])
     params = [of[v] if v in of else made[v] for v in scheduled.params]
-    known = {s: 0 for s in unit.symbols} | sizes
+    known = dict.fromkeys(unit.symbols, 0) | sizes
     assert unit.run(number, params, known, pieces) == 0
     for v, raw in guarded.items():
         edge = 128 * made[v].itemsize
@@ -89,7 +93,9 @@ def run(unit: Unit, number: int, graph: Graph, scheduled: Scheduled, inputs: Seq
     return [made[v] for v in scheduled.kernel.outputs]
 
 
-def build_cases(folder: Path, cases: Sequence[tuple[Case, bool]]) -> tuple[Unit, list[tuple[Graph, Scheduled]]]:
+def build_cases(
+    folder: Path, cases: Sequence[tuple[Case, bool]]
+) -> tuple[Unit, list[tuple[Graph, Scheduled]]]:
     """One translation unit for many cases."""
     parts = [solved(case, dynamic) for case, dynamic in cases]
     symbols = sorted({repr(s) for g, _ in parts for s in g.symbols()})

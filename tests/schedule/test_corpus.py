@@ -20,7 +20,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Unit, list[tuple[Gr
     return build_cases(tmp_path_factory.mktemp("corpus"), VARIANTS)
 
 
-@pytest.mark.parametrize("number", range(len(VARIANTS)), ids=[f"{c.name}-{'dynamic' if d else 'static'}" for c, d in VARIANTS])
+@pytest.mark.parametrize(
+    "number", range(len(VARIANTS)), ids=[f"{c.name}-{'dynamic' if d else 'static'}" for c, d in VARIANTS]
+)
 def test_corpus_agrees_with_eager(built: tuple[Unit, list[tuple[Graph, Scheduled]]], number: int) -> None:
     unit, parts = built
     case, dynamic = VARIANTS[number]

@@ -33,7 +33,7 @@ def make_form(
         form = fitted
     else:
         raise IllegalSchedule("folds keep being recomputed at new indices", law=_PLAIN, phase="schedule")
-    return _merge(_drop_dead(form))
+    return _merge(_drop_dead(_shared_folds(form)))
 
 
 
@@ -296,6 +296,27 @@ def _clone_misfits(form: Form, budget: int) -> Form:
         if body != i.body:
             items[n] = replace(items[n], body=body)
     return form if len(items) == len(form.items) else replace(form, items=tuple(items))
+
+
+def _shared_folds(form: Form) -> Form:
+    """Equal folds (clones that met again) become one."""
+    first: dict[object, int] = {}
+    same: dict[int, int] = {}
+
+    def change(x: Expr) -> Expr | None:
+        if x.op == "value" and isinstance(x.value, tuple) and x.value[0] in same:
+            return make("value", x.args, x.dtype, (same[x.value[0]], x.value[1]))
+        return None
+
+    items: list[Item] = []
+    for i in form.items:
+        i = replace(i, body=tuple(transform(b, change) for b in i.body))
+        items.append(i)
+        if i.is_fold:
+            n = first.setdefault((i.kept, i.reduce, i.body, i.reduction, i.scan), i.id)
+            if n != i.id:
+                same[i.id] = n
+    return replace(form, items=tuple(replace(i, body=tuple(transform(b, change) for b in i.body)) for i in items))
 
 
 def _drop_dead(form: Form) -> Form:
