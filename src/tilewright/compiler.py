@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import shape_env, traced_sizes
 from tilewright.emit.cpp import emit_unit
 from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr
@@ -117,7 +118,7 @@ def compile_fx(
     try:
         with _guard_free(gm):
             graph = run("capture", lambda: from_fx(gm, frozen=frozen))
-            made = _generated(run, graph, options, output_aliases(gm))
+            made = _generated(run, graph, options, output_aliases(gm), traced_sizes(gm))
     except UnsupportedError as refused:
         if options.strict:
             raise
@@ -142,7 +143,9 @@ class _Made:
     kernels: tuple[KernelReport, ...] = ()
 
 
-def _generated(run: Recorder, graph: Graph, options: Options, aliases: tuple[bool, ...]) -> _Made:
+def _generated(
+    run: Recorder, graph: Graph, options: Options, aliases: tuple[bool, ...], sizes: Mapping[str, int]
+) -> _Made:
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
     if find_compiler(options) is None:
         warnings.warn(
@@ -170,7 +173,7 @@ def _generated(run: Recorder, graph: Graph, options: Options, aliases: tuple[boo
     numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
     plan = run("plan", lambda: build_plan(cover, numbered, symbols, aliases))
     printer = lambda program: emit_unit([program], symbols, target).text  # noqa: E731
-    reports = tuple(report_of(s, cover, number[id(s.program)], printer) for s in scheduled)
+    reports = tuple(report_of(s, cover, number[id(s.program)], sizes, printer) for s in scheduled)
     return _Made(cover, plan, unit, reports)
 
 
@@ -242,10 +245,5 @@ def _storage(node: fx.Node) -> int | None:
 
 def _guard_free(gm: fx.GraphModule) -> AbstractContextManager[object]:
     """Under it, any attempt to add a guard is an error (from torch 2.12 on)."""
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        for part in (*val.shape, val) if isinstance(val, Tensor) else (val,):
-            if isinstance(part, torch.SymInt):
-                freeze = getattr(part.node.shape_env, "error_on_new_guards", None)
-                return freeze() if freeze is not None else nullcontext()
-    return nullcontext()
+    guarded = getattr(shape_env(gm), "error_on_new_guards", None)
+    return guarded() if guarded is not None else nullcontext()

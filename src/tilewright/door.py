@@ -161,6 +161,10 @@ def program_way(program: Exported, options: Options) -> ProgramWay:
     return ProgramWay(program, build, freeze=options.freeze is not False)
 
 
+TYPICAL = ((2, 64), (2, 224), (1, 64), (1, 1))
+"""Sizes of undeclared dims, the first and the others, with which a file is compiled when nobody gave inputs."""
+
+
 class FileWay:
     """A model file. Its declared dynamic dims (or those of `naming`) are symbols; dims of one name are taken as equal
     while they are, and a call where they differ gets a graph in which each has its own symbol."""
@@ -188,18 +192,21 @@ class FileWay:
 
     @property
     def coverage(self) -> Coverage | None:
-        """Of the graphs compiled so far."""
+        """Of the graphs compiled so far; compiles for typical sizes if there is none."""
+        self._typical()
         return total([w.built.coverage for w in self._ways])
 
     @property
     def kernels(self) -> tuple[object, ...]:
-        """Of the graphs compiled so far."""
+        """Of the graphs compiled so far; compiles for typical sizes if there is none."""
+        self._typical()
         return tuple(k for w in self._ways for k in w.kernels)
 
     @property
     def trace(self) -> object:
-        """Of the graph compiled last."""
-        return self._ways[-1].trace if self._ways else Trace()
+        """Of the graph compiled last; compiles for typical sizes if there is none."""
+        self._typical()
+        return self._ways[-1].trace
 
     def unchanged(self) -> bool:
         """A file's weights are its own."""
@@ -215,6 +222,29 @@ class FileWay:
         """The outputs: a tensor, or a tuple of several."""
         inputs = bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]
         return self._chosen(inputs).run(inputs, out), None
+
+    def _typical(self) -> None:
+        """Compile without inputs: declared sizes, and for the others the first of TYPICAL that the model takes."""
+        if self._ways:
+            return
+        specs = self.module.input_specs
+        if any(s.dtype is None or s.dims is None for s in specs):
+            raise InputError(
+                "the file does not declare its inputs", phase="input", hint="pass example_inputs"
+            )
+        refused: TilewrightError | None = None
+        for first, rest in TYPICAL:
+            shapes = [
+                [n if isinstance(n, int) else first if k == 0 else rest for k, n in enumerate(s.dims or ())]
+                for s in specs
+            ]
+            try:
+                self._chosen([torch.zeros(n, dtype=s.dtype) for n, s in zip(shapes, specs, strict=True)])
+            except UnsupportedError as error:
+                refused = refused or error
+            else:
+                return
+        raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
 
     def _chosen(self, inputs: Sequence[Tensor]) -> ProgramWay:
         list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))

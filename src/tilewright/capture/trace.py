@@ -116,3 +116,10 @@ def hints(inputs: Sequence[Tensor], dynamic: Sequence[Mapping[int, object]]) -> 
         shape = [max(2, n) if d in dims else n for d, n in enumerate(t.shape)]
         found.append(t if shape == list(t.shape) else torch.zeros(shape, dtype=t.dtype))
     return found
+
+
+def traced_sizes(gm: fx.GraphModule) -> dict[str, int]:
+    """The sizes that the symbols of a captured graph had when it was traced, as far as they are known."""
+    env = shape_env(gm)
+    held = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", None) or {}
+    return {str(symbol): int(value) for symbol, value in held.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dims
@@ -12,39 +12,56 @@ from tilewright.ir.host import size
 from tilewright.ir.kernel import Cover, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.reduction import Reduction
+from tilewright.plan.bind import names_in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelReport:
-    """One launch. `ops` are the captured nodes in it, by name; sizes that are not static stay expressions.
+    """One launch. `ops` are the captured nodes in it, by name; `sizes` are those that the graph was traced with, and
+    the figures are for them (None where a size comes from data).
 
-    `bytes_moved` counts every operand and result once: what is read again comes from the core's own caches.
-    `bytes_bound` is the least that any kernel for the same region must move. `flops` counts vector instructions of the
-    bodies, each as one operation per element.
+    `bytes_moved` counts every operand and result once: what is read again comes from a core's own caches.
+    `bytes_lower_bound` is the least that any kernel for the same region must move. `flops` counts scalar operations of
+    the bodies in units of one addition (see `ir.expr.Scalar.cost`).
     """
 
     name: str
     ops: tuple[str, ...]
-    bytes_moved: Expr
-    bytes_bound: Expr
-    flops: Expr
+    moved: Expr
+    bound: Expr
+    work: Expr
     schedule: str
     reason: str
     program: TileProgram
+    sizes: Mapping[str, int]
     printer: Callable[[TileProgram], str]
+
+    @property
+    def bytes_moved(self) -> int | None:
+        """Bytes of one call."""
+        return self._at(self.moved)
+
+    @property
+    def bytes_lower_bound(self) -> int | None:
+        """Bytes that one call cannot avoid."""
+        return self._at(self.bound)
+
+    @property
+    def flops(self) -> int | None:
+        """Scalar operations of one call."""
+        return self._at(self.work)
+
+    def _at(self, e: Expr) -> int | None:
+        return size(e, self.sizes) if self.sizes.keys() >= set(names_in((e,))) else None
 
     @property
     def source(self) -> str:
         """The generated C++ text."""
         return self.printer(self.program)
 
-    def at(self, **sizes: int) -> tuple[int, int, int]:
-        """Bytes moved, bytes of the lower bound and operations for given sizes (all static: for none)."""
-        return size(self.bytes_moved, sizes), size(self.bytes_bound, sizes), size(self.flops, sizes)
-
     def __str__(self) -> str:
-        size = f"{self.bytes_moved} bytes ({self.bytes_bound} at least), {self.flops} flops"
-        return f"{self.name}: {', '.join(self.ops)}; {size}"
+        figures = f"{self.moved} bytes ({self.bound} at least), {self.work} flops"
+        return f"{self.name}: {', '.join(self.ops)}; {figures}"
 
 
 def _bytes(values: Sequence[Value]) -> Expr:
@@ -54,7 +71,11 @@ def _bytes(values: Sequence[Value]) -> Expr:
 
 
 def report_of(
-    scheduled: Scheduled, cover: Cover, number: int, printer: Callable[[TileProgram], str]
+    scheduled: Scheduled,
+    cover: Cover,
+    number: int,
+    sizes: Mapping[str, int],
+    printer: Callable[[TileProgram], str],
 ) -> KernelReport:
     """The report of kernel `number`; `printer` makes source text of its program when asked."""
     kernel = scheduled.kernel
@@ -70,9 +91,17 @@ def report_of(
     moved = _bytes((*kernel.inputs, *kernel.outputs))
     bound = _bytes((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
     return KernelReport(
-        f"k{number}", tuple(names.values()), moved, bound, flops, str(scheduled.schedule), kernel.reason,
-        scheduled.program, printer,
-    )  # fmt: skip
+        name=f"k{number}",
+        ops=tuple(names.values()),
+        moved=moved,
+        bound=bound,
+        work=flops,
+        schedule=str(scheduled.schedule),
+        reason=kernel.reason,
+        program=scheduled.program,
+        sizes=sizes,
+        printer=printer,
+    )
 
 
 def _step(reduction: Reduction | None) -> int:
