@@ -219,6 +219,18 @@ def test_old_leftovers_are_removed(store: Store) -> None:
     assert new.exists()
 
 
+def test_a_large_store_drops_what_is_unused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LIMIT_BYTES", 10_000)
+    keys = [digest(str(i)) for i in range(6)]
+    for age, key in enumerate(keys):
+        folder = store.put(key, {"unit.so": bytes(2500)})
+        os.utime(folder / MANIFEST, (age + 1, age + 1))
+    assert store.get(keys[0]) is not None  # used now
+    Store(store.root).put(digest("new"), {"unit.so": b""})
+    left = [Store(store.root).get(key) is not None for key in keys]
+    assert left == [True, False, False, False, False, True]
+
+
 def test_single_flight(store: Store) -> None:
     inside: list[int] = []
     most: list[int] = []

@@ -33,6 +33,7 @@ from tilewright.options import Options
 
 MANIFEST = "manifest.json"
 LOCK_SECONDS = 60.0
+LIMIT_BYTES = 2 << 30
 _STALE_SECONDS = 3600.0
 _KEY = re.compile(r"[0-9a-f]{16,64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -83,7 +84,11 @@ class Store:
             return None
         folder = root / key[:2] / key
         try:
-            return folder if _whole(folder) else None
+            if not _whole(folder):
+                return None
+            with contextlib.suppress(OSError):
+                os.utime(folder / MANIFEST)  # when it was last used, for `_trim`
+            return folder
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -179,11 +184,12 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _sweep(self, staging: Path) -> None:
-        """Once for each store: remove what killed processes left."""
+        """Once for each store: remove what killed processes left, and the entries that make it too large."""
         if self._swept:
             return
         self._swept = True
         oldest = time.time() - _STALE_SECONDS
+        _trim(staging.parent, oldest)
         for left in staging.iterdir():
             with contextlib.suppress(OSError):
                 if left.lstat().st_mtime < oldest:
@@ -293,6 +299,26 @@ def _move_aside(path: Path, staging: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(OSError):
         aside.unlink(missing_ok=True)
+
+
+def _trim(root: Path, oldest: float) -> None:
+    """Bring a store over `LIMIT_BYTES` down to three quarters of it: those unused for longest go first.
+
+    Entries used after `oldest` stay, as another process may be about to load them.
+    """
+    entries: list[tuple[float, int, Path]] = []
+    for folder in root.glob("[0-9a-f][0-9a-f]/*"):
+        with contextlib.suppress(OSError):
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            entries.append(((folder / MANIFEST).stat().st_mtime, size, folder))
+    total = sum(size for _, size, _ in entries)
+    if total <= LIMIT_BYTES:
+        return
+    for used, size, folder in sorted(entries):
+        if used >= oldest or total <= LIMIT_BYTES * 3 // 4:
+            return
+        _move_aside(folder, root / "staging")
+        total -= size
 
 
 _process_directory: dict[int, Path] = {}
