@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir.expr import Axis, Expr, conjuncts
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Axis, Expr, conjuncts, transform
 from tilewright.ir.program import (
     Branch,
     Check,
@@ -27,6 +28,7 @@ from tilewright.ir.program import (
     defines,
     expressions,
     uses,
+    value_of,
 )
 
 from .cpp_expr import Expressions, typed
@@ -293,6 +295,10 @@ class Body:
                 self.define(s.var, self.memory.load(s))
             case Compute():
                 self.define(s.var, self.value(s.expr, s.var))
+                if s.var.dtype is i64 and not self.printer.facts(s.expr)[1] & self.printer.states:
+                    self.printer.definitions[value_of(s.var)] = transform(
+                        s.expr, self.printer.definitions.get
+                    )
             case Declare():
                 texts = [self.value(e, v) for e, v in zip(s.values, s.vars, strict=True)]
                 for v, text in zip(s.vars, texts, strict=True):

@@ -11,7 +11,7 @@ from fractions import Fraction
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, i64
-from tilewright.ir.expr import Axis, Expr, Symbol, axes_of
+from tilewright.ir.expr import Axis, Expr, Symbol, axes_of, transform
 from tilewright.ir.program import Var
 
 from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, variables
@@ -30,6 +30,7 @@ FUNCTIONS = {
 }
 DIVISIONS = {"floordiv": ("div_floor", "floor_divide"), "mod": ("mod_floor", "remainder"),
              "truncdiv": ("div_trunc", "trunc_divide"), "fmod": ("mod_trunc", "fmod")}  # fmt: skip
+BOUNDS = {"maximum": "at_least", "minimum": "at_most"}
 NATURAL = {"floordiv": "div_natural", "mod": "mod_natural"}
 MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 INT32 = 1 << 31
@@ -87,6 +88,8 @@ class Expressions:
         self.scope = Scope()
         self.counts: Counter[Expr] = Counter()
         self._next = 0
+        self.definitions: dict[Expr, Expr] = {}
+        """Values that an expression defined for good, for questions about their range."""
         self._facts: dict[Expr, tuple[set[Axis], set[int]]] = {}
 
     # --- facts -----------------------------------------------------------
@@ -112,6 +115,10 @@ class Expressions:
 
     def _spans_lane(self, value: int) -> bool:
         return any(a == self.unit.lane for a, _ in self.places[value].dims)
+
+    def fits(self, e: Expr) -> bool:
+        """Whether index expression `e` is proved to fit 32 bits, looking into the values that it reads."""
+        return fits_int32(transform(e, self.definitions.get))
 
     # --- values ----------------------------------------------------------
 
@@ -281,6 +288,9 @@ class Expressions:
         args = [self.vector(a) for a in e.args]
         if e.op == "where":
             return f"select({', '.join(bare(a) for a in args)})"
+        if e.op in BOUNDS and e.dtype.is_float and any(_is_number(a) for a in e.args):
+            x, bound = args if _is_number(e.args[1]) else reversed(args)
+            return f"{BOUNDS[e.op]}({bare(x)}, {bound})"
         return self._operation(e, args, True)
 
     def _operation(self, e: Expr, args: list[str], wide: bool) -> str:
@@ -369,9 +379,13 @@ class Expressions:
         return f"(~{text})" if kind in ("from", "not at") else text
 
 
+def _is_number(e: Expr) -> bool:
+    return e.op == "const" and isinstance(e.value, (float, Fraction)) and e.value == e.value
+
+
 def _stays_small(e: Expr) -> bool:
     """Whether index expression `e` can be done on 32-bit lanes: its operands fit, too."""
-    return not e.args or (
+    return (not e.args and e.op != "var") or (
         e.op in ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum")
         and all(map(fits_int32, e.args))
     )

@@ -10,7 +10,7 @@ from tilewright.ir import dims
 from tilewright.ir.expr import Expr, axes_of, conjuncts
 from tilewright.ir.program import Buffer, Check, Load, Store
 
-from .cpp_expr import Expressions, fits_int32
+from .cpp_expr import Expressions
 from .cpp_scope import Lines, bare
 
 
@@ -99,7 +99,7 @@ class Memory:
         leaf = next((x for x in axes_of(offset) if x.value == lane), None)
         step = dims.coefficient(offset, leaf) if leaf is not None and not e.data_varies(offset) else None
         if step is None:
-            return Address(base, index=self._positions(buffer, offset))
+            return self._gathered(buffer, offset)
         number = dims.static(step)
         stride = number if number is not None else bare(e.scalar(step))
         return Address(self._pointer(base, offset), stride)
@@ -108,15 +108,19 @@ class Memory:
         text = bare(self.expressions.scalar(offset))
         return base if text == "0" else f"{base} + {_factor(text) if '?' in text else text}"
 
-    def _positions(self, buffer: Buffer, offset: Expr) -> str:
+    def _gathered(self, buffer: Buffer, offset: Expr) -> Address:
+        """Positions that are not affine in the lane: what all lanes share goes to the pointer, the rest into lanes, of
+        32 bits where they are proved to fit (an offset lies inside its buffer)."""
         e = self.expressions
-        high = dims.int_range(buffer.size)[1]
-        small = fits_int32(offset) or (
-            high is not None and high < 1 << 31
-        )  # an offset lies inside its buffer
-        if not small:
-            return e.vector(offset)
-        return e.narrow_index(offset) if fits_int32(offset) else f"recast<i32>({bare(e.vector(offset))})"
+        form = dims.linear(offset)
+        rest = dims.from_linear({m: c for m, c in form.items() if any(e.varies(a) for a in m)})
+        if e.fits(rest):
+            shared = dims.from_linear({m: c for m, c in form.items() if not any(e.varies(a) for a in m)})
+            return Address(self._pointer(self.buffers[buffer.name], shared), index=bare(e.narrow_index(rest)))
+        base, high = self.buffers[buffer.name], dims.int_range(buffer.size)[1]
+        if high is not None and high < 1 << 31:
+            return Address(base, index=f"recast<i32>({bare(e.vector(offset))})")
+        return Address(base, index=e.vector(offset))
 
     def _indexed(self, address: Address) -> Address:
         """The same lanes by positions, for accesses that strides cannot express under a mask."""

@@ -105,6 +105,16 @@ template <class T> TW_INLINE void put(T* p, scalar<T> a) {
   else store(p, vec<scalar<T>, 1>{a});
 }
 
+// maximum and minimum with a bound that is not NaN: one instruction, NaN stays.
+template <class T, int L> TW_INLINE vec<T, L> at_least(vec<T, L> a, vec<T, L> bound) {
+  if constexpr (kind_of<T, L> == 2) return {at_least(a.lo, bound.lo), at_least(a.hi, bound.hi)};
+  else return {bound.v > a.v ? bound.v : a.v};
+}
+template <class T, int L> TW_INLINE vec<T, L> at_most(vec<T, L> a, vec<T, L> bound) {
+  if constexpr (kind_of<T, L> == 2) return {at_most(a.lo, bound.lo), at_most(a.hi, bound.hi)};
+  else return {bound.v < a.v ? bound.v : a.v};
+}
+
 // ---- lanes ----
 template <int L> TW_INLINE mask<L> only_lane(i64 n) {
   return iota<i32, L>() == splat<i32, L>(n < 0 || n >= L ? L : i32(n));
