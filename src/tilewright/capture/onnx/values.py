@@ -158,7 +158,7 @@ def dense(x: Tensor) -> Tensor:
 
 def has_symbols(x: Tensor) -> bool:
     """Whether a size of x is symbolic."""
-    return type(x) is not Tensor and any(isinstance(d, torch.SymInt) for d in x.shape)
+    return any(isinstance(d, torch.SymInt) for d in x.shape)
 
 
 def settle(x: Tensor) -> Tensor:
