@@ -49,8 +49,9 @@ class LibraryCall:
     library returns them. `reason` says why it may be called: "contraction", "convolution", "sort", "random", ... or
     "no declaration". `pure` calls may be dropped or repeated.
 
-    The rest is what capture knows of faster forms. `specialise` gets the call itself and the frozen tensors by operand
-    number, and returns a faster call on the operands that are left (renumbered in order), or None. `epilogues`
+    The rest is what capture knows of faster forms. `specialise` gets the call itself, the frozen tensors by operand
+    number, and a maker of products if there is one; it returns a faster call on the operands that are left (renumbered in
+    order), or None. `epilogues`
     are pointwise ops that the call
     can do on its one result. `wants` are the strides that it would like its operands to have (None: any). With `rows`,
     operand number `rows` and the result may have any leading dims in place of one (the result is dense).
@@ -66,12 +67,34 @@ class LibraryCall:
     strides: tuple[tuple[Expr, ...], ...] = ()
     reason: str = "no declaration"
     pure: bool = True
-    specialise: Callable[[LibraryCall, Mapping[int, object]], LibraryCall | None] | None = None
+    specialise: Specialise | None = None
     epilogues: tuple[Epilogue, ...] = ()
     wants: tuple[tuple[Expr, ...] | None, ...] = ()
     rows: int | None = None
     channel: int = -1
     reuses: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenProduct:
+    """x times a frozen weight plus a frozen vector, as a task for code that packs the weight.
+
+    A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C, kernel...], x
+    and a result with their channels at dim 1, and the numbers of its window."""
+
+    weight: object
+    bias: object | None
+    source: tuple[Expr, ...]
+    shape: tuple[Expr, ...]
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+
+
+Maker = Callable[[FrozenProduct], LibraryCall | None]
+"""Gives a call for a product on its one operand x, or None if it has no faster one than the library."""
+
+Specialise = Callable[[LibraryCall, Mapping[int, object], Maker | None], LibraryCall | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

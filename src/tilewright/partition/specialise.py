@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ir import dims
 from ..ir.expr import Expr, Slot, axes_of, axis, read, slot, substitute, transform, walk
-from ..ir.graph import Epilogue, Graph, LibraryCall, Op, Value
+from ..ir.graph import Epilogue, Graph, LibraryCall, Maker, Op, Value
 from ..ir.pattern import COMMUTATIVE, Rewriter
 from ..ir.tensor import TensorExpr, output_axes
 from ..rewrite.normalise import compose_views
@@ -24,30 +24,31 @@ LONGEST = 8
 """Pointwise ops that may become one epilogue."""
 
 
-def specialise(graph: Graph, *, exact: bool = True) -> Graph:
-    """The graph with every library call in the fastest form that its frozen operands and its readers allow.
+def specialise(graph: Graph, maker: Maker | None = None, *, exact: bool = True) -> Graph:
+    """The graph with every library call in the fastest form that its frozen operands and its readers allow; `maker`
+    may have code of its own for products with frozen weights.
 
     Runs after library selection on a normalised graph. With `exact`, no epilogue is taken that turns NaN into a
     number where the op itself does not."""
-    graph = live(unflatten(pack(graph)))
+    graph = live(unflatten(pack(graph, maker)))
     return live(absorb(graph, exact=exact))
 
 
 # --- frozen operands -----------------------------------------------------------------------------
 
 
-def pack(graph: Graph) -> Graph:
+def pack(graph: Graph, maker: Maker | None = None) -> Graph:
     """Calls replaced by what they become when they know their frozen operands (constants, or views of them)."""
     frozen = _Frozen(graph)
-    return graph.with_ops([_packed(op, frozen) for op in graph.ops])
+    return graph.with_ops([_packed(op, frozen, maker) for op in graph.ops])
 
 
-def _packed(op: Op, frozen: _Frozen) -> Op:
+def _packed(op: Op, frozen: _Frozen, maker: Maker | None) -> Op:
     call = op.call
     if call is None or call.specialise is None:
         return op
     known = {k: t for k, v in enumerate(op.inputs) if (t := frozen.tensor(v)) is not None}
-    faster = call.specialise(call, known)
+    faster = call.specialise(call, known, maker)
     if faster is None:
         return op
     return replace(op, call=faster, inputs=tuple(v for k, v in enumerate(op.inputs) if k not in known))
@@ -268,10 +269,11 @@ class _Finder:
             if epilogue.extra == "channel":
                 assert run.second is not None
                 vector = self.frozen.tensor(run.second)
-            elif epilogue.extra == "equal" and not self._may_reuse(op, run, last):
-                continue
+            made = epilogue.make(constants, vector)
             second = run.second if epilogue.extra == "equal" else None
-            return _Match(tuple(run.ops_of(last)), epilogue.make(constants, vector), second)
+            if made.reuses is not None and made.reuses >= 0 and not self._may_reuse(op, run, last):
+                continue
+            return _Match(tuple(run.ops_of(last)), made, second)
         return None
 
     def _may_reuse(self, op: Op, run: _Run, last: Op) -> bool:
@@ -426,8 +428,8 @@ def _fused(op: Op, match: _Match) -> Op:
     last, call = match.ops[-1], match.call
     second = () if match.second is None else (match.second,)
     origins = tuple(dict.fromkeys(o.origin for o in match.ops if o.origin >= 0 and o.origin != op.origin))
-    if call.rows is not None:
-        call = replace(call, strides=(dims.dense_strides(last.output.shape),))
+    assert op.call is not None
+    call = replace(call, strides=op.call.strides)  # the leading dims may be others than at capture
     return replace(
         op, call=call, inputs=(*op.inputs, *second), outputs=last.outputs, absorbed=(*op.absorbed, *origins)
     )

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ...ir import dims
 from ...ir.dtype import f32
-from ...ir.expr import Expr, Symbol, slot, transform
-from ...ir.graph import Builder, Epilogue, LibraryCall, Operand, Value
-from ...ir.ops import pointwise
+from ...ir.expr import Expr, Symbol, slot, substitute
+from ...ir.graph import Epilogue, FrozenProduct, LibraryCall, Maker, Operand, Specialise, Value
+from ...ir.ops.epilogue import activations, total
 
 aten = torch.ops.aten
 onednn = torch.ops.mkldnn
@@ -39,8 +39,6 @@ while eager sums in blocks: one chain of 1024 is twice as inexact."""
 Attribute = tuple[str, tuple[float, ...], str]
 """What the library does on its result: name, numbers, algorithm."""
 PLAIN: Attribute = ("none", (), "")
-
-Specialise = Callable[[LibraryCall, Mapping[int, object]], LibraryCall | None]
 
 
 def specialiser(target: object, inputs: Sequence[Value], shape: Sequence[Expr]) -> Specialise | None:
@@ -69,45 +67,13 @@ class _Fusible(Protocol):
     def shifted(self, vector: Tensor) -> LibraryCall: ...
 
 
-def _body(declare: Callable[..., Value], constants: int = 0) -> Expr:
-    """The body of a declaration over slots: e0 for its element, c0, c1, ... for its scalars."""
-    b = Builder()
-    x = b.value((dims.integer(2),), f32)
-    declare(b, x, *(slot("c", k, f32) for k in range(constants)))
-    (op,) = b.ops
-    assert op.expr is not None
-    element = slot("e", 0, f32)
-    return transform(op.expr.body[0], lambda e: element if e.op == "read" else None)
-
-
-def _sum() -> Expr:
-    b = Builder()
-    x, y = (b.value((dims.integer(2),), f32) for _ in range(2))
-    pointwise.add(b, x, y)
-    assert b.ops[0].expr is not None
-    return transform(
-        b.ops[0].expr.body[0], lambda e: slot("e", int(str(e.value)), f32) if e.op == "read" else None
-    )
-
-
-@functools.cache
-def _templates() -> tuple[tuple[Expr, int, Attribute, bool], ...]:
-    """Body, number of constants, attribute (its numbers are the constants), whether NaN becomes a number.
-
-    The library computes the last three with instructions that take the other operand of a NaN."""
-    tanh_form = functools.partial(pointwise.gelu, approximate="tanh")
-    return (
-        (_body(pointwise.gelu), 0, ("gelu", (), "none"), False),
-        (_body(tanh_form), 0, ("gelu", (), "tanh"), False),
-        (_body(pointwise.silu), 0, ("swish", (), ""), False),
-        (_body(pointwise.hardswish), 0, ("hardswish", (), ""), False),
-        (_body(pointwise.sigmoid), 0, ("sigmoid", (), ""), False),
-        (_body(pointwise.tanh), 0, ("tanh", (), ""), False),
-        (_body(pointwise.leaky_relu, 1), 1, ("leaky_relu", (), ""), False),
-        (_body(pointwise.relu), 0, ("relu", (), ""), True),
-        (_body(pointwise.clamp, 2), 2, ("hardtanh", (), ""), True),
-        (_body(pointwise.hardsigmoid), 0, ("hardsigmoid", (), ""), True),
-    )
+_ATTRIBUTES: Mapping[str, tuple[str, str]] = {
+    "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""), "hardswish": ("hardswish", ""),
+    "sigmoid": ("sigmoid", ""), "tanh": ("tanh", ""), "leaky_relu": ("leaky_relu", ""), "relu": ("relu", ""),
+    "clamp": ("hardtanh", ""), "hardsigmoid": ("hardsigmoid", ""),
+}  # fmt: skip
+_HIDES_NAN = frozenset({"relu", "clamp", "hardsigmoid"})
+"""The library computes these with instructions that take the other operand of a NaN."""
 
 
 def _epilogues(form: _Fusible) -> list[Epilogue]:
@@ -115,16 +81,18 @@ def _epilogues(form: _Fusible) -> list[Epilogue]:
     if form.attribute != PLAIN:
         return []
     found = [
-        Epilogue(body, functools.partial(_activated, form, attribute), hides_nan=hides)
-        for body, _, attribute, hides in _templates()
+        Epilogue(body, functools.partial(_activated, form, _ATTRIBUTES[name]), hides_nan=name in _HIDES_NAN)
+        for name, body in activations().items()
     ]
     if form.bias is None:
-        found.append(Epilogue(_sum(), functools.partial(_shifted, form), "channel"))
+        found.append(Epilogue(total(), functools.partial(_shifted, form), "channel"))
     return found
 
 
-def _activated(form: _Fusible, attribute: Attribute, constants: tuple[float, ...], _: object) -> LibraryCall:
-    name, _, algorithm = attribute
+def _activated(
+    form: _Fusible, named: tuple[str, str], constants: tuple[float, ...], _: object
+) -> LibraryCall:
+    name, algorithm = named
     return form.activated((name, constants, algorithm))
 
 
@@ -161,7 +129,9 @@ class _Product:
     inputs: tuple[Value, ...]
     shape: tuple[Expr, ...]
 
-    def specialise(self, call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall | None:
+    def specialise(
+        self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None
+    ) -> LibraryCall | None:
         """The packed form if all but x is frozen, else the plain one; None where neither is faster."""
         args, slots = call.args, self.slots
         x, weight = args[slots.x], args[slots.weight]
@@ -180,6 +150,10 @@ class _Product:
         if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
             return None
         matrix = held.detach().t() if slots.transposed else held.detach()
+        task = FrozenProduct(matrix, vector, self.inputs[x.index].shape, self.shape)
+        made = maker(task) if maker is not None else None
+        if made is not None:
+            return made
         return _Linear(_packed(matrix), vector if isinstance(vector, Tensor) else None, self.shape).call()
 
     def plain(self, x: Operand, weight: Operand, bias: object) -> LibraryCall | None:
@@ -297,7 +271,9 @@ class _Convolve:
     inputs: tuple[Value, ...]
     shape: tuple[Expr, ...]
 
-    def specialise(self, call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall | None:
+    def specialise(
+        self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None
+    ) -> LibraryCall | None:
         """The packed form, if all but x is frozen. A weight that is not packed gains nothing (and if it is large, much
         is lost where x has its channels innermost)."""
         x, weight, bias, stride, padding, dilation, transposed, extra, groups = call.args[:9]
@@ -313,6 +289,11 @@ class _Convolve:
             return None
         steps, borders, spread, more = (n or [] for n in numbers)
         source = self.inputs[x.index].shape
+        if maker is not None and groups == 1 and not transposed:
+            numbers_of = (tuple(steps), tuple(borders), tuple(spread))
+            made = maker(FrozenProduct(held.detach(), vector, source, self.shape, *numbers_of))
+            if made is not None:
+                return made
         hint = [1, *(dims.static(s) or TYPICAL for s in source[1:])]
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
         packed = window.pack(held.detach().contiguous(), hint)
@@ -372,8 +353,8 @@ class _Conv:
         epilogues = [] if self.added else _epilogues(self)
         plain = self.attribute == PLAIN and not self.added
         if plain and not self.window.transposed:
-            epilogues.append(Epilogue(_sum(), lambda _, __: replace(self, added=True).call(), "equal"))
-            both = transform(_body(pointwise.relu), lambda e: _sum() if e.op == "slot" else None)
+            epilogues.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))
+            both = substitute(activations()["relu"], {slot("e", 0, f32): total()})
             relu: Attribute = ("relu", (), "")
             epilogues.append(
                 Epilogue(both, lambda _, __: replace(self, added=True, attribute=relu).call(), "equal", True)

@@ -1,0 +1,51 @@
+"""Bodies of elementwise ops as templates over slots, for code that can do them on a result while it writes it.
+
+They are taken from the declarations themselves, so that a body of a graph is the same object."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+from .. import dims
+from ..dtype import f32
+from ..expr import Expr, slot, transform
+from ..graph import Builder, Value
+from . import pointwise
+
+
+def template(declare: Callable[..., Value], tensors: int = 1, constants: int = 0) -> Expr:
+    """The body of a declaration over slots: e0, e1, ... are elements of its tensors, c0, c1, ... its scalars."""
+    b = Builder()
+    operands = [b.value((dims.integer(2),), f32) for _ in range(tensors)]
+    declare(b, *operands, *(slot("c", k, f32) for k in range(constants)))
+    (op,) = b.ops
+    assert op.expr is not None
+
+    def element(e: Expr) -> Expr | None:
+        return slot("e", e.value, f32) if e.op == "read" and isinstance(e.value, int) else None
+
+    return transform(op.expr.body[0], element)
+
+
+@functools.cache
+def activations() -> Mapping[str, Expr]:
+    """Templates of activations by name; `clamp` has the constants low and high, `leaky_relu` its slope."""
+    return {
+        "relu": template(pointwise.relu),
+        "clamp": template(pointwise.clamp, constants=2),
+        "leaky_relu": template(pointwise.leaky_relu, constants=1),
+        "gelu": template(pointwise.gelu),
+        "gelu_tanh": template(functools.partial(pointwise.gelu, approximate="tanh")),
+        "silu": template(pointwise.silu),
+        "hardswish": template(pointwise.hardswish),
+        "hardsigmoid": template(pointwise.hardsigmoid),
+        "sigmoid": template(pointwise.sigmoid),
+        "tanh": template(pointwise.tanh),
+    }
+
+
+@functools.cache
+def total() -> Expr:
+    """e0 + e1."""
+    return template(pointwise.add, tensors=2)

@@ -1,0 +1,298 @@
+"""Products with frozen weights in code of our own (`native/product.cpp`): packed once, with what follows fused in.
+
+Faster than the library on few rows and equal on many; as exact as eager, whose sums are also taken in blocks; NaN goes
+through every activation; and the threads are those of the generated kernels, so that the two do not get in each other's
+way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tilewright.ir import dims
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Epilogue, FrozenProduct, LibraryCall, Operand
+from tilewright.ir.ops.epilogue import activations, total
+from tilewright.options import Options
+from tilewright.runtime.cache import Store
+from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.pool import pool
+from tilewright.target import Target
+
+SOURCE = Path(__file__).parent / "native" / "product.cpp"
+NARROWEST = 16
+"""Channels of a convolution's input below which its runs are too short."""
+FILLED = 0.7
+"""The least part of the packed columns that are real."""
+
+_ACTIVATIONS = (
+    "none", "relu", "clamp", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
+)  # fmt: skip
+"""In the order of the native enumeration."""
+
+PLAIN = "none"
+
+
+class _Task(ctypes.Structure):
+    """A product as the native side reads it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "bias", "zeros")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("columns", "inner", "taps", "height", "width", "out_height", "out_width")
+        ),
+        *((name, ctypes.c_int64) for name in ("kernel_width", "stride_y", "stride_x", "pad_y", "pad_x")),
+        *((name, ctypes.c_int64) for name in ("dilate_y", "dilate_x", "activation")),
+        ("low", ctypes.c_float),
+        ("high", ctypes.c_float),
+    )
+
+
+class Products:
+    """Makes calls for products with frozen weights; give an instance to `partition.specialise`.
+
+    Raises what `build` raises."""
+
+    def __init__(self, target: Target, store: Store, options: Options) -> None:
+        text = SOURCE.read_text(encoding="utf-8")
+        library = load(build_texts([text], target.compiler_flags, store, options))
+        threads = pool(store, options)
+        library.tw_panel.restype = ctypes.c_int64
+        library.tw_attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.tw_attach(threads.parallel, threads.resizing)
+        self._library = library
+        self.panel: int = library.tw_panel()
+        """Columns that are packed together."""
+        self.run = library.tw_product
+        self.run.restype = None
+        self.run.argtypes = [
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
+            ctypes.c_int64,
+        ]  # fmt: skip
+        fixed, sign = options.threads, -1 if options.pin_threads else 1
+        self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
+        """As the native side wants it: negative for pinned ones."""
+
+    def __call__(self, task: FrozenProduct) -> LibraryCall | None:
+        """The call for `task`; None where the library is the better choice."""
+        weight, bias = task.weight, task.bias
+        if not isinstance(weight, Tensor) or not (bias is None or isinstance(bias, Tensor)):
+            return None
+        if weight.dtype is not torch.float32 or not weight.is_cpu or not 0 < weight.numel():
+            return None
+        window = _window(task, weight) if task.stride else None
+        if task.stride and (window is None or not self._fits(weight)):
+            return None
+        if not bool(weight.isfinite().all()):  # borders of a convolution are products with zero here
+            return None
+        taps = weight.reshape(weight.shape[0], weight.shape[1], -1)
+        packed = self._pack(taps.permute(0, 2, 1).reshape(weight.shape[0], -1))
+        return _Form(self, packed, self._padded(bias), tuple(taps.shape), window, task).call()
+
+    def _fits(self, weight: Tensor) -> bool:
+        half = max(1, self.panel // 2)
+        columns = weight.shape[0]
+        return weight.shape[1] >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        """[N, K] as [N / panel, K, panel], the last panel filled up with zeros."""
+        columns, length = weight.shape
+        count = -(-columns // self.panel)
+        filled = pad(weight, (0, 0, 0, count * self.panel - columns))
+        return filled.view(count, self.panel, length).transpose(1, 2).contiguous()
+
+    def _padded(self, bias: Tensor | None) -> Tensor | None:
+        if bias is None:
+            return None
+        flat = bias.detach().reshape(-1)
+        return pad(flat, (0, -flat.numel() % self.panel)).contiguous()
+
+    def shifted(self, form: _Form, vector: Tensor) -> LibraryCall:
+        """The call of `form` with a bias."""
+        return replace(form, bias=self._padded(vector)).call()
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each place reads only itself."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    def sizes(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the result."""
+        out = [
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, k, s, p, d in zip(
+                (height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        ]
+        return out[0], out[1]
+
+
+def _window(task: FrozenProduct, weight: Tensor) -> _Window | None:
+    if weight.dim() != 4 or any(len(n) != 2 for n in (task.stride, task.padding, task.dilation)):
+        return None
+    both = [(n[0], n[1]) for n in (weight.shape[2:], task.stride, task.padding, task.dilation)]
+    return _Window(*both) if min(task.padding) >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
+
+    owner: Products
+    weight: Tensor
+    bias: Tensor | None
+    sizes: tuple[int, ...]
+    window: _Window | None
+    task: FrozenProduct
+    activation: str = PLAIN
+    constants: tuple[float, ...] = ()
+    added: bool = False
+
+    def call(self) -> LibraryCall:
+        """The library call on x, or on x and the tensor that is added before the activation."""
+        image = self.window is not None
+        strides = _channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
+        wants = (_channels_last(self.task.source) if image else None, strides if image else None)
+        return LibraryCall(
+            "convolution" if image else "linear",
+            self.convolve() if image else self.multiply(),
+            (Operand(0), Operand(1)) if self.added else (Operand(0),),
+            strides=(strides,),
+            reason="convolution" if image else "contraction",
+            epilogues=tuple(self.epilogues()),
+            wants=wants if self.added else wants[:1],
+            rows=None if image or self.added else 0,
+            channel=1 if image else -1,
+            reuses=-1,
+        )
+
+    def epilogues(self) -> list[Epilogue]:
+        """What else can be fused: a bias first, then a sum, then an activation."""
+        if self.activation != PLAIN:
+            return []
+        found = [Epilogue(body, self.activated(name)) for name, body in activations().items()]
+        if not self.added:
+            found.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))
+            if self.bias is None:
+                found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
+        return found
+
+    def activated(self, name: str) -> Callable[[tuple[float, ...], object], LibraryCall]:
+        """How to make the call with an activation."""
+        return lambda constants, _: replace(self, activation=name, constants=constants).call()
+
+    def shifted(self, vector: object) -> LibraryCall:
+        """The call with a bias."""
+        assert isinstance(vector, Tensor)
+        return self.owner.shifted(self, vector)
+
+    def native(self, **places: int) -> _Task:
+        """The structure for the native side; the tensors that it points to are kept by the caller."""
+        low, high = (*self.constants, 0.0, 0.0)[:2]
+        columns, inner, taps = self.sizes
+        return _Task(
+            weights=self.weight.data_ptr(), bias=self.bias.data_ptr() if self.bias is not None else None,
+            columns=columns, inner=inner, taps=taps, activation=_ACTIVATIONS.index(self.activation), low=low, high=high,
+            **places,
+        )  # fmt: skip
+
+    def multiply(self) -> Callable[..., Tensor]:
+        """What runs for x [.., K]."""
+        run, threads, native = self.owner.run, self.owner.threads, self.native()
+        address, kept = ctypes.addressof(native), (self, native)
+        columns, length = self.sizes[0], self.sizes[1] * self.sizes[2]
+        empty = torch.empty
+
+        def linear(x: Tensor, added: Tensor | None = None, _: object = kept) -> Tensor:
+            if not x.is_contiguous():
+                x = x.contiguous()
+            out = empty((*x.shape[:-1], columns))
+            beside = None
+            if added is not None:
+                added = added.contiguous()
+                beside = added.data_ptr()
+            run(address, x.data_ptr(), x.numel() // length, length, beside, out.data_ptr(), threads())
+            return out
+
+        return linear
+
+    def convolve(self) -> Callable[..., Tensor]:
+        """What runs for x [batch, channel, height, width]."""
+        run, threads, form = self.owner.run, self.owner.threads, self
+        last = torch.channels_last
+        known: dict[torch.Size, _Place] = {}
+
+        def convolution(x: Tensor, added: Tensor | None = None) -> Tensor:
+            place = known.get(x.shape)
+            if place is None:
+                place = known[x.shape] = form.place(x.shape)
+            if not x.is_contiguous(memory_format=last):
+                x = x.contiguous(memory_format=last)
+            out = torch.empty_strided(place.shape, place.strides)
+            beside = None
+            if added is not None:
+                added = added.contiguous(memory_format=last)
+                beside = added.data_ptr()
+            run(place.address, x.data_ptr(), place.rows, place.inner, beside, out.data_ptr(), threads())
+            return out
+
+        return convolution
+
+    def place(self, shape: torch.Size) -> _Place:
+        """The product for images of this shape."""
+        assert self.window is not None
+        w, (batch, channels, height, width) = self.window, shape
+        out_height, out_width = w.sizes(height, width)
+        zeros = torch.zeros(channels)
+        places: dict[str, int] = {}
+        if not w.pointwise:
+            places = {
+                "zeros": zeros.data_ptr(), "height": height, "width": width, "out_height": out_height,
+                "out_width": out_width, "kernel_width": w.kernel[1], "stride_y": w.stride[0], "stride_x": w.stride[1],
+                "pad_y": w.padding[0], "pad_x": w.padding[1], "dilate_y": w.dilation[0], "dilate_x": w.dilation[1],
+            }  # fmt: skip
+        native = self.native(**places)
+        columns = self.sizes[0]
+        return _Place(
+            (batch, columns, out_height, out_width),
+            (out_height * out_width * columns, 1, out_width * columns, columns),
+            batch * out_height * out_width,
+            channels,
+            ctypes.addressof(native),
+            (self, native, zeros),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A convolution for one shape of images: of the result, strides, rows, channels; the native structure."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    rows: int
+    inner: int
+    address: int
+    kept: tuple[object, ...]
+
+
+def _channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))
+    return (inner[0], inner[-1], *inner[1:-1])
