@@ -106,14 +106,8 @@ template <class T> TW_INLINE void put(T* p, scalar<T> a) {
 }
 
 // maximum and minimum with a bound that is not NaN: one instruction, NaN stays.
-template <class T, int L> TW_INLINE vec<T, L> at_least(vec<T, L> a, vec<T, L> bound) {
-  if constexpr (kind_of<T, L> == 2) return {at_least(a.lo, bound.lo), at_least(a.hi, bound.hi)};
-  else return {bound.v > a.v ? bound.v : a.v};
-}
-template <class T, int L> TW_INLINE vec<T, L> at_most(vec<T, L> a, vec<T, L> bound) {
-  if constexpr (kind_of<T, L> == 2) return {at_most(a.lo, bound.lo), at_most(a.hi, bound.hi)};
-  else return {bound.v < a.v ? bound.v : a.v};
-}
+template <class T, int L> TW_INLINE vec<T, L> at_least(vec<T, L> a, vec<T, L> bound) { return larger(bound, a); }
+template <class T, int L> TW_INLINE vec<T, L> at_most(vec<T, L> a, vec<T, L> bound) { return smaller(bound, a); }
 
 // ---- lanes ----
 template <int L> TW_INLINE mask<L> only_lane(i64 n) {

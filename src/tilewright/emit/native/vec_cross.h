@@ -3,11 +3,41 @@
 #include "vec_memory.h"
 
 namespace tw {
+// a > b ? a : b and a < b ? a : b, so b where one is NaN: one instruction where the machine has it. GCC does not find it.
+#if defined(__AVX__) && !defined(__clang__)
+#define TW_NARROW_EXTREMUM(x)                                                                                        \
+  else if constexpr (same<T, float> && L == 8) return {__builtin_ia32_##x##ps256(a.v, b.v)};                         \
+  else if constexpr (same<T, float> && L == 4) return {__builtin_ia32_##x##ps(a.v, b.v)};                            \
+  else if constexpr (same<T, double> && L == 4) return {__builtin_ia32_##x##pd256(a.v, b.v)};
+#else
+#define TW_NARROW_EXTREMUM(x)
+#endif
+#if defined(TW_AVX512) && !defined(__clang__)
+#define TW_WIDE_EXTREMUM(x)                                                                                          \
+  else if constexpr (same<T, float> && L == 16)                                                                      \
+    return {__builtin_ia32_##x##ps512_mask(a.v, b.v, a.v, (u16)-1, 4)};                                              \
+  else if constexpr (same<T, double> && L == 8)                                                                      \
+    return {__builtin_ia32_##x##pd512_mask(a.v, b.v, a.v, (u8)-1, 4)};
+#else
+#define TW_WIDE_EXTREMUM(x)
+#endif
+template <class T, int L> TW_INLINE vec<T, L> larger(vec<T, L> a, vec<T, L> b) {
+  if constexpr (kind_of<T, L> == 2) return {larger(a.lo, b.lo), larger(a.hi, b.hi)};
+  TW_WIDE_EXTREMUM(max)
+  TW_NARROW_EXTREMUM(max)
+  else return {a.v > b.v ? a.v : b.v};
+}
+template <class T, int L> TW_INLINE vec<T, L> smaller(vec<T, L> a, vec<T, L> b) {
+  if constexpr (kind_of<T, L> == 2) return {smaller(a.lo, b.lo), smaller(a.hi, b.hi)};
+  TW_WIDE_EXTREMUM(min)
+  TW_NARROW_EXTREMUM(min)
+  else return {a.v < b.v ? a.v : b.v};
+}
 // torch's maximum and minimum: NaN if either is NaN.
 template <class T, int L> TW_INLINE vec<T, L> maximum(vec<T, L> a, vec<T, L> b) {
   if constexpr (kind_of<T, L> == 2) return {maximum(a.lo, b.lo), maximum(a.hi, b.hi)};
   else {
-    typename vec<T, L>::raw r = a.v > b.v ? a.v : b.v;  // one instruction, b where unordered
+    typename vec<T, L>::raw r = larger(a, b).v;
     if constexpr (is_float<T>) r = a.v != a.v ? a.v : r;
     return {r};
   }
@@ -15,7 +45,7 @@ template <class T, int L> TW_INLINE vec<T, L> maximum(vec<T, L> a, vec<T, L> b) 
 template <class T, int L> TW_INLINE vec<T, L> minimum(vec<T, L> a, vec<T, L> b) {
   if constexpr (kind_of<T, L> == 2) return {minimum(a.lo, b.lo), minimum(a.hi, b.hi)};
   else {
-    typename vec<T, L>::raw r = a.v < b.v ? a.v : b.v;
+    typename vec<T, L>::raw r = smaller(a, b).v;
     if constexpr (is_float<T>) r = a.v != a.v ? a.v : r;
     return {r};
   }
