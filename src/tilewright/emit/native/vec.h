@@ -20,7 +20,7 @@
 //   convert<To>(v)   torch's cast from vec or mask (bool: != 0; half, bf16: rounds, stays float)     bitcast<To>(v)
 // Operators on equal types: + - * / (floats only) unary -, & | ^ ~ on integers; < <= > >= == != -> mask; & | ^ ~ ! on masks
 //   select(m, a, b)  keep(m, a) (else 0)  any(m)  all(m)
-// Arithmetic: maximum minimum (NaN wins)  abs copysign sign sqrt rsqrt  floor ceil trunc round_even
+// Arithmetic: maximum minimum (NaN wins)  larger smaller (b where unordered; one instruction)  abs copysign sign sqrt rsqrt  floor ceil trunc round_even
 //   fmod remainder floor_divide (floats)  div_floor div_trunc mod_floor mod_trunc (integers: a, b, i32* error[, active])
 //   shift_left shift_right (torch's rule for counts out of range)
 // Functions (errors in vec_math.h): exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf erfc lgamma sin cos tan asin acos

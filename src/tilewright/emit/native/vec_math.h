@@ -14,11 +14,10 @@ template <class V> TW_INLINE V abs_raw(V x) { return (V)((ints_of<V>)x & 0x7ffff
 template <class V> TW_INLINE V with_sign(V a, V b) {
   return (V)(((ints_of<V>)a & 0x7fffffff) | ((ints_of<V>)b & (i32)0x80000000));
 }
-// Clamps that let NaN through: the second operand of the machine's max and min is returned when unordered.
-// Macros, as each inlined call costs the compiler about 60 us.
-#define TW_ABOVE(V, low, x) ((low) - V{} > (x) ? (low) - V{} : (x))
-#define TW_BELOW(V, high, x) ((high) - V{} < (x) ? (high) - V{} : (x))
-
+// Clamps that let NaN through: `larger` and `smaller` return their second operand where unordered.
+#define TW_LANES(V) int(sizeof(V) / sizeof(float))
+#define TW_ABOVE(V, low, x) larger(vec<float, TW_LANES(V)>{(low) - V{}}, vec<float, TW_LANES(V)>{x}).v
+#define TW_BELOW(V, high, x) smaller(vec<float, TW_LANES(V)>{(high) - V{}}, vec<float, TW_LANES(V)>{x}).v
 template <class V> TW_INLINE V below(float high, V x) { return TW_BELOW(V, high, x); }
 
 // ---- pieces ----
