@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from ..ir import dims
 from ..ir.dtype import DType
-from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, cost, rebuild, walk
+from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, rebuild, walk
 from ..ir.program import (
     Buffer,
     Check,
@@ -32,10 +32,11 @@ from ..ir.program import (
     value_of,
 )  # fmt: skip
 from .form import Form, Item, folds_read
+from .keep import worth_keeping
 from .passes import pass_numbers
 from .predicate import Truths, decide
 from .ranges import Piece, segments, split_range
-from .roles import check_roles, grain
+from .roles import block_length, check_roles, grain
 from .schedule import Role, Schedule
 from .transport import degree
 
@@ -178,7 +179,9 @@ class _Lowering:
         c = open_[0]
         passes, merged = pass_numbers(cone, outputs, c, self.schedule.online)
         over = lambda i: c in i.reduce or i.scan == c  # noqa: E731
-        self.choose_kept(cone, outputs, c, passes)
+        for x in worth_keeping(cone, outputs, c, passes, self.schedule):
+            if x not in self.scope.kept:
+                self.keep(x)
         numbers = sorted(
             {passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes}
         )
@@ -232,6 +235,17 @@ class _Lowering:
             for t in targets:
                 self.declare(t)
         self.hoist([r for i in (*targets, *outs) for r in i.roots], c)
+        length = block_length(c, targets, self.schedule) if outermost and not merged else None
+        if length is None:
+            self.walk(c, targets, outs, merged)
+        else:
+            self.walk_blocks(c, length, targets, outs)
+        if outermost:
+            for t in targets:
+                self.finish(t, merged)
+            self.scope.ready |= self.written & set(self.scope.kept)
+
+    def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
         tile = self.schedule.plan(c).tile
         exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
         for piece in self.pieces(c, targets, outs):
@@ -239,10 +253,34 @@ class _Lowering:
             for start, stop, mask in segments(c, tile, piece, exact and not truths):
                 body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged), truths)
                 self.out.append(Loop(c, start, stop, tile, body))
-        if outermost:
+
+    def walk_blocks(self, c: Axis, length: int, targets: Sequence[Item], outs: Sequence[Item]) -> None:
+        """Two levels of states, so that no sum in floating point is one long chain."""
+        start, stop = self.range_of(c)
+        step = dims.integer(length)
+        point = Axis(f"b{c.name[1:]}", dims.ceildiv(dims.sub(stop, start), step))
+        first = dims.add(start, dims.mul(axis(point), step))
+        last = dims.add(first, step)
+        whole = {t.id: self.states[t.id] for t in targets}
+
+        def inner() -> None:
             for t in targets:
-                self.finish(t, merged)
-            self.scope.ready |= self.written & set(self.scope.kept)
+                self.declare(t)
+            self.ranges[c] = (
+                first,
+                last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
+            )
+            self.walk(c, targets, outs, {})
+            self.ranges[c] = (start, stop)
+            for t in targets:
+                assert t.reduction is not None
+                old, new = whole[t.id], self.states[t.id]
+                values = t.reduction.merged([value_of(v) for v in old], [value_of(v) for v in new])
+                self.out.append(Update(old, values))
+
+        body = self.block(point, 1, None, inner)
+        self.states |= whole
+        self.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
     def pieces(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item]) -> list[Piece]:
         """The parts of the range of `c` in which conditions do not change."""
@@ -386,38 +424,6 @@ class _Lowering:
         return mask
 
     # -- what is kept in scratch between passes
-
-    def choose_kept(
-        self, cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: dict[int, int]
-    ) -> None:
-        if not self.schedule.keep:
-            return
-        first: dict[Expr, int] = {}
-        again: dict[Expr, None] = {}
-        final = {i.id: passes[i.id] for i in cone if c in i.reduce}
-        for i in sorted((i for i in (*cone, *outputs) if c in i.axes), key=lambda i: passes[i.id]):
-            for x in (x for b in i.body for x in walk(b)):
-                if x in first and first[x] < passes[i.id]:
-                    again[x] = None
-                first.setdefault(x, passes[i.id])
-        chosen = [x for x in again if self.worth_keeping(x, c, first[x], final)]
-        inner = {y for x in chosen for y in walk(x) if y is not x}
-        for x in chosen:
-            if x not in inner and x not in self.scope.kept:
-                self.keep(x)
-
-    def worth_keeping(self, x: Expr, c: Axis, at: int, final: dict[int, int]) -> bool:
-        if (
-            x.op in ("read", "value", "const", "axis")
-            or axis(c) not in axes_of(x)
-            or cost(x) < self.schedule.keep
-        ):
-            return False
-        if any(final.get(f, -1) >= at for f in folds_read([x])):
-            return False
-        return all(
-            self.schedule.plan(a.value).role is not Role.SCAN for a in axes_of(x) if isinstance(a.value, Axis)
-        )
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}

@@ -36,8 +36,6 @@ def make_form(
     return _merge(_drop_dead(_shared_folds(form)))
 
 
-
-
 def _settle(form: Form) -> Form:
     for _ in range(24):
         joined = _join(form)
@@ -254,8 +252,6 @@ def _split(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
     return replace(form, items=tuple(items), checks=checks)
 
 
-
-
 def _clone_misfits(form: Form, budget: int) -> Form:
     """A fold read at other indices than its own classes is computed again for that reader (a second instance)."""
     items = list(form.items)
@@ -316,7 +312,9 @@ def _shared_folds(form: Form) -> Form:
             n = first.setdefault((i.kept, i.reduce, i.body, i.reduction, i.scan), i.id)
             if n != i.id:
                 same[i.id] = n
-    return replace(form, items=tuple(replace(i, body=tuple(transform(b, change) for b in i.body)) for i in items))
+    return replace(
+        form, items=tuple(replace(i, body=tuple(transform(b, change) for b in i.body)) for i in items)
+    )
 
 
 def _drop_dead(form: Form) -> Form:

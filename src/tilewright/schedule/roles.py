@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..errors import IllegalSchedule
 from ..ir import dims
-from ..ir.expr import Expr
-from .form import Form
+from ..ir.expr import Axis, Expr
+from .form import Form, Item
 from .schedule import Role, Schedule
 
 _NEST = "a class that a fold keeps is outside those it reduces"
@@ -51,3 +53,26 @@ def grain(form: Form, schedule: Schedule) -> Expr:
     if fixed is not None:
         return dims.integer(max(1, schedule.grain_bytes // (8 * fixed)))
     return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
+
+
+CHAIN = 32
+"""Additions in a row to one floating-point state, beyond which a second level of states keeps the error small."""
+
+
+def block_length(c: Axis, targets: Sequence[Item], schedule: Schedule) -> int | None:
+    """Values of class `c` per block such that no float sum of `targets` is a chain of more than `CHAIN` additions; None
+    if the loop is short enough as it is, or has to run in one go."""
+    sums = [
+        t
+        for t in targets
+        if t.reduction is not None and t.reduction.combiner == "add" and t.body[0].dtype.is_float
+    ]
+    if not sums or any(t.scan is not None for t in targets):
+        return None
+    inside = 1
+    for a in {a for t in sums for a in t.reduce if a != c}:
+        inside *= max(1, (dims.static(a.extent) or CHAIN) // schedule.plan(a).tile)
+    tile = schedule.plan(c).tile
+    length = tile * max(1, CHAIN // inside)
+    extent = dims.static(c.extent)
+    return None if extent is not None and extent <= 2 * length else length

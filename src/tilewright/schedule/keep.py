@@ -1,0 +1,41 @@
+"""Which expressions one pass leaves in scratch memory for a later pass, instead of it computing them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..ir.expr import Axis, Expr, axes_of, axis, cost, walk
+from .form import Item, folds_read
+from .schedule import Role, Schedule
+
+
+def worth_keeping(
+    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: Mapping[int, int], schedule: Schedule
+) -> list[Expr]:
+    """The largest expressions over class `c` that two passes evaluate to the same values, and that cost at least
+    `schedule.keep`."""
+    if not schedule.keep:
+        return []
+    first: dict[Expr, int] = {}
+    again: dict[Expr, None] = {}
+    for i in sorted((i for i in (*cone, *outputs) if c in i.axes), key=lambda i: passes[i.id]):
+        for x in (x for b in i.body for x in walk(b)):
+            if x in first and first[x] < passes[i.id]:
+                again[x] = None
+            first.setdefault(x, passes[i.id])
+    moving = {i.id: passes[i.id] for i in cone if c in i.reduce}
+    chosen = [x for x in again if _costly(x, c, schedule) and _final(x, first[x], moving)]
+    inner = {y for x in chosen for y in walk(x) if y is not x}
+    return [x for x in chosen if x not in inner]
+
+
+def _costly(x: Expr, c: Axis, schedule: Schedule) -> bool:
+    if x.op in ("read", "value", "const", "axis") or axis(c) not in axes_of(x) or cost(x) < schedule.keep:
+        return False
+    classes = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
+    return all(schedule.plan(a).role is not Role.SCAN for a in classes)
+
+
+def _final(x: Expr, at: int, moving: Mapping[int, int]) -> bool:
+    """Whether the folds that `x` reads are complete before pass `at`."""
+    return all(moving.get(f, -1) < at for f in folds_read([x]))
