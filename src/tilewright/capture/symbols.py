@@ -57,6 +57,8 @@ class Symbols:
             return const(float(e), f64)
         if e is sympy.true or e is sympy.false:
             return const(e is sympy.true, bool_)
+        if isinstance(e, sympy.Piecewise):
+            return self._cases([(a.args[0], a.args[1]) for a in e.args])
         rounding = _ROUNDING.get(type(e))
         if rounding is not None:
             return self._rounded(e.args[0], rounding)
@@ -66,6 +68,13 @@ class Symbols:
                 return _power(self._convert(e.args[0]), integer(int(e.args[1])))
             raise UnsupportedError(f"size expression {e} of kind {type(e).__name__}", phase="capture")
         return build(*[self._convert(a) for a in e.args])
+
+    def _cases(self, cases: Sequence[tuple[sympy.Basic, sympy.Basic]]) -> Expr:
+        """The first value whose condition holds; the last condition is taken as true."""
+        out = self._convert(cases[-1][0])
+        for value, condition in reversed(cases[:-1]):
+            out = _where(self._convert(condition), self._convert(value), out)
+        return out
 
     def _symbol(self, e: sympy.Symbol) -> Expr:
         low: int = -_LIMIT
@@ -163,13 +172,23 @@ def _divide(a: Expr, b: Expr) -> Expr:
 def _compare(op: str) -> Callable[[Expr, Expr], Expr]:
     def build(a: Expr, b: Expr) -> Expr:
         if a.dtype is b.dtype is i64:
-            gap = dims.static(dims.sub(a, b))
-            if gap is not None:
-                return const({"eq": gap == 0, "ne": gap != 0, "lt": gap < 0, "le": gap <= 0}[op], bool_)
-            return call(op, a, b)
+            decided = _decided(op, dims.sub(b, a))
+            return call(op, a, b) if decided is None else const(decided, bool_)
         return call(op, _float(a), _float(b))
 
     return build
+
+
+def _decided(op: str, gap: Expr) -> bool | None:
+    """Whether `a op b` holds, if that is proved, given b - a."""
+    back = dims.mul(gap, integer(-1))
+    if op in ("eq", "ne"):
+        if dims.static(gap) == 0:
+            return op == "eq"
+        return op == "ne" if dims.at_least(gap, 1) or dims.at_least(back, 1) else None
+    if dims.at_least(gap, 1 if op == "lt" else 0):
+        return True
+    return False if dims.at_least(back, 0 if op == "lt" else 1) else None
 
 
 def _swapped(op: str) -> Callable[[Expr, Expr], Expr]:

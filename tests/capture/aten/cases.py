@@ -134,7 +134,7 @@ def _scalars() -> list[Case]:
         case("clamp_tensor", lambda x, y: torch.clamp(x, y, y + 1), "a b", "b", dtypes=FLOATS),
         case(
             "shift",
-            lambda x: (torch.bitwise_left_shift(x, 2), torch.bitwise_right_shift(x, 1)),
+            lambda x: (x << 2, torch.bitwise_right_shift(x, 1)),
             "a b",
             dtypes=INTS,
         ),
@@ -265,6 +265,10 @@ def reductions() -> list[Case]:
         ),
         case("cumsum", lambda x: (x.cumsum(1), x.cumsum(0)), "a b c", dtypes=NUMBERS),
         case("cumprod", lambda x: x.cumprod(-1), "a b", dtypes=(torch.float32, torch.int64)),
+        case("cummax", lambda x: (*x.cummax(1), *x.cummin(0)), "a b", dtypes=NUMBERS, least=1),
+        case(
+            "cummax_ties", lambda x: torch.round(torch.where(x > 1, torch.nan, x)).cummax(1), "a b", least=1
+        ),
         case("logcumsumexp", lambda x: torch.logcumsumexp(x, 1), "a b"),
     ]
     return out + _norms()

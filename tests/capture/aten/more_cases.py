@@ -29,6 +29,12 @@ def indexing() -> list[Case]:
             least=1,
             static=True,
         ),
+        case(
+            "bucketize",
+            lambda x, e: [torch.bucketize(x, e.cumsum(0) - 1, right=r) for r in (True, False)],
+            "a b",
+            Arg("4", "unit"),
+        ),
         case("take", lambda x, i: x.take(i), "4 5", Arg("a", "signed", "20")),
         case("index_one", lambda x, i: x[i], "b c", Arg("a", "signed", "b"), dtypes=ANY, least=1),
         case(

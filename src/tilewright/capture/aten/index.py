@@ -11,7 +11,7 @@ from ...ir.dtype import bool_, u8
 from ...ir.graph import Value
 from ...ir.ops import index as ops
 from ...ir.ops import pointwise, sample
-from .registry import Call, NoDeclaration, Number, lower
+from .registry import Call, NoDeclaration, Number, known, lower
 
 aten = torch.ops.aten
 
@@ -59,3 +59,15 @@ def _grid_sampler(c: Call, x: Value, grid: Value, mode: int, padding: int, align
     if mode == 2 or padding == 2:
         raise NoDeclaration("cubic or reflected sampling")
     return sample.grid_sample(c.b, x, grid, mode == 1, padding == 1, align_corners)
+
+
+@lower(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def _bucketize(
+    c: Call, x: Value | Number, edges: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    """Every edge is looked at, so only a few are worth it."""
+    if known(edges.shape[0]) > 64:
+        raise NoDeclaration("binary search")
+    first, last = c.promote(x, edges)
+    assert isinstance(last, Value)
+    return ops.bucketize(c.b, first, last, right, c.dtype)

@@ -13,7 +13,7 @@ _REASONS: dict[str, str] = {
     " repeat_interleave bincount _local_scalar_dense item",
     "scatter": "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy masked_scatter put"
     " index_reduce col2im embedding_dense_backward",
-    "running extremum": "cummax cummin",
+    "check": "_assert_scalar _assert_async _linalg_check_errors",
     "recurrent": "lstm gru rnn_tanh rnn_relu mkldnn_rnn_layer _cudnn_rnn _thnn_fused_lstm_cell",
 }
 _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names.split()}

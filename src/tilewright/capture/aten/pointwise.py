@@ -78,6 +78,7 @@ _binary(
     "Tensor Scalar Scalar_Tensor",
 )
 _binary({"bitwise_left_shift": ops.shift_left}, DEFAULT, "Tensor Tensor_Scalar Scalar_Tensor")
+_binary({"__lshift__": ops.shift_left, "__rshift__": ops.shift_right}, DEFAULT)
 _binary({"bitwise_right_shift": ops.shift_right}, DEFAULT, "Tensor Tensor_Scalar Scalar_Tensor")
 _binary({n: getattr(ops, n) for n in ("maximum", "minimum")}, DEFAULT, "default")
 _binary({"atan2": ops.atan2, "copysign": ops.copysign}, INT_TO_FLOAT, "default Tensor Scalar")

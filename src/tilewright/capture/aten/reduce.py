@@ -160,6 +160,16 @@ def _logcumsumexp(c: Call, x: Value, dim: int) -> Value:
     return scan.logcumsumexp(c.b, x, dim)
 
 
+@lower(aten.cummax.default)
+def _cummax(c: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    return scan.extremum(c.b, x, dim, smallest=False)
+
+
+@lower(aten.cummin.default)
+def _cummin(c: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    return scan.extremum(c.b, x, dim, smallest=True)
+
+
 @lower(aten._softmax.default)
 def _softmax(c: Call, x: Value, dim: int, half_to_float: bool = False) -> Value:
     return norm.softmax(c.b, x, dim, c.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from .. import dims, reduction
-from ..expr import Axis, Expr, call, cast, const, narrow, read, where
+from ..expr import Axis, Expr, call, cast, narrow, read, where
 from ..graph import Builder, Value, broadcast, element
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, number, pointwise, position, wide
@@ -80,39 +80,32 @@ def attention(
     if scale is None:
         scale = call("rsqrt", cast(q.shape[-1], acc))
     scores = _masked(b, _scores(b, q, k, scale), mask, causal)
-    top = amax(b, scores, [-1], True)
-    empty = const(-math.inf, acc)
-
-    def power(s: Expr, m: Expr) -> Expr:
-        return where(call("eq", m, empty), const(0, acc), call("exp", call("sub", s, m)))
-
-    powers = pointwise(b, "exp", power, scores, top)
-    total = accumulated(b, powers, [-1], True)
-
-    def share(e: Expr, s: Expr) -> Expr:
-        return where(call("eq", s, const(0, acc)), const(0, acc), call("div", e, s))
-
-    weights = pointwise(b, "softmax", share, powers, total)
+    weights, top, total = _weights(b, scores, -1, may_be_empty=mask is not None)
     out = _product(b, weights, v, q)
     log_total = pointwise(b, "logsumexp", lambda s, m: call("add", call("log", s), m), total, top)
     return pointwise(b, "narrow", lambda e: narrow(e, q.dtype), out), log_total
 
 
+def _weights(b: Builder, scores: Value, dim: int, may_be_empty: bool) -> tuple[Value, Value, Value]:
+    """(softmax along `dim`, maximum, sum of exp(score - maximum)), in the accumulation type. A row of -inf, if there
+    may be one, gives weights 0: its maximum is taken as 0 and its sum as 1, so that elements need no condition."""
+    top = amax(b, scores, [dim], True)
+    shift = pointwise(b, "shift", _finite, top) if may_be_empty else top
+    powers = pointwise(b, "exp", lambda s, m: call("exp", call("sub", wide(s), wide(m))), scores, shift)
+    total = accumulated(b, powers, [dim], True)
+    divisor = pointwise(b, "divisor", _positive, total) if may_be_empty else total
+    return pointwise(b, "softmax", lambda e, s: call("div", e, s), powers, divisor), top, total
+
+
+def _finite(m: Expr) -> Expr:
+    return where(call("eq", m, number(-math.inf, m)), number(0, m), m)
+
+
+def _positive(s: Expr) -> Expr:
+    return where(call("eq", s, number(0, s)), number(1, s), s)
+
+
 def safe_softmax(b: Builder, x: Value, dim: int) -> Value:
     """Softmax along `dim` whose rows of -inf give 0."""
-    top = amax(b, x, [dim], True)
-
-    def power(e: Expr, m: Expr) -> Expr:
-        return where(
-            call("eq", m, number(-math.inf, m)),
-            const(0, wide(e).dtype),
-            call("exp", call("sub", wide(e), wide(m))),
-        )
-
-    powers = pointwise(b, "exp", power, x, top)
-    total = accumulated(b, powers, [dim], True)
-
-    def share(e: Expr, s: Expr) -> Expr:
-        return narrow(where(call("eq", s, number(0, s)), number(0, s), call("div", e, s)), x.dtype)
-
-    return pointwise(b, "softmax", share, powers, total)
+    weights, _, _ = _weights(b, x, dim, may_be_empty=True)
+    return pointwise(b, "narrow", lambda e: narrow(e, x.dtype), weights)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import dims
-from ..dtype import i64
-from ..expr import Expr, call, cast, read, where
+from .. import dims, reduction
+from ..dtype import DType, i64
+from ..expr import Axis, Expr, call, cast, read, where
 from ..graph import Builder, Value, broadcast, element
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, position, wrap
+from .pointwise import narrow
 from .view import reshape_index
 
 
@@ -107,3 +108,15 @@ def index(
         inputs.append(checked)
     (out,) = b.emit("index", inputs, TensorExpr(axes, (body,)))
     return out
+
+
+def bucketize(b: Builder, x: Value | Scalar, edges: Value, right: bool, dtype: DType) -> Value:
+    """The number of sorted `edges` below x (not above it if `right`), as `dtype`."""
+    shape = x.shape if isinstance(x, Value) else ()
+    axes, r = output_axes(shape), Axis("r0", edges.shape[0])
+    inputs = [edges, x] if isinstance(x, Value) else [edges]
+    value = read(1, [position(a) for a in axes], x.dtype) if isinstance(x, Value) else x
+    below = call("not", call("gt" if right else "ge", read(0, [position(r)], edges.dtype), value))
+    expr = TensorExpr(axes, (cast(below, i64),), (r,), reduction.sum_(i64))
+    (count,) = b.emit("bucketize", inputs, expr)
+    return narrow(b, count, dtype)

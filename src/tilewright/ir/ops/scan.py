@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .. import reduction
-from ..dtype import DType
-from ..expr import cast, read
+from ..dtype import DType, i64
+from ..expr import call, cast, const, read, slot, where
 from ..graph import Builder, Value
 from ..reduction import Reduction
 from ..tensor import TensorExpr, output_axes
@@ -37,3 +37,32 @@ def logcumsumexp(b: Builder, x: Value, dim: int) -> Value:
     """The running log(sum(exp(x))) along `dim`."""
     acc = x.dtype.compute
     return narrow(b, _scan(b, "logcumsumexp", x, dim, reduction.logsumexp(acc), acc), x.dtype)
+
+
+def _latest(dtype: DType, better: str) -> Reduction:
+    """State (value, index): the last of equals wins, the last NaN wins over all. Index -1 = no element yet."""
+    av, bv, ai, bi = slot("a", 0, dtype), slot("b", 0, dtype), slot("a", 1, i64), slot("b", 1, i64)
+    wins = call(better, bv, av)
+    if dtype.is_float:
+        wins = call("or", call("isnan", bv), call("and", wins, call("not", call("isnan", av))))
+    none = const(0, i64)
+    take = call("and", call("ge", bi, none), call("or", call("lt", ai, none), wins))
+    worst = reduction.lowest(dtype) if better == "ge" else reduction.highest(dtype)
+    state = (dtype, i64)
+    return Reduction(
+        "latest", state, state, (const(worst, dtype), const(-1, i64)), (slot("e", 0, dtype), slot("e", 1, i64)),
+        (where(take, bv, av), where(take, bi, ai)), (av, ai),
+    )  # fmt: skip
+
+
+def extremum(b: Builder, x: Value, dim: int, smallest: bool) -> tuple[Value, Value]:
+    """(running maximum or minimum along `dim`, index of its last occurrence so far)."""
+    name, fold = ("cummin", _latest(x.dtype, "le")) if smallest else ("cummax", _latest(x.dtype, "ge"))
+    if not x.shape:
+        return pointwise(b, name, lambda e: e, x), pointwise(b, name, lambda _: const(0, i64), x)
+    axes = output_axes(x.shape)
+    index = [position(a) for a in axes]
+    along = wrap(dim, len(axes))
+    body = (read(0, index, x.dtype), index[along])
+    values, places = b.emit(name, (x,), TensorExpr(axes, body, reduction=fold, scan=axes[along]))
+    return values, places
