@@ -63,8 +63,9 @@ def _tensor(spec: InputSpec, value: object) -> Tensor:
             raise _error(str(error), spec.name, "pass a numeric array or a tensor") from error
     if isinstance(value, (bool, int, float)):
         return torch.tensor(value, dtype=spec.dtype)
-    if spec.dtype is None:
-        return value  # type: ignore[return-value]  (a sequence: the module checks it)
+    if spec.dtype is None:  # a sequence or an optional: the module checks what is inside
+        items = [_tensor(spec, v) for v in value] if isinstance(value, (list, tuple)) else value
+        return items  # type: ignore[return-value]
     raise _error(
         f"input {spec.name!r} is a {type(value).__name__}", spec.name, "pass a tensor or a numpy array"
     )
