@@ -111,7 +111,9 @@ class _Composer:
     def element(self, v: Value, index: tuple[Expr, ...], op: Op) -> Expr:
         if v in self.pointwise:
             axes, body = self.pointwise[v]
-            return substitute(body, {axis(a): i for a, i in zip(axes, index, strict=True)})
+            table = {axis(a): i for a, i in zip(axes, index, strict=True)}
+            self.move_checks(body, table)
+            return substitute(body, table)
         if v in self.folded:
             number, result = self.folded[v]
             plain = tuple(i for i, extent in zip(index, v.shape, strict=True) if extent is not dims.ONE)
@@ -121,6 +123,15 @@ class _Composer:
         if conditions:
             self.checks[offset] = conditions
         return make("read", (offset,), v.dtype.compute, self.slot[v])
+
+    def move_checks(self, body: Expr, table: Mapping[Expr, Expr]) -> None:
+        """The checks of the reads in `body` also hold where it is read at other indices."""
+        if not self.checks:
+            return
+        for x in walk(body):
+            if x.op == "read" and x.args[0] in self.checks:
+                conditions = self.checks[x.args[0]]
+                self.checks[substitute(x.args[0], table)] = tuple(substitute(c, table) for c in conditions)
 
     def checked(self, v: Value, index: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Clamp the indices that come from data, and the conditions under which clamping changes nothing."""

@@ -31,6 +31,7 @@ from ..ir.program import (
     Var,
     value_of,
 )  # fmt: skip
+from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item, folds_read
 from .keep import worth_keeping
 from .passes import pass_numbers
@@ -39,9 +40,6 @@ from .ranges import Piece, segments, split_range
 from .roles import block_length, check_roles, grain
 from .schedule import Role, Schedule
 from .transport import degree
-
-INDEX_ERROR = 1
-"""Code of a failed index check (see `ir.program.Check`)."""
 
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:
@@ -471,7 +469,7 @@ class _Lowering:
         """`e` with reads loaded and folds resolved; `guard` is the condition under which its reads are meant."""
         if e.op in ("const", "symbol", "axis"):
             return e
-        key = (e, guard if guard is not None and _unsafe(e, self.params) else None)
+        key = (e, guard if guard is not None and unsafe(e, self.params) else None)
         done = self.scope.memo.get(key)
         if done is None:
             done = self.evaluated(e, key[1])
@@ -497,6 +495,9 @@ class _Lowering:
             result = call("where", condition, yes, no)
         else:
             result = rebuild(e, tuple(self.eval(a, guard) for a in e.args))
+            if divisor(e) is not None:
+                tested = call("ne", result.args[1], const(0, e.dtype))
+                self.check(tested, DIVISION_ERROR, guard)
         if e in self.scope.kept:
             result = self.named(result)
             where = self.scope.kept[e]
@@ -512,16 +513,17 @@ class _Lowering:
         self.out.append(Load(var, where.buffer, where.offset, self.tail(blocks), const(0, e.dtype)))
         return value_of(var)
 
+    def check(self, tested: Expr, code: int, guard: Expr | None) -> None:
+        blocks = self.blocks(tested)
+        self.out.append(Check(tested, code, blocks, both(self.tail(blocks), guard)))
+
     def load(self, e: Expr, guard: Expr | None) -> Expr:
         assert isinstance(e.value, int)
         offset = self.eval(e.args[0], guard)
         blocks = self.blocks(offset)
         mask = both(self.tail(blocks), guard)
         for condition in self.form.checks.get(e.args[0], ()):
-            tested = self.eval(condition, guard)
-            self.out.append(
-                Check(tested, INDEX_ERROR, self.blocks(tested), both(self.tail(self.blocks(tested)), guard))
-            )
+            self.check(self.eval(condition, guard), INDEX_ERROR, guard)
         if mask is not None:
             blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
         var = self.var(e.dtype, blocks)
@@ -542,7 +544,7 @@ class _Lowering:
                 if (
                     x.op != "value"
                     and (x, None) not in self.scope.memo
-                    and not _unsafe(x, self.params)
+                    and not unsafe(x, self.params)
                     and not _is_index(x)
                 ):
                     self.scope.memo[x, None] = self.named(self.eval(x))
@@ -584,13 +586,3 @@ def _shared(roots: Sequence[Expr]) -> set[Expr]:
 
 def _is_index(x: Expr) -> bool:
     return all(y.op not in ("read", "value", "var") for y in walk(x))
-
-
-def _unsafe(e: Expr, params: Sequence[Buffer]) -> bool:
-    """Whether evaluating `e` where it is not meant could touch memory outside a buffer."""
-    for x in walk(e):
-        if x.op == "read" and isinstance(x.value, int):
-            offset = x.args[0]
-            if not (dims.at_least(offset, 0) and dims.at_least(dims.sub(params[x.value].size, offset), 1)):
-                return True
-    return False
