@@ -402,3 +402,12 @@ def test_errors_name_their_phase() -> None:
     with pytest.raises(TilewrightError) as caught:
         tilewright.compile("missing.onnx")
     assert caught.value.phase
+
+
+def test_transforms_never_meet_a_kernel() -> None:
+    compiled = tilewright.compile(lambda x: torch.sin(x) * 2)
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        close(compiled(x[0]), torch.sin(x[0]) * 2)
+    with pytest.raises(UnsupportedError):
+        torch.func.vmap(compiled)(x)

@@ -21,10 +21,15 @@ from tilewright.runtime.executable import Argument, Executable
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-    """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash."""
+    """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, and
+    under modes and transforms of torch, which want to see every op."""
+    if _modes() or _transform() is not None:
+        raise TypeError("a mode is active")
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__)
         if isinstance(a, Tensor)
