@@ -21,7 +21,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tilewright.capture.aten import decompositions
+from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.errors import UnsupportedError
 
 Runner = Callable[[list[object]], list[object]]
@@ -93,14 +93,15 @@ def through_autograd(
 
         return compile_one
 
-    compiled = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=split,
-        decompositions=decompositions(),
-        keep_inference_input_mutations=True,
-    )(gm, example_inputs)
+    with kept_whole():
+        compiled = aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=split,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )(gm, example_inputs)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
 
 
