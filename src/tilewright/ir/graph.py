@@ -79,8 +79,8 @@ class LibraryCall:
 class FrozenProduct:
     """x times a frozen weight plus a frozen vector, as a task for code that packs the weight.
 
-    A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C, kernel...], x
-    and a result with their channels at dim 1, and the numbers of its window."""
+    A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C / groups,
+    kernel...], x and a result with their channels at dim 1, and the numbers of its window."""
 
     weight: object
     bias: object | None
@@ -89,6 +89,7 @@ class FrozenProduct:
     stride: tuple[int, ...] = ()
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
+    groups: int = 1
 
 
 Maker = Callable[[FrozenProduct], LibraryCall | None]

@@ -29,6 +29,8 @@ from tilewright.target import Target
 SOURCE = Path(__file__).parent / "native" / "product.cpp"
 NARROWEST = 16
 """Channels of a convolution's input below which its runs are too short."""
+MOST_TAPS = 9
+"""Taps of a depthwise convolution above which the library's blocking by rows is faster."""
 FILLED = 0.7
 """The least part of the packed columns that are real."""
 
@@ -36,6 +38,8 @@ _ACTIVATIONS = (
     "none", "relu", "clamp", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
 )  # fmt: skip
 """In the order of the native enumeration."""
+
+_DEPTHWISE = ("relu", "clamp", "silu", "hardswish")
 
 PLAIN = "none"
 
@@ -65,18 +69,23 @@ class Products:
         text = SOURCE.read_text(encoding="utf-8")
         library = load(build_texts([text], target.compiler_flags, store, options))
         threads = pool(store, options)
-        library.tw_panel.restype = ctypes.c_int64
+        for name in ("tw_panel", "tw_lanes", "tw_pack"):
+            getattr(library, name).restype = ctypes.c_int64
         library.tw_attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         library.tw_attach(threads.parallel, threads.resizing)
         self._library = library
         self.panel: int = library.tw_panel()
         """Columns that are packed together."""
+        self.lanes: int = library.tw_lanes()
+        place, count = ctypes.c_void_p, ctypes.c_int64
+        self._pack_native = library.tw_pack
+        self._pack_native.argtypes = [place, *[count] * 6, place, count]
         self.run = library.tw_product
         self.run.restype = None
-        self.run.argtypes = [
-            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
-            ctypes.c_int64,
-        ]  # fmt: skip
+        self.run.argtypes = [place, place, count, count, place, place, count]
+        self.run_depthwise = library.tw_depthwise
+        self.run_depthwise.restype = None
+        self.run_depthwise.argtypes = [place, place, count, place, count]
         fixed, sign = options.threads, -1 if options.pin_threads else 1
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""
@@ -89,25 +98,39 @@ class Products:
         if weight.dtype is not torch.float32 or not weight.is_cpu or not 0 < weight.numel():
             return None
         window = _window(task, weight) if task.stride else None
-        if task.stride and (window is None or not self._fits(weight)):
+        if task.stride and (window is None or not self._fits(weight, window, task.groups)):
             return None
-        if not bool(weight.isfinite().all()):  # borders of a convolution are products with zero here
+        depthwise = window is not None and task.groups > 1
+        packed = self._pack_depthwise(weight) if depthwise else self._pack(weight)
+        if packed is None:  # borders of a convolution are products with zero here
             return None
-        taps = weight.reshape(weight.shape[0], weight.shape[1], -1)
-        packed = self._pack(taps.permute(0, 2, 1).reshape(weight.shape[0], -1))
-        return _Form(self, packed, self._padded(bias), tuple(taps.shape), window, task).call()
+        taps = weight[0, 0].numel() if weight.dim() > 2 else 1
+        sizes = (weight.shape[0], weight.shape[1], taps)
+        return _Form(self, packed, self._padded(bias), sizes, window, task, depthwise).call()
 
-    def _fits(self, weight: Tensor) -> bool:
+    def _fits(self, weight: Tensor, window: _Window, groups: int) -> bool:
+        columns, inner = weight.shape[0], weight.shape[1]
+        if groups > 1:  # each channel on its own
+            return groups == columns and inner == 1 and weight[0, 0].numel() <= MOST_TAPS
         half = max(1, self.panel // 2)
-        columns = weight.shape[0]
-        return weight.shape[1] >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
+        return inner >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
 
-    def _pack(self, weight: Tensor) -> Tensor:
-        """[N, K] as [N / panel, K, panel], the last panel filled up with zeros."""
-        columns, length = weight.shape
-        count = -(-columns // self.panel)
-        filled = pad(weight, (0, 0, 0, count * self.panel - columns))
-        return filled.view(count, self.panel, length).transpose(1, 2).contiguous()
+    def _pack(self, weight: Tensor) -> Tensor | None:
+        """[N, K, taps...] as [N / panel, taps, K, panel], the last panel filled up with zeros; None if not finite."""
+        flat = weight.detach()
+        flat = flat.reshape(*flat.shape[:2], -1) if flat.dim() > 2 else flat.unsqueeze(2)
+        columns, inner, taps = flat.shape
+        packed = torch.empty((-(-columns // self.panel), taps, inner, self.panel))
+        bad = self._pack_native(
+            flat.data_ptr(), columns, inner, taps, *flat.stride(), packed.data_ptr(), self.threads()
+        )
+        return None if bad else packed
+
+    def _pack_depthwise(self, weight: Tensor) -> Tensor | None:
+        """[C, 1, taps...] as [taps, C], rows filled up to whole vectors; None if not finite."""
+        flat = weight.detach().reshape(weight.shape[0], -1)
+        filled = pad(flat.t(), (0, -flat.shape[0] % self.lanes)).contiguous()
+        return filled if bool(flat.isfinite().all()) else None
 
     def _padded(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:
@@ -162,6 +185,7 @@ class _Form:
     sizes: tuple[int, ...]
     window: _Window | None
     task: FrozenProduct
+    depthwise: bool = False
     activation: str = PLAIN
     constants: tuple[float, ...] = ()
     added: bool = False
@@ -188,11 +212,14 @@ class _Form:
         """What else can be fused: a bias first, then a sum, then an activation."""
         if self.activation != PLAIN:
             return []
-        found = [Epilogue(body, self.activated(name)) for name, body in activations().items()]
-        if not self.added:
+        known = _DEPTHWISE if self.depthwise else _ACTIVATIONS
+        found = [
+            Epilogue(body, self.activated(name)) for name, body in activations().items() if name in known
+        ]
+        if not self.added and not self.depthwise:
             found.append(Epilogue(total(), lambda _, __: replace(self, added=True).call(), "equal"))
-            if self.bias is None:
-                found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
+        if not self.added and self.bias is None:
+            found.append(Epilogue(total(), lambda _, vector: self.shifted(vector), "channel"))
         return found
 
     def activated(self, name: str) -> Callable[[tuple[float, ...], object], LibraryCall]:
@@ -239,6 +266,17 @@ class _Form:
         run, threads, form = self.owner.run, self.owner.threads, self
         last = torch.channels_last
         known: dict[torch.Size, _Place] = {}
+        run_depthwise = self.owner.run_depthwise
+
+        def channelwise(x: Tensor) -> Tensor:
+            place = known.get(x.shape)
+            if place is None:
+                place = known[x.shape] = form.place(x.shape)
+            if not x.is_contiguous(memory_format=last):
+                x = x.contiguous(memory_format=last)
+            out = torch.empty_strided(place.shape, place.strides)
+            run_depthwise(place.address, x.data_ptr(), place.shape[0], out.data_ptr(), threads())
+            return out
 
         def convolution(x: Tensor, added: Tensor | None = None) -> Tensor:
             place = known.get(x.shape)
@@ -254,7 +292,7 @@ class _Form:
             run(place.address, x.data_ptr(), place.rows, place.inner, beside, out.data_ptr(), threads())
             return out
 
-        return convolution
+        return channelwise if self.depthwise else convolution
 
     def place(self, shape: torch.Size) -> _Place:
         """The product for images of this shape."""
@@ -263,7 +301,7 @@ class _Form:
         out_height, out_width = w.sizes(height, width)
         zeros = torch.zeros(channels)
         places: dict[str, int] = {}
-        if not w.pointwise:
+        if not w.pointwise or self.depthwise:
             places = {
                 "zeros": zeros.data_ptr(), "height": height, "width": width, "out_height": out_height,
                 "out_width": out_width, "kernel_width": w.kernel[1], "stride_y": w.stride[0], "stride_x": w.stride[1],

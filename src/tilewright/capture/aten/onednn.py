@@ -289,9 +289,9 @@ class _Convolve:
             return None
         steps, borders, spread, more = (n or [] for n in numbers)
         source = self.inputs[x.index].shape
-        if maker is not None and groups == 1 and not transposed:
+        if maker is not None and not transposed:
             numbers_of = (tuple(steps), tuple(borders), tuple(spread))
-            made = maker(FrozenProduct(held.detach(), vector, source, self.shape, *numbers_of))
+            made = maker(FrozenProduct(held.detach(), vector, source, self.shape, *numbers_of, groups))
             if made is not None:
                 return made
         hint = [1, *(dims.static(s) or TYPICAL for s in source[1:])]
