@@ -18,7 +18,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.aten import decompositions
+from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.exported import Exported
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError
@@ -59,7 +59,7 @@ def trace(
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
             fakes = [_fake(mode, t, dims) for t, dims in zip(inputs, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
-            with mode:
+            with mode, kept_whole():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     except TilewrightError:
         raise
