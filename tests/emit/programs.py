@@ -12,6 +12,7 @@ from tilewright.ir.program import (
     Collapse,
     Compute,
     Declare,
+    Dot,
     GridAxis,
     Load,
     Loop,
@@ -194,6 +195,31 @@ def column_sum(rows: int | Expr, cols: int | Expr, tile: int = 64) -> TileProgra
     return TileProgram((x, y), (GridAxis(g, g.extent),), (body,), lane=c)
 
 
+def dot_tiles(rows: int, cols: int, depth: int, tile: int, lane_tile: int) -> TileProgram:
+    """z = x @ y for sizes that the tiles divide: one register block of `tile` rows per grid point."""
+    r, c, k = Axis("r", integer(rows)), Axis("c", integer(cols)), Axis("k", integer(depth))
+    gr, gc = Axis("gr", integer(rows // tile)), Axis("gc", integer(cols // lane_tile))
+    var = Vars()
+    x, y, z = (
+        Buffer(n, f32, integer(s)) for n, s in (("x", rows * depth), ("y", depth * cols), ("z", rows * cols))
+    )
+    acc, a, b = var(f32, r, c), var(f32, r), var(f32, c)
+    step = (
+        Load(a, x, dims.add(dims.mul(axis(r), k.extent), axis(k))),
+        Load(b, y, dims.add(dims.mul(axis(k), c.extent), axis(c))),
+        Dot(acc, a, b, k),
+    )
+    body: tuple[Stmt, ...] = (
+        Declare((acc,), (const(0, f32),)),
+        Loop(k, dims.ZERO, k.extent, 1, step),
+        Store(z, dims.add(dims.mul(axis(r), c.extent), axis(c)), value_of(acc), (r, c)),
+    )
+    r0, c0 = dims.mul(axis(gr), integer(tile)), dims.mul(axis(gc), integer(lane_tile))
+    inner = Loop(c, c0, dims.add(c0, integer(lane_tile)), lane_tile, body)
+    outer = Loop(r, r0, dims.add(r0, integer(tile)), tile, (inner,))
+    return TileProgram((x, y, z), (GridAxis(gc, gc.extent), GridAxis(gr, gr.extent)), (outer,), lane=c)
+
+
 __all__ = [
     "M",
     "N",
@@ -201,6 +227,7 @@ __all__ = [
     "below",
     "bool_",
     "column_sum",
+    "dot_tiles",
     "elementwise",
     "peeled",
     "row_sum",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import FLAGS
-from programs import M, N, elementwise, row_sum, softmax
+from programs import M, N, dot_tiles, elementwise, row_sum, softmax
 
 from tilewright.emit.cpp import INCLUDE, emit_unit
 from tilewright.errors import UnsupportedError
@@ -134,3 +134,22 @@ def test_inner_loops_are_full_width_without_spills_or_calls(tmp_path: Path) -> N
         loop for loop in loops(code["k1"]) if sum("vaddps" in line and "zmm" in line for line in loop) == 4
     ]
     assert row and len(row[0]) <= 10, "the row sum adds four registers per step and does nothing else"
+
+
+def test_a_dot_is_a_register_block(tmp_path: Path) -> None:
+    code = assembly([dot_tiles(12, 128, 32, 6, 64)], tmp_path)["k0"]
+    (inner,) = [loop for loop in loops(code) if any("fmadd" in line for line in loop)]
+    assert sum("fmadd" in line and "zmm" in line for line in inner) == 24
+    assert not [line for line in inner if "zmm" in line and re.search(r"\(%r[sb]p", line)], (
+        "accumulators stay in registers"
+    )
+    assert len(inner) <= 45
+
+
+def test_one_value_may_be_stored_once_for_all_lanes() -> None:
+    c = Axis("c", integer(32))
+    x, y = Buffer("x", f32, integer(1)), Buffer("y", f32, integer(1))
+    v = Var(0, f32)
+    body = (Load(v, x, integer(0)), Store(y, integer(0), value_of(v), (c,), call("lt", axis(c), integer(20))))
+    program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, body),), lane=c)
+    assert "if (20 - a0 > 0) put(b1, v0);" in emit_unit([program], (), WIDE).text

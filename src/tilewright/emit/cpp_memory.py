@@ -216,10 +216,13 @@ class Memory:
         guard = self.guard(s.mask)
         wide = e.unit.lane is not None and e.unit.lane in s.axes
         address = self.address(s.buffer, s.offset)
+        if wide and value is None and not e.varies(s.offset) and not e.varies(s.value):
+            wide = False  # all lanes write the same to one place
+            guard = Guard(self.some_lane(guard))
         if value is None:
             value = bare(e.vector(s.value) if wide else e.scalar(s.value))
         if s.value.dtype.compute is not s.buffer.dtype.compute:
-            value = e.converted(value, s.value.dtype, s.buffer.dtype, e.unit.lane is not None)
+            value = e.converted(value, s.value.dtype, s.buffer.dtype, wide)
         if not wide:
             self._if(guard.when, f"put({address.pointer}, {value});")
         else:
