@@ -152,4 +152,4 @@ def test_one_value_may_be_stored_once_for_all_lanes() -> None:
     v = Var(0, f32)
     body = (Load(v, x, integer(0)), Store(y, integer(0), value_of(v), (c,), call("lt", axis(c), integer(20))))
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, body),), lane=c)
-    assert "if (20 - a0 > 0) put(b1, v0);" in emit_unit([program], (), WIDE).text
+    assert "if ((20 - a0) > 0) put(b1, v0);" in emit_unit([program], (), WIDE).text
