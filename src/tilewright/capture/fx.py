@@ -58,6 +58,11 @@ class _Importer:
         self.writes: list[Write] = []
 
     def run(self) -> Graph:
+        for node in mutations(self.gm):
+            raise UnsupportedError(
+                "a write into an intermediate tensor", phase="capture", op=_display(node.target), place=_place(node),
+                hint="make the graph functional first",
+            )  # fmt: skip
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.placeholder(node)
@@ -292,6 +297,23 @@ class _Importer:
         except ValueError as bad:
             raise VerifyError(str(bad), phase="capture") from bad
         return replace(graph, layouts=self.layouts, writes=tuple(self.writes))
+
+
+def mutations(gm: fx.GraphModule) -> list[fx.Node]:
+    """Nodes that write into a tensor, other than copies into placeholders (which become `Graph.writes`)."""
+    found: list[fx.Node] = []
+    for n in gm.graph.nodes:
+        if not isinstance(n.target, OpOverload):
+            continue
+        target = n.args[0] if n.args else None
+        kept = (
+            n.target.overloadpacket.__name__ == "copy_"
+            and isinstance(target, fx.Node)
+            and target.op == "placeholder"
+        )
+        if n.target._schema.is_mutable and not kept:  # pyright: ignore[reportPrivateUsage]
+            found.append(n)
+    return found
 
 
 def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.exported import Exported
+from tilewright.capture.fx import mutations
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError
 from tilewright.ir.expr import Expr, Symbol
@@ -61,6 +62,9 @@ def trace(
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
             with mode, kept_whole():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+                if mutations(gm):  # composites that torch took apart below its functionalisation
+                    pure = torch.func.functionalize(gm, remove="mutations")
+                    gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     except TilewrightError:
         raise
     except Exception as error:

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.aten import decompositions
-from tilewright.capture.fx import from_fx
+from tilewright.capture.fx import from_fx, mutations
 from tilewright.errors import UnsupportedError
 from tilewright.interp import run_graph, run_values
 from tilewright.ir import dims
@@ -191,6 +191,18 @@ def test_an_unknown_node_is_refused() -> None:
     graph.output(graph.call_method("relu", (x,)))
     with pytest.raises(UnsupportedError, match="call_method"):
         from_fx(torch.fx.GraphModule({}, graph))
+
+
+def test_a_write_into_an_intermediate_is_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y[0].copy_(x[1])
+        return y
+
+    gm = make_fx(program, tracing_mode="fake")(torch.randn(3, 4))
+    assert [n.target for n in mutations(gm)] == [torch.ops.aten.copy_.default]
+    with pytest.raises(UnsupportedError, match="intermediate"):
+        from_fx(gm)
 
 
 def _operands(call: LibraryCall, given: list[torch.Tensor]) -> tuple[object, dict[str, object]]:
