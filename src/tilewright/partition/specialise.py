@@ -16,7 +16,7 @@ from ..ir.expr import Expr, Slot, axes_of, axis, read, slot, substitute, transfo
 from ..ir.graph import Epilogue, Graph, LibraryCall, Maker, Op, Value
 from ..ir.pattern import COMMUTATIVE, Rewriter
 from ..ir.tensor import TensorExpr, output_axes
-from ..rewrite.normalise import compose_views
+from ..rewrite.normalise import compose_views, substitute_values
 from ..rewrite.rules import IEEE_RULES
 from .library import live
 
@@ -141,7 +141,36 @@ def unflatten(graph: Graph) -> Graph:
         )
         ops.append(_flatten(wide, flat, op.origin))
         producer[flat] = ops[-1]
-    return compose_views(graph.with_ops(ops))
+    return _without_identities(compose_views(graph.with_ops(ops)))
+
+
+def _without_identities(graph: Graph) -> Graph:
+    """Values that are a library result seen unchanged take its place."""
+    producer, kept = graph.producer(), graph.kept()
+    same: dict[Value, Value] = {}
+    gone: set[Op] = set()
+    for op in graph.ops:
+        if op.expr is None or not op.expr.is_view() or len(op.inputs) != 1:
+            continue
+        source, shown = op.inputs[0], op.output
+        here = [_place(a.extent, axis(a)) for a in op.expr.axes]
+        unchanged = (
+            source.shape == shown.shape and list(op.expr.body[0].args) == here and source.dtype == shown.dtype
+        )
+        maker = producer.get(source)
+        if (
+            unchanged
+            and maker is not None
+            and maker.call is not None
+            and source not in kept
+            and source not in same
+        ):
+            same[source] = shown
+            gone.add(op)
+    ops = [
+        replace(op, outputs=tuple(same.get(v, v) for v in op.outputs)) for op in graph.ops if op not in gone
+    ]
+    return substitute_values(graph.with_ops(ops), same)
 
 
 def _values(graph: Graph) -> list[Value]:
