@@ -125,13 +125,14 @@ def run_case(case: TestCase) -> Outcome:
         except Exception as error:  # noqa: BLE001  (any failure is the result to report)
             return Outcome("error", f"{type(error).__name__}: {error}")
         for want, have in zip(expected, outputs, strict=True):
-            reason = differs(_proto(want), to_numpy(have), case.rtol, _NOISE.get(case.name, case.atol))
+            reason = differs(plain(want), to_numpy(have), case.rtol, _NOISE.get(case.name, case.atol))
             if reason:
                 return Outcome("mismatch", reason)
     return Outcome("pass")
 
 
-def _proto(value: object) -> object:
+def plain(value: object) -> object:
+    """A tensor proto as an array; anything else unchanged."""
     if isinstance(value, onnx.TensorProto):
         return onnx.numpy_helper.to_array(value)
     return value
@@ -139,5 +140,5 @@ def _proto(value: object) -> object:
 
 def _call(module: torch.nn.Module, model: onnx.ModelProto, inputs: Sequence[object]) -> Sequence[object]:
     with torch.no_grad():
-        result = module(*[to_torch(_proto(v)) for v in inputs])
+        result = module(*[to_torch(plain(v)) for v in inputs])
     return result if isinstance(result, tuple) else (result,)

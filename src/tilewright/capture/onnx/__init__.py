@@ -2,5 +2,6 @@
 
 from tilewright.capture.onnx.bind import bind_inputs
 from tilewright.capture.onnx.module import InputSpec, OnnxModule, load
+from tilewright.capture.onnx.split import Segment, Split, split
 
-__all__ = ["InputSpec", "OnnxModule", "bind_inputs", "load"]
+__all__ = ["InputSpec", "OnnxModule", "Segment", "Split", "bind_inputs", "load", "split"]

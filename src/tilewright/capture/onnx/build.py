@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from tilewright.capture.onnx.program import (
     convert_scalar,
     convert_tensor,
     host_call,
+    prune,
     scalar_call,
     tensor_call,
 )
@@ -140,6 +141,7 @@ class Builder:
         self.captures: list[tuple[int, int]] = []
         self._local: dict[int, int] = {}
         self._shared: list[object] = []
+        self._mark = len(context.data_dependent)
 
     # slots
 
@@ -407,8 +409,11 @@ class Builder:
         label: str,
         settle: bool = False,
     ) -> None:
-        """Append one step."""
-        self.steps.append(Step(call, tuple(ins), tuple(v.slot for v in outs), (), label, settle))
+        """Append one step. It takes over the data-dependent nodes noted since the last one."""
+        data = tuple(self.context.data_dependent[self._mark :])
+        self._mark = len(self.context.data_dependent)
+        maybe = any(v.kind is Kind.MAYBE for v in outs)
+        self.steps.append(Step(call, tuple(ins), tuple(v.slot for v in outs), (), label, settle, maybe, data))
 
     # bodies
 
@@ -463,16 +468,8 @@ class Builder:
     def finish(self, inputs: Sequence[int], results: Sequence[Val | None]) -> Program:
         """Drop steps that nobody reads, note where values die, freeze."""
         outputs = [1 if r is None else self._result_slot(r) for r in results]
-        needed = set(outputs)
-        kept: list[Step] = []
-        for step in reversed(self.steps):
-            if not needed.isdisjoint(step.outs):
-                dead = sorted({s for s in (*step.ins, *step.outs) if s > 1 and s not in needed})
-                needed.update(step.ins)
-                kept.append(replace(step, dead=tuple(dead)))
-        kept.reverse()
         all_inputs = (*inputs, *(local for _, local in self.captures))
-        return Program(tuple(self.template), tuple(all_inputs), tuple(outputs), tuple(kept))
+        return Program(tuple(self.template), tuple(all_inputs), tuple(outputs), prune(self.steps, outputs))
 
     def _result_slot(self, val: Val) -> int:
         if (

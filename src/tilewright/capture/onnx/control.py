@@ -71,10 +71,14 @@ def _operand_slot(builder: Builder, val: Val | None) -> int:
     return builder.new_slot(val.host()) if _is_small_integer(val) else builder.slot_of(val)
 
 
-def _run_if(then: Subgraph, other: Subgraph, device: torch.device, flag: Value, *captured: Value) -> object:
+def _run_if(
+    then: Subgraph, other: Subgraph, tensors: bool, device: torch.device, flag: Value, *captured: Value
+) -> object:
     if read_flag(flag):
-        return then.program.run(device, captured[: then.captures])
-    return other.program.run(device, captured[then.captures :])
+        results = then.program.run(device, captured[: then.captures])
+    else:
+        results = other.program.run(device, captured[then.captures :])
+    return tuple(as_tensor(r, device) for r in results) if tensors else results
 
 
 def build_if(
@@ -91,18 +95,20 @@ def build_if(
         add_initialisers(graph, inner)
         builder.add_nodes(graph.node, inner)
         return [inner.find(o.name, label) for o in graph.output]
+    listed = len(builder.context.data_dependent)
     if flag.kind is Kind.TENSOR:
         builder.context.data_dependent.append(label)
     then, then_slots, then_kinds = builder.subgraph(branches[0], scope, [])
     other, other_slots, other_kinds = builder.subgraph(branches[1], scope, [])
     if not len(then_kinds) == len(other_kinds) >= len(node.output):
         raise ModelError("the branches have different outputs", phase="capture", op="If", place=label)
+    tensors = len(builder.context.data_dependent) > listed
     outs = [
-        builder.value(Kind.TENSOR if a is b is Kind.TENSOR else Kind.MAYBE)
+        builder.value(Kind.TENSOR if tensors or a is b is Kind.TENSOR else Kind.MAYBE)
         for a, b in zip(then_kinds[: len(node.output)], other_kinds, strict=False)
     ]
     ins = [0, builder.slot_of(flag), *then_slots, *other_slots]
-    builder.add_step(partial(_run_if, then, other), ins, outs, label)
+    builder.add_step(partial(_run_if, then, other, tensors), ins, outs, label)
     return list(outs)
 
 
@@ -110,6 +116,7 @@ def _run_loop(
     body: Subgraph,
     formals: tuple[Kind, ...],
     elements: tuple[Element, ...],
+    tensors: bool,
     label: str,
     device: torch.device,
     trips: Value,
@@ -142,7 +149,7 @@ def _run_loop(
             scan.append(as_tensor(value, device))
         count += 1
     stacked = [_stack(s, 0, False, e, device) for s, e in zip(scans, elements, strict=True)]
-    return (*state, *stacked)
+    return (*[as_tensor(v, device) if tensors else v for v in state], *stacked)
 
 
 @dataclass(frozen=True)
@@ -210,14 +217,17 @@ def build_loop(
     """A loop becomes one step; while torch captures, a known trip count unrolls it."""
     vals = vals + [None] * (2 - len(vals))
     graph = _graph(node, "body", label)
+    listed = len(builder.context.data_dependent)
     body, captured, kinds, formals = _loop_body(builder, graph, scope, vals[2:], label)
     if kinds[0] is Kind.TENSOR or any(v is not None and v.kind is Kind.TENSOR for v in vals[:2]):
         builder.context.data_dependent.append(label)
     scans = len(kinds) - 1 - len(formals)
-    outs = [builder.value(kind) for kind in [*formals, *[Kind.TENSOR] * scans][: len(node.output)]]
+    tensors = len(builder.context.data_dependent) > listed
+    carried = [Kind.TENSOR if tensors else kind for kind in formals]
+    outs = [builder.value(kind) for kind in [*carried, *[Kind.TENSOR] * scans][: len(node.output)]]
     ins = [0, *[_operand_slot(builder, v) for v in vals], *captured]
     builder.add_step(
-        partial(_run_loop, body, tuple(formals), _elements(graph, scans), label), ins, outs, label
+        partial(_run_loop, body, tuple(formals), _elements(graph, scans), tensors, label), ins, outs, label
     )
     return list(outs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -13,9 +14,9 @@ from torch import Tensor
 from tilewright.capture.onnx import ops
 from tilewright.capture.onnx.build import Builder, Context, Kind, Scope, Val, add_initialisers, opset_table
 from tilewright.capture.onnx.control import BUILDERS
-from tilewright.capture.onnx.program import Program
+from tilewright.capture.onnx.program import Program, ProgramModule
 from tilewright.capture.onnx.proto import default_opset, read_model
-from tilewright.capture.onnx.values import Value, as_tensor, torch_dtype
+from tilewright.capture.onnx.values import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
 OPERATORS = ops.__all__
@@ -35,66 +36,29 @@ class InputSpec:
     dims: tuple[int | str | None, ...] | None
 
 
-class OnnxModule(torch.nn.Module):
+class OnnxModule(ProgramModule):
     """A loaded model. Call it with tensors in the order of `input_specs`.
 
     It returns a tensor for one output, else a tuple in the order of `output_names`. Weights are parameters
-    (`requires_grad` False) and buffers named p0, p1, ... `data_dependent` names the nodes whose control flow
-    depends on data: with any there, the model runs eagerly but cannot be exported as one graph.
+    (`requires_grad` False) and buffers named p0, p1, ... `data_dependent` names the nodes whose control flow or
+    sizes depend on data: with any there, the model runs eagerly but cannot be exported as one graph (see `split`).
     """
-
-    input_specs: tuple[InputSpec, ...]
-    output_names: tuple[str, ...]
-    metadata: dict[str, str]
-    opset: int
-    data_dependent: tuple[str, ...]
 
     def __init__(
         self,
         program: Program,
-        constants: list[tuple[Tensor, int]],
+        constants: Sequence[tuple[Tensor, int]],
         input_specs: tuple[InputSpec, ...],
         output_names: tuple[str, ...],
         metadata: dict[str, str],
         opset: int,
-        data_dependent: tuple[str, ...],
     ) -> None:
-        super().__init__()
+        super().__init__(program, constants)
         self.input_specs = input_specs
         self.output_names = output_names
         self.metadata = metadata
         self.opset = opset
-        self.data_dependent = data_dependent
-        names: list[str] = []
-        for i, (tensor, _) in enumerate(constants):
-            name = f"p{i}"
-            if tensor.is_floating_point():
-                self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
-            else:
-                self.register_buffer(name, tensor)
-            names.append(name)
-        self._constant_names = tuple(names)
-        constant_slots = tuple(slot for _, slot in constants)
-        self._program = Program(
-            program.template, constant_slots + program.inputs, program.outputs, program.steps
-        )
-
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run the model."""
-        if len(inputs) != len(self.input_specs):
-            raise TypeError(f"the model takes {len(self.input_specs)} inputs, {len(inputs)} were given")
-        constants: list[Value] = [getattr(self, name) for name in self._constant_names]
-        device = _device_of((*inputs, *constants))
-        results = self._program.run(device, [*constants, *inputs])
-        tensors = tuple(as_tensor(r, device) for r in results)
-        return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
-
-
-def _device_of(values: tuple[Value, ...]) -> torch.device:
-    for value in values:
-        if isinstance(value, Tensor):
-            return value.device
-    return torch.device("cpu")
+        self.data_dependent = tuple(label for step in program.steps for label in step.data)
 
 
 def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
@@ -136,7 +100,6 @@ def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
         tuple(o.name for o in model.graph.output),
         {entry.key: entry.value for entry in model.metadata_props},
         default_opset(model),
-        tuple(context.data_dependent),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ class Step:
     """One call: read `ins`, write `outs`, then forget `dead`.
 
     `settle`: while torch captures symbolic sizes, bring the strides of tensor arguments into a known order.
+    `maybe`: the results may be host values. `data`: the nodes inside whose control flow or shape reads data.
     """
 
     call: Callable[..., object]
@@ -24,7 +25,9 @@ class Step:
     outs: tuple[int, ...]
     dead: tuple[int, ...]
     label: str
-    settle: bool
+    settle: bool = False
+    maybe: bool = False
+    data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,62 @@ class Program:
             for slot in step.dead:
                 env[slot] = None
         return tuple(env[i] for i in self.outputs)  # type: ignore[misc]
+
+
+class ProgramModule(torch.nn.Module):
+    """A program with its constants as parameters (`requires_grad` False) and buffers named p0, p1, ...
+
+    Call it with the values of the program's inputs; it returns a tensor for one output, else a tuple.
+    """
+
+    def __init__(self, program: Program, constants: Sequence[tuple[torch.Tensor, int]]) -> None:
+        """`constants` are tensors with the slots that they fill."""
+        super().__init__()
+        for i, (tensor, _) in enumerate(constants):
+            if isinstance(tensor, torch.nn.Parameter):
+                self.register_parameter(f"p{i}", tensor)
+            elif tensor.is_floating_point():
+                self.register_parameter(f"p{i}", torch.nn.Parameter(tensor, requires_grad=False))
+            else:
+                self.register_buffer(f"p{i}", tensor)
+        self.program = program
+        self.constant_slots = tuple(slot for _, slot in constants)
+        slots = self.constant_slots + program.inputs
+        self._whole = Program(program.template, slots, program.outputs, program.steps)
+
+    def constants(self) -> list[torch.Tensor]:
+        """The constants in the order of `constant_slots`."""
+        return [getattr(self, f"p{i}") for i in range(len(self.constant_slots))]
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Run the program."""
+        if len(inputs) != len(self.program.inputs):
+            raise TypeError(f"the model takes {len(self.program.inputs)} inputs, {len(inputs)} were given")
+        constants = self.constants()
+        device = _device_of((*inputs, *constants))
+        results = self._whole.run(device, [*constants, *inputs])
+        tensors = tuple(as_tensor(r, device) for r in results)
+        return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
+
+
+def _device_of(values: Sequence[Value]) -> torch.device:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
+
+
+def prune(steps: Sequence[Step], outputs: Iterable[int]) -> tuple[Step, ...]:
+    """The steps that the output slots need, in order, each with the slots that die after it."""
+    needed = set(outputs)
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if not needed.isdisjoint(step.outs):
+            dead = sorted({s for s in (*step.ins, *step.outs) if s > 1 and s not in needed})
+            needed.update(step.ins)
+            kept.append(replace(step, dead=tuple(dead)))
+    kept.reverse()
+    return tuple(kept)
 
 
 def _settled(value: object) -> object:
