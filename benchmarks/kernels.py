@@ -204,7 +204,11 @@ def figures(
         "latency_ms": timing.summary(),
         "GB_per_s": moved / timing.median / 1e9,
         "share_of_copy": moved / timing.median / machine.copy,
-        "accuracy": {"passed": verdict.passed, "smallest_k": verdict.smallest_k},
+        "accuracy": {
+            "passed": verdict.passed,
+            "smallest_k": verdict.smallest_k,
+            "of_eager": verdict.relative_k,
+        },
         **{
             f"speed_over_{peer}": measure.ratio(all_[peer], timing)
             for peer in ("eager", "inductor")

@@ -6,7 +6,6 @@ model.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,28 +70,19 @@ def judge(ready: Mapping[str, Prepared], workload: Workload, threads: int) -> di
     with measure.settings(threads):
         results = {name: item.call(*workload.inputs) for name, item in ready.items()}
         module = measure.torch_module(workload.target)
-        exact = measure.flatten(in_float64(module, workload.inputs))
+        exact = measure.flatten(accuracy.in_float64(module)(*workload.inputs))
     verdicts = {
         name: accuracy.compare_trees(result, results["eager"], exact) for name, result in results.items()
     }
-    # Where nearly all errors are far below the largest (a sharp softmax), the rule's quantile is so small that eager
-    # itself needs a large k; `of_eager` says how much more than that a contestant needs.
-    own = max(1.0, verdicts["eager"].smallest_k)
     return {
         name: {
             "passed": verdict.passed,
             "smallest_k": verdict.smallest_k,
-            "of_eager": verdict.smallest_k / own,
+            "of_eager": verdict.relative_k,
             "verdict": str(verdict),
         }
         for name, verdict in verdicts.items()
     }
-
-
-def in_float64(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> object:
-    """The same model in float64: weights widened first, since some ops compare dtypes before they dispatch."""
-    wide = copy.deepcopy(module).double().eval()
-    return accuracy.in_float64(wide)(*inputs)
 
 
 def geomeans(models: Mapping[str, Facts]) -> Facts:
@@ -133,8 +123,7 @@ def row(name: str, item: Facts) -> list[str]:
     verdict: Facts = item["accuracy"]  # type: ignore[assignment]
     word = "-"
     if verdict:
-        word = "pass" if verdict["passed"] else f"{verdict['of_eager']:.2f} x eager's own"
-        word += f" {verdict['smallest_k']:.2f}"
+        word = f"{'pass' if verdict['passed'] else 'fail'} {verdict['of_eager']:.2f}"
     speeds = [
         f"{item[key]:.2f}" if key in item else "" for key in ("speed_over_eager", "speed_over_inductor")
     ]

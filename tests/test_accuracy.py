@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from tilewright.accuracy import (
     FLOAT64_ULPS,
@@ -44,6 +50,83 @@ def test_eager_against_itself_passes() -> None:
     _, e, r = softmax_case()
     verdict = compare(e, e, r)
     assert verdict.passed and verdict.smallest_k <= 2 and verdict.rms_ours == verdict.rms_eager
+
+
+def heavy_tail(seed: int, exponent: float, zeros: float, size: int) -> tuple[Tensor, Tensor]:
+    """Eager and fp64: few elements carry the error, many values are 0, magnitudes differ by much."""
+    g = torch.Generator().manual_seed(seed)
+    r = torch.randn(size, generator=g).double() * torch.rand(size, generator=g).double().pow(8)
+    error = (
+        1e-6 * torch.randn(size, generator=g).double() * torch.rand(size, generator=g).double().pow(-exponent)
+    )
+    error[torch.rand(size, generator=g) < zeros] = 0
+    r[torch.rand(size, generator=g) < zeros] = 0
+    return (r + error).float(), r
+
+
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 4),
+    st.sampled_from([0.0, 0.5, 0.9995, 1.0]),
+    st.sampled_from([1, 7, 1000, 5000]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+@settings(max_examples=60, deadline=None)
+def test_eager_against_itself_always_passes(
+    seed: int, exponent: float, zeros: float, size: int, dtype: torch.dtype
+) -> None:
+    e, r = heavy_tail(seed, exponent, zeros, size)
+    e = e.to(dtype)
+    verdict = compare(e, e, r)
+    assert verdict.passed and math.isfinite(verdict.eager_k), str(verdict)
+    assert verdict.smallest_k <= max(1.0, verdict.eager_k)
+
+
+def tail_case() -> tuple[Tensor, Tensor, Tensor, float]:
+    """Values of 1 with small errors but for three; eager, fp64, the wide errors, and what (c) forgives."""
+    r = torch.ones(10_000, dtype=torch.float64)
+    error = torch.full_like(r, 2.0**-22)
+    error[[5, 50, 500]] = torch.tensor([2.0**-12, 2.0**-11, 2.0**-10], dtype=torch.float64)
+    return (r + error).float(), r, error, 2.0**-24
+
+
+def test_twice_eagers_own_worst_element_passes_and_more_fails() -> None:
+    e, r, error, free = tail_case()
+    worst = float(error.max()) - free
+    for factor, passed in ((1.0, True), (1.99, True), (2.1, False)):
+        y = e.clone()
+        y[500] = float(r[500]) + factor * worst + free
+        verdict = compare(y, e, r)
+        assert verdict.eager_k > 1000
+        assert verdict.passed == passed, str(verdict)
+        assert verdict.relative_k == pytest.approx(factor, rel=1e-2)
+        assert f"of 2 x eager's {verdict.eager_k:.3g} (" in str(verdict)
+
+
+def test_an_element_beyond_eagers_worst_fails_wherever_it_is() -> None:
+    e, r, error, _ = tail_case()
+    y = e.clone()
+    y[7] = 1 + 3 * float(error.max())
+    verdict = compare(y, e, r)
+    assert not verdict.passed and verdict.worst_element == (7,) and "one element" in verdict.reason
+
+
+def test_the_mean_error_is_not_excused_by_eagers_worst_element() -> None:
+    e, r, error, _ = tail_case()
+    verdict = compare((r + float(error.max())).float(), e, r)
+    assert verdict.smallest_k <= 2 * verdict.eager_k
+    assert not verdict.passed and verdict.relative_k == verdict.rms_k and "rms" in verdict.reason
+
+
+def test_errors_where_the_value_is_zero_and_eager_is_mostly_exact() -> None:
+    r = torch.ones(10_000, dtype=torch.float64)
+    r[3] = 0
+    e = r.float()
+    e[3] = 1e-3
+    assert compare(e, e, r).passed
+    y = e.clone()
+    y[3] = 1e-2
+    assert not compare(y, e, r).passed
 
 
 def test_one_blown_element_fails() -> None:
@@ -211,3 +294,68 @@ def test_float64_mode_keeps_integers_and_writes_buffers_back() -> None:
             *(torch.randn(1, 2, 4, 8) for _ in range(3))
         ).dtype == (torch.float64)
     assert buffer.tolist() == [1, 1, 1]
+
+
+X = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+MODULES: dict[str, tuple[nn.Module, Tensor]] = {
+    "Conv2d": (nn.Conv2d(3, 4, 3), X),
+    "ConvTranspose2d": (nn.ConvTranspose2d(3, 4, 3), X),
+    "BatchNorm2d": (nn.BatchNorm2d(3), X),
+    "Conv2d, BatchNorm2d, PReLU": (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU()).eval(),
+        X,
+    ),
+    "LSTM": (nn.LSTM(8, 5, 2), X[:, :, 0]),
+    "Linear": (nn.Linear(8, 5), X),
+    "half Linear": (nn.Linear(8, 5).half(), X.half()),
+}
+
+
+def floats(result: object) -> list[Tensor]:
+    return [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_in_float64(name: str) -> None:
+    module, x = MODULES[name]
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    got = floats(in_float64(module)(x))
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    wanted = floats(copy.deepcopy(module).double()(x.double()))
+    assert all(t.dtype == torch.float64 and not t.requires_grad for t in got)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_functions_that_refuse_mixed_dtypes_in_float64() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    wanted = copy.deepcopy(conv).double()(X.double())
+    assert torch.equal(in_float64(F.conv2d)(X, conv.weight, conv.bias), wanted)
+    assert torch.equal(in_float64(lambda x: F.conv2d(x, conv.weight, conv.bias))(X), wanted)
+    assert torch.equal(in_float64(lambda x: conv(x))(X), wanted)
+
+
+class Tied(nn.Module):
+    """One weight under two names, a float buffer, an integer buffer that counts, and a lock where asked for."""
+
+    def __init__(self, lock: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("calls", torch.tensor(0))
+        self.scale = torch.tensor([1 / 3])
+        self.lock = threading.Lock() if lock else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.first.weight is self.second.weight
+        self.calls.add_(1)
+        return self.second(self.first(x)) * self.scale
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_tied_weights_stay_tied_and_integers_stay_integers(lock: bool) -> None:
+    module, x = Tied(lock), torch.randn(2, 4)
+    got = in_float64(module)(x)
+    w = module.first.weight.detach().double()
+    assert torch.allclose(got, x.double() @ w.T @ w.T * module.scale.double(), rtol=1e-14)
+    assert module.calls.dtype == torch.int64 and int(module.calls) == int(lock)  # uncopied modules see writes

@@ -44,13 +44,14 @@ def prepared(name: str) -> Prepared:
 
 def test_figures_compare_rounds_with_the_peers() -> None:
     timings = {"eager": Timing((4.0, 8.0)), "tilewright": Timing((1.0, 2.0))}
-    facts = models.figures(prepared("tilewright"), "tilewright", timings, {"passed": True, "smallest_k": 0.5})
+    verdict: record.Facts = {"passed": True, "smallest_k": 3.0, "of_eager": 0.5}
+    facts = models.figures(prepared("tilewright"), "tilewright", timings, verdict)
     assert (
         facts["speed_over_eager"] == 4.0
         and facts["first_call_s"] == 3.0
         and "speed_over_inductor" not in facts
     )
-    assert models.row("tilewright", facts)[1] == "3.0"
+    assert models.row("tilewright", facts)[1] == "3.0" and "pass 0.50" in models.row("tilewright", facts)
     assert models.row("x", {"not_available": "no [x]"})[-1] == "not available: no \\[x]"
 
 

@@ -227,7 +227,14 @@ def check_model(request: Request, k: float | None) -> int:
         "smallest_k": verdict.smallest_k,
         "coverage": str(compiled.coverage),
         "outputs": [
-            {"output": path, "passed": each.passed, "text": str(each)} for path, each in verdict.leaves
+            {
+                "output": path,
+                "passed": each.passed,
+                "smallest_k": each.smallest_k,
+                "eager_k": each.eager_k,
+                "text": str(each),
+            }
+            for path, each in verdict.leaves
         ],
     }
     return OK if verdict.passed else CHECK_FAILED
