@@ -411,3 +411,30 @@ def test_transforms_never_meet_a_kernel() -> None:
         close(compiled(x[0]), torch.sin(x[0]) * 2)
     with pytest.raises(UnsupportedError):
         torch.func.vmap(compiled)(x)
+
+
+def test_a_convolutional_net_learns_the_same() -> None:
+    def net() -> torch.nn.Module:
+        torch.manual_seed(3)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, padding=1),
+            torch.nn.BatchNorm2d(8),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(8 * 4 * 4, 5),
+        )
+
+    mine, theirs = net(), net()
+    compiled = torch.compile(mine, backend="tilewright")
+    for _ in range(3):
+        x, y = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
+        for run, module in ((compiled, mine), (theirs, theirs)):
+            module.zero_grad()
+            torch.nn.functional.cross_entropy(run(x), y).backward()
+            with torch.no_grad():
+                for p in module.parameters():
+                    assert p.grad is not None
+                    p.sub_(p.grad, alpha=0.1)
+    for a, b in zip(mine.state_dict().values(), theirs.state_dict().values(), strict=True):
+        close(a, b)

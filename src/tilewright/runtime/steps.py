@@ -112,28 +112,34 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
     args = tuple(_fill(a, step.inputs, sizes) for a in step.call.args)
     kwargs = {k: _fill(a, step.inputs, sizes) for k, a in step.call.kwargs}
     invoke = _invoker(function, args, kwargs)
-    if len(step.outputs) == 1:
-        (only,) = step.outputs
-
-        def act(tensors: Tensors) -> None:
-            result = invoke(tensors)
-            tensors[only] = cast(Tensor, result[0] if isinstance(result, (tuple, list)) else result)
-
-        return act
     outputs = step.outputs
     if not outputs:
         return lambda tensors: void(invoke(tensors))
+    if len(outputs) == 1:
+        (only,) = outputs
+
+        def act(tensors: Tensors) -> None:
+            result = invoke(tensors)
+            tensors[only] = _present(result)[0] if isinstance(result, (tuple, list)) else cast(Tensor, result)
+
+        return act
 
     def act_all(tensors: Tensors) -> None:
-        results = invoke(tensors)
-        if not isinstance(results, (tuple, list)):
+        results = _present(invoke(tensors))
+        if len(results) < len(outputs):
             raise VerifyError(
-                f"{len(outputs)} results were expected, one came", phase="run", op=step.call.name
+                f"{len(outputs)} results were expected, {len(results)} came", phase="run", op=step.call.name
             )
         for b, t in zip(outputs, results, strict=False):
             tensors[b] = t
 
     return act_all
+
+
+def _present(results: object) -> list[Tensor]:
+    """The results of a call without those that were not asked for (torch returns None)."""
+    assert isinstance(results, (tuple, list))
+    return [cast(Tensor, r) for r in cast(Sequence[object], results) if r is not None]
 
 
 def void(result: object) -> None:
