@@ -1,7 +1,28 @@
-"""Tilewright compiles PyTorch modules, functions and ONNX files to fused C++ kernels."""
+"""Tilewright compiles PyTorch modules, functions and ONNX files to fused C++ kernels.
 
-from tilewright.door import backend, compile, reset, stats
-from tilewright.runtime.model import CompiledModel
+`torch.compile(model, backend="tilewright")` needs no import of it.
+"""
 
-__all__ = ["CompiledModel", "backend", "compile", "reset", "stats"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from tilewright.options import Options
+
+if TYPE_CHECKING:
+    from tilewright.door import backend, compile, reset, stats
+    from tilewright.runtime.model import CompiledModel
+
+__all__ = ["CompiledModel", "Options", "backend", "compile", "reset", "stats"]
 __version__ = "0.1.0"
+
+_HOME = dict.fromkeys(("backend", "compile", "reset", "stats"), "tilewright.door")
+_HOME["CompiledModel"] = "tilewright.runtime.model"
+
+
+def __getattr__(name: str) -> object:
+    """What needs torch is imported when first used, so that the command line's help is quick."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
