@@ -133,7 +133,7 @@ def _observed(compiled: Callable[..., object], recorder: Recorder, effects: bool
         seen = recorder.seen
         if seen is None:
             return compiled(*args)
-        given = tuple(args[0]) if boxed and isinstance(args[0], list) else args
+        given = tuple(args[0]) if boxed and args and isinstance(args[0], list) else args
         results = compiled(*args)
         seen.outer.append((given, results))
         seen.effects |= effects

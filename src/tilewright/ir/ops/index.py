@@ -11,7 +11,7 @@ from ..graph import Builder, Value, broadcast, element
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, position, wrap
 from .pointwise import narrow
-from .view import reshape_index
+from .view import replicated, reshape_index
 
 
 def _wrapped(place: Expr, size: Expr) -> Expr:
@@ -84,7 +84,7 @@ def index(
     fill: Scalar | None = None,
 ) -> Value:
     """x[indices] as numpy does: integer tensors broadcast together, None keeps a dim, negative places count from the
-    end. With the mask `checked` (of the broadcast shape's rank) elements outside it are `fill` and are not read."""
+    end. With the mask `checked` (of the broadcast shape's rank) elements outside it are `fill`, and places are moved inside x."""
     taken, together = _layout(indices)
     given = [v for v in indices if v is not None]
     common = broadcast(*[v.shape for v in given])
@@ -98,7 +98,7 @@ def index(
     place: dict[int, Expr] = {}
     for k, d in enumerate(taken):
         raw = cast(element(k + 1, given[k], middle), i64)
-        place[d] = raw if checked is not None else _wrapped(raw, x.shape[d])
+        place[d] = replicated(raw, x.shape[d]) if checked is not None else _wrapped(raw, x.shape[d])
     place |= {d: i[k] for k, d in enumerate(front)}
     place |= {d: i[len(front) + len(common) + k] for k, d in enumerate(back)}
     body = read(0, [place[d] for d in range(len(x.shape))], x.dtype)

@@ -10,6 +10,7 @@ from ..expr import Expr, call, cast, const, narrow, read, where
 from ..graph import Builder, Value
 from ..tensor import TensorExpr, output_axes
 from .common import number, position, within
+from .view import replicated
 
 
 def _place(g: Expr, size: Expr, align_corners: bool, border: bool) -> Expr:
@@ -51,7 +52,8 @@ def _tap(x: Value, i: Sequence[Expr], places: Sequence[Expr], acc_zero: Expr) ->
     ]
     condition = within(checks)
     assert condition is not None
-    element = read(0, [*i[:2], *[cast(p, i64) for p in places]], x.dtype)
+    inner = [replicated(cast(p, i64), s) for p, s in zip(places, x.shape[2:], strict=True)]
+    element = read(0, [*i[:2], *inner], x.dtype)
     return where(condition, cast(element, acc_zero.dtype), acc_zero)
 
 
