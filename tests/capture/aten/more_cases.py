@@ -88,6 +88,7 @@ def contractions() -> list[Case]:
         case("matvec", lambda x, y: (torch.mv(x, y), torch.dot(y, y)), "a b", "b"),
         case("linear", F.linear, "d a b", "c b", "c", dtypes=FLOATS, least=1),
         case("addmm", lambda z, x, y: torch.addmm(z, x, y, beta=0.5, alpha=2), "c", "a b", "b c"),
+        case("addmv", lambda z, x, y: torch.addmv(z, x, y, beta=0.5), "a", "a b", "b"),
         case("baddbmm", lambda z, x, y: torch.baddbmm(z, x, y, beta=0), "d a c", "d a b", "d b c"),
         case("einsum", lambda x, y: torch.einsum("bik,bjk->bij", x, y), "d a b", "d c b", least=1),
         case("outer", torch.outer, "a", "b"),

@@ -38,6 +38,11 @@ def _addmm(c: Call, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha:
     return ops.added_matmul(c.b, bias, x, y, c.wide(beta), c.wide(alpha))
 
 
+@lower(aten.addmv.default, reason="contraction")
+def _addmv(c: Call, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
+    return ops.added_matvec(c.b, bias, x, y, c.wide(beta), c.wide(alpha))
+
+
 @lower(aten.convolution.default, aten._convolution.default, reason="convolution")
 def _convolution(c: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[Size], padding: Sequence[Size],
                  dilation: Sequence[Size], transposed: bool, output_padding: Sequence[Size], groups: Size,

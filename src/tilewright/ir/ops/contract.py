@@ -52,8 +52,16 @@ def dot(b: Builder, x: Value, y: Value) -> Value:
 
 def matvec(b: Builder, x: Value, y: Value) -> Value:
     """[M, K] times [K]."""
-    out = product_sum(b, "matvec", x, y, x.shape[:1], y.shape, lambda i, r: ([i[0], r[0]], r))
-    return narrow_value(b, out, x.dtype)
+    return narrow_value(b, _wide_matvec(b, x, y), x.dtype)
+
+
+def _wide_matvec(b: Builder, x: Value, y: Value) -> Value:
+    return product_sum(b, "matvec", x, y, x.shape[:1], y.shape, lambda i, r: ([i[0], r[0]], r))
+
+
+def added_matvec(b: Builder, bias: Value, x: Value, y: Value, beta: Scalar, alpha: Scalar) -> Value:
+    """beta * bias + alpha * (x matvec y); scalars are of the accumulation type."""
+    return _added(b, bias, _wide_matvec(b, x, y), beta, alpha, x.dtype)
 
 
 def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
@@ -70,16 +78,20 @@ def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
 
 def added_matmul(b: Builder, bias: Value, x: Value, y: Value, beta: Scalar, alpha: Scalar) -> Value:
     """beta * bias + alpha * (x matmul y); with beta = 0 the bias is not read. Scalars are of the accumulation type."""
-    product = wide_matmul(b, x, y)
+    return _added(b, bias, wide_matmul(b, x, y), beta, alpha, x.dtype)
+
+
+def _added(b: Builder, bias: Value, product: Value, beta: Scalar, alpha: Scalar, dtype: DType) -> Value:
+    """beta * bias + alpha * product, as `dtype`; with beta = 0 the bias is not read."""
 
     def scaled(e: Expr, by: Expr) -> Expr:
         return e if by.op == "const" and by.value == 1 else arith("mul", e, by)
 
     if beta.op == "const" and beta.value == 0:
-        return pointwise(b, "scale", lambda e, a: narrow(scaled(e, a), x.dtype), product, alpha)
+        return pointwise(b, "scale", lambda e, a: narrow(scaled(e, a), dtype), product, alpha)
 
     def compute(e: Expr, c: Expr, k: Expr, a: Expr) -> Expr:
-        return narrow(arith("add", scaled(cast(c, e.dtype), k), scaled(e, a)), x.dtype)
+        return narrow(arith("add", scaled(cast(c, e.dtype), k), scaled(e, a)), dtype)
 
     return pointwise(b, "bias", compute, product, bias, beta, alpha)
 
