@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.emit.cpp import INCLUDE, emit_unit
+from tilewright.emit.cpp import INCLUDE, emit_units
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir.program import TileProgram
@@ -88,6 +88,7 @@ def build(
     *,
     exact: bool = False,
     run_here: bool = False,
+    units: int = 1,
 ) -> Unit:
     """Emit, compile and load. With `run_here` a target beyond this machine is replaced by its own."""
     target = target or host_target()
@@ -95,12 +96,13 @@ def build(
         target = host_target()
     for p in programs:
         p.verify()
-    source = emit_unit(programs, symbols, target, exact=exact)
-    path = folder / "unit.cpp"
-    path.write_text(source.text)
+    sources = emit_units(programs, symbols, target, exact=exact, units=units)
+    paths = [folder / f"unit{k}.cpp" for k in range(len(sources))]
+    for path, source in zip(paths, sources, strict=True):
+        path.write_text(source.text)
     out = folder / "unit.so"
     made = subprocess.run(
-        ["g++", *FLAGS, *target.compiler_flags, f"-I{INCLUDE}", str(path), "-o", str(out)],
+        ["g++", *FLAGS, *target.compiler_flags, f"-I{INCLUDE}", *map(str, paths), "-o", str(out)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr[:4000]

@@ -9,9 +9,11 @@ import pytest
 from harness import Unit, build
 from programs import M, N, column_sum, elementwise, row_sum, softmax
 
+from tilewright.emit.cpp import emit_units
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import call
 from tilewright.ir.reduction import argmax, moments, sum_
+from tilewright.target import preset
 
 SIZES = [(5, 100), (3, 64), (1, 1), (2, 1), (0, 3), (3, 0), (7, 1023), (40, 17)]
 BASIC = ["add", "row_sum", "softmax", "column_sum", "argmax", "moments"]
@@ -73,5 +75,23 @@ def test_elementwise_touches_only_its_elements(basic: Unit, n: int) -> None:
 def test_nothing_from_the_program_reaches_the_text(tmp_path: Path) -> None:
     unit = build(tmp_path, [elementwise(64, (f32,), f32, lambda a: call("neg", a))])
     assert unit.run(0, [np.ones(64, np.float32), np.ones(64, np.float32)]) == 0
-    text = (tmp_path / "unit.cpp").read_text()
+    text = (tmp_path / "unit0.cpp").read_text()
     assert "in0" not in text and "out" not in text
+
+
+def test_units_compiled_side_by_side_are_one_library(tmp_path: Path) -> None:
+    programs = [row_sum(N, M, argmax(f32)), softmax(N, M), row_sum(N, M, moments()), column_sum(N, M)]
+    unit = build(tmp_path, programs, ("n", "m"), units=2)
+    assert len(unit.kernels) == 4
+    x = np.random.standard_normal((5, 70)).astype(np.float32)
+    best, where = np.zeros(5, np.float32), np.zeros(5, np.int64)
+    unit.run(0, [x, best, where], {"n": 5, "m": 70})
+    np.testing.assert_array_equal(where, x.argmax(1))
+    total = np.zeros(70, np.float32)
+    unit.run(3, [x, total], {"n": 5, "m": 70})
+    np.testing.assert_allclose(total, x.sum(0), rtol=1e-5, atol=1e-5)
+    sources = emit_units(programs, ("n", "m"), preset("x86-64-v4"), units=3)
+    assert sorted(e for s in sources for e in s.entries) == ["k0", "k1", "k2", "k3"]
+    assert [("tw_kernels" in s.text) for s in sources] == [True, False, False]
+    assert len(emit_units(programs, ("n", "m"), preset("x86-64-v4"))) == 1
+    assert len(emit_units(programs * 3, ("n", "m"), preset("x86-64-v4"))) == 2

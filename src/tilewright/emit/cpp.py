@@ -8,6 +8,7 @@ lists them, `tw_kernel_count` long. `native/kernel.h` holds the calling conventi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.ir.dims import symbols_of
@@ -27,6 +28,10 @@ INCLUDE = Path(__file__).parent / "native"
 """The folder of the headers that generated code includes."""
 
 
+KERNELS_PER_UNIT = 6
+"""Fewer kernels are not worth a compiler process of their own (which takes as long to start as two kernels take)."""
+
+
 def emit_unit(
     programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, *, exact: bool = False
 ) -> Source:
@@ -35,17 +40,63 @@ def emit_unit(
     With `exact`, float elements are the exact type of `native/exact.h` and one element is computed at a time; loops,
     masks and pads stay those of the float build. Raises UnsupportedError for a program that C++ cannot express and
     KeyError for a symbol that `symbols` lacks."""
+    return emit_units(programs, symbols, target, exact=exact, units=1)[0]
+
+
+def emit_units(
+    programs: Sequence[TileProgram],
+    symbols: Sequence[str],
+    target: Target,
+    *,
+    exact: bool = False,
+    units: int | None = None,
+) -> tuple[Source, ...]:
+    """As `emit_unit`, as several units of about equal length, to be compiled side by side and linked into one library.
+
+    `units` is how many (None: as many as the target has cores, if there are kernels enough). The first one holds the
+    table of all kernels."""
     style = Style(1 if exact else max(1, target.vector_bytes // 4), exact)
-    helpers = Helpers(style)
     order = {name: k for k, name in enumerate(symbols)}
-    kernels = [_Kernel(k, p, style, order, helpers).text() for k, p in enumerate(programs)]
-    names = [f"k{k}" for k in range(len(programs))]
+    count = units or max(1, min(target.cores, len(programs) // KERNELS_PER_UNIT))
+    linkage = "static " if count == 1 else ""
+    helpers = Helpers(style)
+    kernels: list[_Printed] = []
+    for k, p in enumerate(programs):
+        text = _Kernel(k, p, style, order, helpers, linkage).text()
+        kernels.append(_Printed(k, text, frozenset(helpers.asked)))
+        helpers.asked.clear()
+    parts: list[list[_Printed]] = [[] for _ in range(count)]
+    for kernel in sorted(kernels, key=lambda t: -len(t.text)):
+        min(parts, key=lambda part: sum(len(t.text) for t in part)).append(kernel)
+    header = "exact.h" if exact else "kernel.h"
+    return tuple(_unit(part, len(programs), header, helpers, first=n == 0) for n, part in enumerate(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """The text of kernel `number`, and the numbers of the helpers that it calls."""
+
+    number: int
+    text: str
+    helpers: frozenset[int]
+
+
+def _unit(part: Sequence[_Printed], count: int, header: str, helpers: Helpers, *, first: bool) -> Source:
+    """One unit with the kernels of `part`; the `first` one has the table of all."""
+    own = sorted(part, key=lambda p: p.number)
+    inside = {p.number for p in own}
     lines = Lines()
-    lines.put(f'#include "{"exact.h" if exact else "kernel.h"}"')
+    lines.put(f'#include "{header}"')
     lines.put("")
     lines.put("namespace tw {")
-    parts = [lines.text(), helpers.text(), *kernels, "}  // namespace tw\n\n", _table(names)]
-    return Source("cpp", "".join(parts), tuple(names))
+    for k in [k for k in range(count) if first and k not in inside]:
+        lines.put(f"void k{k}(void* state, i64 begin, i64 end, i64 worker);")
+        lines.put(f"i64 k{k}_count(const i64* symbols);")
+        lines.put(f"i64 k{k}_grain(const i64* symbols);")
+    used = frozenset[int]().union(*(p.helpers for p in own))
+    end = "}  // namespace tw\n" + ("\n" + _table([f"k{k}" for k in range(count)]) if first else "")
+    text = "".join([lines.text(), helpers.text(used), *(p.text for p in own), end])
+    return Source("cpp", text, tuple(f"k{p.number}" for p in own))
 
 
 def _table(names: Sequence[str]) -> str:
@@ -67,8 +118,15 @@ class _Kernel:
     """Prints one program."""
 
     def __init__(
-        self, number: int, program: TileProgram, style: Style, order: dict[str, int], helpers: Helpers
+        self,
+        number: int,
+        program: TileProgram,
+        style: Style,
+        order: dict[str, int],
+        helpers: Helpers,
+        linkage: str,
     ) -> None:
+        self.linkage = linkage
         self.number = number
         self.program = program
         self.style = style
@@ -95,7 +153,7 @@ class _Kernel:
         """Print the function for the number of grid points, or how many are worth a task."""
         program = self.program
         of = [g.extent for g in program.grid] if what == "count" else [program.grain]
-        with self.lines.block(f"static i64 k{self.number}_{what}(const i64* symbols)"):
+        with self.lines.block(f"{self.linkage}i64 k{self.number}_{what}(const i64* symbols)"):
             if not any(symbols_of(e) for e in of):
                 self.lines.put("(void)symbols;")
             printer = Expressions(self.style, self._symbols(of), self.lines)
@@ -124,7 +182,7 @@ class _Kernel:
         lines, program = self.lines, self.program
         used, found = self._used()
         lines.put(f"// program {self.number}: {len(program.params)} buffers, {len(program.loops())} loops")
-        with lines.block(f"static void k{self.number}(void* state, i64 begin, i64 end, i64 worker)"):
+        with lines.block(f"{self.linkage}void k{self.number}(void* state, i64 begin, i64 end, i64 worker)"):
             lines.put("const Context& context = *(const Context*)state;")
             lines.put("const i64* const symbols = context.symbols;")
             lines.put("(void)symbols, (void)worker;")

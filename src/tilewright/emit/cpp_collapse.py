@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tilewright.ir.dims import ONE
 from tilewright.ir.expr import Axis
@@ -114,19 +114,23 @@ def _in_order(body: Body, s: Collapse) -> None:
 
 
 class Helpers:
-    """Functions that merge tuple states, printed once per translation unit."""
+    """Functions that merge tuple states, printed once in each translation unit that uses them."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
         self.numbers: dict[Reduction, int] = {}
+        self.asked: set[int] = set()
+        """Numbers given out since somebody last emptied this."""
 
     def number(self, reduction: Reduction) -> int:
         """The number of the functions `merge<n>` and `lanes<n>` of a reduction."""
-        return self.numbers.setdefault(reduction, len(self.numbers))
+        found = self.numbers.setdefault(reduction, len(self.numbers))
+        self.asked.add(found)
+        return found
 
-    def text(self) -> str:
-        """All functions asked for."""
-        return "".join(self._functions(n, r) for r, n in self.numbers.items())
+    def text(self, numbers: Collection[int]) -> str:
+        """The functions of these numbers."""
+        return "".join(self._functions(n, r) for r, n in self.numbers.items() if n in numbers)
 
     def _functions(self, number: int, reduction: Reduction) -> str:
         lines = Lines()

@@ -145,6 +145,8 @@ class Memory:
         fill = f", {e.scalar(s.other)}" if s.other is not None and plain and not _zero(s.other) else ""
         if address.index is None and address.stride == 0:
             return self._load_uniform(s, guard, address)
+        if s.ahead is not None:
+            self.lines.put(f"__builtin_prefetch({self.address(s.buffer, s.ahead).pointer}, 0, 2);")
         text = self._load_lanes(f"<{memory}, {lanes}>", address, guard, fill)
         if not same:
             text = f"convert<{e.style.memory(s.var.dtype)}>({text})"

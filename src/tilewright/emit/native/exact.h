@@ -6,7 +6,7 @@
 
 // Set when residues cannot follow the shadow: division by a residue of 0, a product of two logarithms.
 extern "C" {
-__attribute__((visibility("default"))) extern tw::i64 tw_exact_error;
+__attribute__((visibility("default"), weak)) extern tw::i64 tw_exact_error;
 tw::i64 tw_exact_error = 0;
 }
 
