@@ -106,18 +106,20 @@ class Workspace:
         self.bases = array("Q", [0] * (len(plan.buffers) + 1))
         self.arena_slot = len(plan.buffers)
         self.bases[-1] = self.arena.data_ptr()
-        self.views: list[tuple[int, Tensor]] = []
-        used = set(_tensors_used(part.segment))
-        for b, place in part.place.items():
-            if b in used or any(x.source == b for x in plan.buffers):
-                self.views.append((b, self._view(b, place)))
+        sources = {x.source for x in plan.buffers}
+        used = sources | set(_tensors_used(part.segment))
+        self.lasting = {b: self._view(b, place) for b, place in part.place.items() if b in used}
+        """Tensors that are the same in every run."""
         for k, b in enumerate(plan.buffers):
             if b.home is Home.CONSTANT:
                 self.bases[k] = constants[b.index].data_ptr()
+                self.lasting[k] = constants[b.index]
         self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
+        self.seen = self.addressed | sources | {o for o in plan.outputs if isinstance(o, int)}
         self.tables: list[Table] = []
         self.runs: list[Callable[[], int]] = []
         self.acts = self._prepare()
+        self.views = tuple(self.lasting.items())
 
     def _view(self, b: int, place: int) -> Tensor:
         part = self.part
@@ -153,15 +155,22 @@ class Workspace:
                         acts.append(steps.guarding(step))
                     acts += self._results(step)
                 case View(buffer=b):
-                    source = plan.buffers[b].source
-                    acts.append(
-                        steps.viewing(b, source, layouts.shapes[b], layouts.strides[b], layouts.offsets[b])
-                    )
+                    acts += self._viewing(b)
                 case Copy():
                     acts.append(steps.copying(step.target, step.source))
             if frees and any(isinstance(s, Call) for s in segment.steps):
                 acts.append(steps.freeing(frees))
         return tuple(acts)
+
+    def _viewing(self, b: int) -> list[Act]:
+        """The tensor of a view: made now if what it shows lasts."""
+        source, layouts = self.part.plan.buffers[b].source, self.part.layouts
+        shape, strides, offset = layouts.shapes[b], layouts.strides[b], layouts.offsets[b]
+        t = self.lasting.get(source)
+        if t is None:
+            return [steps.viewing(b, source, shape, strides, offset)]
+        self.lasting[b] = t.as_strided(shape, strides, t.storage_offset() + offset)
+        return []
 
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
@@ -181,7 +190,7 @@ class Workspace:
         for b in step.outputs:
             if self.part.plan.buffers[b].home is Home.NUMBER:
                 continue
-            if layouts.ready[b]:
+            if layouts.ready[b] and b in self.seen:
                 acts.append(steps.laying(b, layouts.shapes[b], layouts.strides[b]))
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
