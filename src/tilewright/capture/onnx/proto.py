@@ -157,7 +157,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
         raise _bad(f"negative size in {list(dims)}", place)
     count = math.prod(dims)
     if proto.data_location == TensorProto.EXTERNAL:
-        raw: bytes | None = _external(proto, folder, count * dtype.itemsize, place)
+        raw: bytes | bytearray | None = _external(proto, folder, count * dtype.itemsize, place)
     else:
         raw = proto.raw_data if proto.HasField("raw_data") else None
     if raw is not None:
@@ -165,7 +165,9 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
             raise _bad(f"{len(raw)} bytes for shape {list(dims)} of {dtype}", place)
         if count == 0:
             return torch.empty(dims, dtype=dtype)
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(dims)
+        return torch.frombuffer(raw if isinstance(raw, bytearray) else bytearray(raw), dtype=dtype).reshape(
+            dims
+        )
     if count > 0 and count > _field_count(proto):
         raise _bad(f"{_field_count(proto)} elements for shape {list(dims)}", place)
     try:
@@ -207,7 +209,7 @@ def torch_of(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array).view(width).reshape(array.shape)).view(dtype)
 
 
-def _external(proto: TensorProto, folder: Path | None, size: int, place: str) -> bytes:
+def _external(proto: TensorProto, folder: Path | None, size: int, place: str) -> bytearray:
     """The bytes of a tensor kept in another file.
 
     The name must be relative and stay inside the model's folder; the file must be a regular one, not a link of
@@ -241,7 +243,7 @@ def _external(proto: TensorProto, folder: Path | None, size: int, place: str) ->
     return _read_range(folder, relative, offset, length, place)
 
 
-def _read_range(folder: Path, relative: PurePosixPath, offset: int, length: int, place: str) -> bytes:
+def _read_range(folder: Path, relative: PurePosixPath, offset: int, length: int, place: str) -> bytearray:
     """Open each part of the path without following links, then read exactly one range."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     current = folder
@@ -263,7 +265,11 @@ def _read_range(folder: Path, relative: PurePosixPath, offset: int, length: int,
         if offset + length > info.st_size:
             raise _bad(f"external data {str(relative)!r} ends before byte {offset + length}", place)
         file.seek(offset)
-        data = file.read(length)
-    if len(data) != length:
+        try:
+            data = bytearray(length)
+        except MemoryError as error:
+            raise _bad(f"{length} bytes of external data do not fit into memory", place) from error
+        count = file.readinto(data)
+    if count != length:
         raise _bad(f"external data {str(relative)!r} is shorter than declared", place)
     return data

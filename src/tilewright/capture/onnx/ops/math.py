@@ -250,12 +250,15 @@ def clip_attributes(x: Tensor, *, min: float | None = None, max: float | None = 
     return x if min is None and max is None else torch.clamp(x, min, max)
 
 
-@op("Clip", since=11, host=(1, 2))
-def clip_inputs(x: Tensor, low: Host | None = None, high: Host | None = None) -> Tensor:
+@op("Clip", since=11, small=(1, 2))
+def clip_inputs(x: Tensor, low: Tensor | Host | None = None, high: Tensor | Host | None = None) -> Tensor:
     """Clamp to scalar bounds; if they cross, the upper one wins. A NaN stays."""
-    bounds = [None if b is None else b.item() for b in (low, high)]
+    bounds = [b.item() if isinstance(b, Host) else b for b in (low, high)]
     if bounds[0] is None and bounds[1] is None:
         return x
+    if any(isinstance(b, Tensor) for b in bounds):  # torch wants both as tensors then
+        bounds = [torch.full_like(x, b) if isinstance(b, (int, float)) else b for b in bounds]
     if x.dtype in WIDE:
-        return torch.clamp(x.to(torch.int64), *bounds).to(x.dtype)  # type: ignore[arg-type]
+        wide = [b.to(torch.int64) if isinstance(b, Tensor) else b for b in bounds]
+        return torch.clamp(x.to(torch.int64), *wide).to(x.dtype)  # type: ignore[arg-type]
     return torch.clamp(x, *bounds)  # type: ignore[arg-type]

@@ -35,6 +35,11 @@ def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
     return x.abs().pow(p).sum(tuple(range(2, x.dim())), keepdim=True).pow(1.0 / p)
 
 
+def rounds_up(ceil_mode: int, auto_pad: str) -> bool:
+    """Whether a window that starts inside may reach past the end; automatic padding leaves none."""
+    return bool(ceil_mode) and auto_pad in ("NOTSET", "")
+
+
 def pool_pads(
     x: Tensor,
     kernel: Sequence[int],
@@ -47,7 +52,7 @@ def pool_pads(
     """Padding before, after, and how far past that a ceil-mode window may reach."""
     before, after = spatial_pads(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
     beyond: list[Dim] = [0] * len(kernel)
-    if ceil_mode and auto_pad in ("NOTSET", ""):
+    if rounds_up(ceil_mode, auto_pad):
         for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
             size = x.shape[2 + i]
             span = size + before[i] + after[i] - (k - 1) * d - 1
@@ -86,11 +91,17 @@ def average_pool(
     strides = strides or (1,) * rank
     dilations = dilations or (1,) * rank
     before, after, beyond = pool_pads(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    plain = max(dilations) == 1 and rank in _AVERAGE and all(is_static(b) and b == 0 for b in beyond)
     symmetric = all(is_static(p) for p in (*before, *after)) and before == after
-    if plain and symmetric and all(2 * b <= k for b, k in zip(before, kernel_shape, strict=True)):
+    fits = symmetric and all(2 * b <= k for b, k in zip(before, kernel_shape, strict=True))
+    if fits and max(dilations) == 1 and rank in _AVERAGE:
+        pad = tuple(before)
         return _AVERAGE[rank](
-            x, tuple(kernel_shape), tuple(strides), tuple(before), False, bool(count_include_pad)
+            x,
+            tuple(kernel_shape),
+            tuple(strides),
+            pad,
+            rounds_up(ceil_mode, auto_pad),
+            bool(count_include_pad),
         )
     dims = tuple(range(-rank, 0))
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
@@ -145,7 +156,12 @@ def max_pool(
     fits = symmetric and all(2 * b <= k for b, k in zip(before, kernel_shape, strict=True))
     if fits and outputs == 1 and rank in _MAX and x.is_floating_point():
         return _MAX[rank](
-            x, tuple(kernel_shape), tuple(strides), tuple(before), tuple(dilations), bool(ceil_mode)
+            x,
+            tuple(kernel_shape),
+            tuple(strides),
+            tuple(before),
+            tuple(dilations),
+            rounds_up(ceil_mode, auto_pad),
         )
     low = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     padded = constant_pad(constant_pad(x, before, after, low), [0] * rank, beyond, low)

@@ -66,6 +66,8 @@ def _coordinates(axis: Axis, how: How, device: torch.device) -> Tensor:
         return i * (n - 1) / (length - 1) if length != 1 else i * 0
     if how.coordinates == "asymmetric":
         return i / s
+    if how.coordinates == "tf_half_pixel_for_nn":
+        return (i + 0.5) / s
     if how.coordinates == "tf_crop_and_resize":
         start, end = axis.roi
         length = s * n

@@ -22,6 +22,7 @@ from tilewright.capture.onnx.values import (
     known_equal,
     scalar,
     to_int,
+    torch_dtype,
 )
 from tilewright.errors import ModelError, UnsupportedError
 
@@ -326,6 +327,16 @@ def arange(start: Host, limit: Host, delta: Host, *, device: torch.device) -> Te
     return torch.arange(first, last, step, dtype=start.dtype, device=device)  # type: ignore[arg-type]
 
 
+@op("Range", since=27, host=(0, 1, 2))
+def arange_27(start: Host, limit: Host, delta: Host, *, stash_type: int = 1, device: torch.device) -> Tensor:
+    """Half types count in the type `stash_type`."""
+    if start.dtype not in (torch.float16, torch.bfloat16):
+        return arange(start, limit, delta, device=device)
+    wide = torch_dtype(stash_type)
+    first, last, step = (Host(h.values, h.shape, wide) for h in (start, limit, delta))
+    return arange(first, last, step, device=device).to(start.dtype)
+
+
 @op("Constant")
 def constant(
     *,
@@ -379,8 +390,6 @@ def trilu(x: Tensor, k: Host | None = None, *, upper: int = 1) -> Tensor:
 @op("EyeLike", since=9)
 def eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
     """Ones on one diagonal, in the shape of x."""
-    from tilewright.capture.onnx.values import torch_dtype
-
     wanted = x.dtype if dtype is None else torch_dtype(dtype)
     rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     columns = torch.arange(x.shape[1], device=x.device).unsqueeze(0)

@@ -209,6 +209,27 @@ def roi_align(
     )
 
 
+@op("MaxRoiPool", reads_data=True)
+def max_roi_pool(
+    x: Tensor, rois: Tensor, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+) -> Tensor:
+    """Maximum over the bins of regions given as rows (image, x1, y1, x2, y2) in whole pixels."""
+    height, width = pooled_shape
+    outs: list[Tensor] = []
+    for row in rois.tolist():
+        x1, y1, x2, y2 = (math.floor(v * spatial_scale + 0.5) for v in row[1:])
+        tall, wide = max(y2 - y1 + 1, 1), max(x2 - x1 + 1, 1)
+        bins: list[Tensor] = []
+        for i in range(height):
+            top, bottom = y1 + tall * i // height, y1 - (-tall * (i + 1) // height)
+            for j in range(width):
+                left, right = x1 + wide * j // width, x1 - (-wide * (j + 1) // width)
+                part = x[int(row[0]), :, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
+                bins.append(part.amax((1, 2)) if part.numel() else x.new_zeros(x.shape[1]))
+        outs.append(torch.stack(bins, -1).reshape(-1, height, width))
+    return torch.stack(outs) if outs else x.new_zeros(0, x.shape[1], height, width)
+
+
 def _corners(boxes: Tensor, centred: int) -> Tensor:
     """Boxes [N, 4] as y1, x1, y2, x2 in order."""
     if centred:
