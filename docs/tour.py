@@ -1,0 +1,161 @@
+"""A tour: one small model through every phase, each intermediate form printed. Run `python docs/tour.py`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+import tilewright
+from tilewright.accuracy import compare, in_float64
+from tilewright.compiler import Trace
+from tilewright.ir.graph import Graph
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, ViewStep
+from tilewright.plan import Plan
+from tilewright.plan.reports import KernelReport
+from tilewright.schedule.refine import make_form
+
+WIDTH, HIDDEN = 48, 64
+
+
+class Head(nn.Module):
+    """A softmax of shifted scores, then two layers with a GELU between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(WIDTH))
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, WIDTH] -> [batch, WIDTH]."""
+        weights = torch.softmax(x + self.shift, -1)
+        return self.down(nn.functional.gelu(self.up(weights)))
+
+
+def say(title: str, text: str) -> None:
+    """A heading and a paragraph."""
+    print(f"\n== {title} ==\n\n{textwrap.fill(text, 100)}\n")
+
+
+def show(text: str) -> None:
+    """A form, indented."""
+    print(textwrap.indent(text.strip(), "    "))
+
+
+def capture(trace: Trace) -> None:
+    """What comes in, and its normal form."""
+    say(
+        "Graph: what is computed",
+        "Every op is a tensor expression: [axes and extents] = a body over reads, where %k[...] reads operand k at "
+        "index expressions. Composites are decomposed by us and remember their origin; the batch size is a symbol.",
+    )
+    graph = cast(Graph, trace["capture"])
+    show(graph.show())
+    say(
+        "Graph, normalised",
+        "Products became library calls (select). Views were composed into access maps, scalar identities applied, "
+        "equal ops shared (normalise). Where sizes make it pay, frozen weights are packed and pointwise readers of a "
+        "product join it as its epilogue (specialise), and a fold over much with few results becomes two (split).",
+    )
+    graph = cast(Graph, trace["split"])
+    show(graph.show())
+    print(f"\n    the same structure has the same digest: {graph.digest()[:16]}")
+
+
+def cover(trace: Trace) -> Cover:
+    """Which ops go together."""
+    say(
+        "Cover: which ops share a kernel",
+        "Kernels start with one op each and merge along edges while the modelled time does not grow; the reason that "
+        "stopped each one is kept. The other steps are library calls and views, which cost nothing.",
+    )
+    found = cast(Cover, trace["partition"])
+    for step in found.steps:
+        match step:
+            case Kernel():
+                ops, made = ", ".join(op.name for op in step.ops), ", ".join(map(repr, step.outputs))
+                show(f"kernel   {ops} -> {made}; boundary: {step.reason or 'nothing left to merge with'}")
+            case LibraryStep():
+                show(f"library  {step.op.name}, by {'choice' if step.choice else 'need'}")
+            case ViewStep():
+                show(f"view     {step.value} is memory of {step.source}")
+    return found
+
+
+def kernels(trace: Trace, found: Cover) -> None:
+    """How each kernel computes."""
+    for number, scheduled in enumerate(cast(Sequence[Scheduled], trace["schedule"])):
+        say(
+            f"Form of kernel {number}: folds and outputs over classes",
+            "Pointwise ops have vanished: each fold ($) and each output (@) holds the whole expression of what it "
+            "computes. Reads carry element offsets already. Axes that correspond are one class, one possible loop.",
+        )
+        show(make_form(scheduled.kernel, found.layouts).show())
+        say(
+            f"Schedule of kernel {number}: the decisions",
+            "A role for each class (grid: parallel; streamed: a loop in steps; xN: values bound at a time), the class "
+            "that runs in vector lanes, and from which cost on a value is kept for a later pass.",
+        )
+        show(str(scheduled.schedule))
+        say(
+            f"TileProgram of kernel {number}: how it computes",
+            "One pass per dependent fold over a class: a softmax needs three. A name in <> is a block axis; the loop "
+            "over what is no multiple of the step is split off and masked.",
+        )
+        show(scheduled.program.show())
+
+
+def code(compiled: tilewright.CompiledModel, trace: Trace) -> None:
+    """What is built and launched."""
+    say(
+        "Source: the emitted C++",
+        "The tile program, printed statement by statement; emit decides nothing. Vector types and functions come "
+        "from headers of ours; neither Python nor torch is included. (The kernels of a plan are built together; here each stands alone.)",
+    )
+    for report in cast(Sequence[KernelReport], compiled.kernels):
+        show(report.source)
+    say(
+        "Plan: what runs",
+        "Buffers with shapes over the size symbols and an owner each (arena: part of one allocation per call), how "
+        "each symbol is found from the inputs, and the launches and calls in order.",
+    )
+    show(cast(Plan, trace["plan"]).show())
+
+
+def result(model: Head, compiled: tilewright.CompiledModel) -> bool:
+    """Run two sizes and judge both."""
+    say(
+        "The result",
+        "Two batch sizes with one graph, judged by the fp64 rule: error against float64 beside eager's own error.",
+    )
+    passed = True
+    for batch in (32, 7):
+        x = torch.randn(batch, WIDTH)
+        verdict = compare(cast(Tensor, compiled(x)), model(x), in_float64(model)(x))
+        show(f"batch {batch}: {verdict}")
+        passed &= verdict.passed
+    show(f"{compiled.coverage}\n{tilewright.stats()}")
+    return passed
+
+
+@torch.no_grad()
+def main() -> bool:
+    """Compile, print every form, run; True if the results are right."""
+    torch.manual_seed(0)
+    model = Head().eval()
+    compiled = tilewright.compile(model, (torch.randn(32, WIDTH),), dims={"x": {0: "batch"}}, freeze=True)
+    trace = cast(Trace, compiled.trace)
+    capture(trace)
+    kernels(trace, cover(trace))
+    code(compiled, trace)
+    say("Trace: the phases", "Each phase's name, time and result are kept; this page was printed from them.")
+    show(str(trace))
+    return result(model, compiled)
+
+
+if __name__ == "__main__":
+    raise SystemExit(not main())
