@@ -438,3 +438,15 @@ def test_a_convolutional_net_learns_the_same() -> None:
                     p.sub_(p.grad, alpha=0.1)
     for a, b in zip(mine.state_dict().values(), theirs.state_dict().values(), strict=True):
         close(a, b)
+
+
+def test_an_exported_program_keeps_its_conditions() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.shape[0] > 4 else x * 3
+
+    dynamic = {"x": {0: torch.export.Dim.DYNAMIC}}
+    compiled = tilewright.compile(torch.export.export(Branch(), (torch.ones(8),), dynamic_shapes=dynamic))
+    close(compiled(torch.ones(20)), torch.full((20,), 2.0))
+    with pytest.raises(InputError):
+        compiled(torch.ones(3))

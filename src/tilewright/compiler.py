@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
-from tilewright.capture.trace import shape_env, traced_sizes
 from tilewright.emit.cpp import emit_unit
 from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Expr

@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.aten import decompositions
+from tilewright.capture.environment import conditions, shape_env
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
 
@@ -76,4 +77,6 @@ def exported(program: ExportedProgram) -> Exported:
             raise UnsupportedError(f"an output of kind {out.kind.name}", phase="capture")
     call = program.call_spec
     assert call.in_spec is not None and call.out_spec is not None
-    return Exported(program.graph_module, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec)
+    gm = program.graph_module
+    needed = conditions(shape_env(gm))
+    return Exported(gm, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec, needed)

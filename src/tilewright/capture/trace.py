@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.aten import decompositions, kept_whole
+from tilewright.capture.environment import conditions
 from tilewright.capture.exported import Exported
 from tilewright.capture.fx import mutations
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError
-from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.expr import Symbol
 from tilewright.ir.host import Number, number
 
 Place = tuple[int, int]
@@ -97,22 +97,6 @@ def fits(program: Exported, inputs: Sequence[Tensor]) -> bool:
     return all(number(c, sizes) for c in program.conditions)
 
 
-def conditions(env: ShapeEnv) -> tuple[Expr, ...]:
-    """What a trace assumed of its sizes, as expressions that must be true."""
-    symbols = Symbols(env)
-    return tuple(symbols.expr(torch.SymBool(SymNode(g.expr, env, bool, True))) for g in env.guards)
-
-
-def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
-    """The sizes' environment of a captured graph, if any size is symbolic."""
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        for part in (*val.shape, val) if isinstance(val, Tensor) else (val,):
-            if isinstance(part, torch.SymInt):
-                return part.node.shape_env
-    return None
-
-
 def hints(inputs: Sequence[Tensor], dynamic: Sequence[Mapping[int, object]]) -> list[Tensor]:
     """Inputs to trace with: those given, but with size 2 where a dynamic dim has size 0 or 1."""
     found: list[Tensor] = []
@@ -120,10 +104,3 @@ def hints(inputs: Sequence[Tensor], dynamic: Sequence[Mapping[int, object]]) -> 
         shape = [max(2, n) if d in dims else n for d, n in enumerate(t.shape)]
         found.append(t if shape == list(t.shape) else torch.zeros(shape, dtype=t.dtype))
     return found
-
-
-def traced_sizes(gm: fx.GraphModule) -> dict[str, int]:
-    """The sizes that the symbols of a captured graph had when it was traced, as far as they are known."""
-    env = shape_env(gm)
-    held = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", None) or {}
-    return {str(symbol): int(value) for symbol, value in held.items()}

@@ -143,7 +143,7 @@ class Workspace:
 
     def _prepare(self) -> tuple[Act, ...]:
         acts: list[Act] = []
-        segment, plan = self.part.segment, self.part.plan
+        segment = self.part.segment
         layouts = self.part.layouts
         for step, frees in zip(segment.steps, segment.frees, strict=True):
             match step:

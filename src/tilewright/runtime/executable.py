@@ -15,6 +15,7 @@ from tilewright.errors import InputError
 from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.host import Number, number, size
+from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Call, Home, Launches, Plan, Segment, Spec
 from tilewright.plan.data import Part as Where
 from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
@@ -259,7 +260,7 @@ class Executable:
                     f"a size is {value}, outside its range {s.low} .. {s.high}", phase="input", place=s.name
                 )
         for c in self.conditions:
-            if not number(c, sizes):
+            if sizes.keys() >= set(names_in((c,))) and not number(c, sizes):
                 raise InputError(
                     f"the sizes do not fulfil {c}", phase="input", hint="the program was traced with it"
                 )
@@ -298,7 +299,9 @@ class Executable:
         wanted = [(k, o) for k, o in enumerate(self.plan.outputs) if o is not None]
         if len(out) != len(wanted):
             raise InputError(f"out has {len(out)} tensors, there are {len(wanted)} outputs", phase="input")
-        ranges = [(f"input {k}", memory_range(t)) for k, b, _ in bound.inputs if (t := tensors[b]) is not None]
+        ranges = [
+            (f"input {k}", memory_range(t)) for k, b, _ in bound.inputs if (t := tensors[b]) is not None
+        ]
         late: list[tuple[Tensor, int]] = []
         layouts = bound.first.layouts
         for given, (k, b) in zip(out, wanted, strict=True):

@@ -1,0 +1,39 @@
+"""What torch knows of the sizes of a captured graph: their environment, what was assumed of them, what they were."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from tilewright.capture.symbols import Symbols
+from tilewright.ir.expr import Expr
+
+
+def conditions(env: ShapeEnv | None) -> tuple[Expr, ...]:
+    """What a trace assumed of its sizes, as expressions that must be true."""
+    if env is None:
+        return ()
+    symbols = Symbols(env)
+    return tuple(symbols.expr(torch.SymBool(SymNode(g.expr, env, bool, True))) for g in env.guards)
+
+
+def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
+    """The sizes' environment of a captured graph, if any size is symbolic."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for part in (*val.shape, val) if isinstance(val, Tensor) else (val,):
+            if isinstance(part, torch.SymInt):
+                return part.node.shape_env
+    return None
+
+
+def traced_sizes(gm: fx.GraphModule) -> dict[str, int]:
+    """The sizes that the symbols of a captured graph had when it was traced, as far as they are known."""
+    env = shape_env(gm)
+    held = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", None) or {}
+    return {str(symbol): int(value) for symbol, value in held.items()}
