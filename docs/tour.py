@@ -114,7 +114,8 @@ def code(compiled: tilewright.CompiledModel, trace: Trace) -> None:
     say(
         "Source: the emitted C++",
         "The tile program, printed statement by statement; emit decides nothing. Vector types and functions come "
-        "from headers of ours; neither Python nor torch is included. (The kernels of a plan are built together; here each stands alone.)",
+        "from headers of ours; neither Python nor torch is included. (A plan's kernels are built "
+        "together; here each stands alone.)",
     )
     for report in cast(Sequence[KernelReport], compiled.kernels):
         show(report.source)

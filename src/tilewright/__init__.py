@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["CompiledModel", "Options", "backend", "compile", "reset", "stats"]
 __version__ = "0.1.0"
 
-_HOME = dict.fromkeys(("backend", "compile", "reset", "stats"), "tilewright.door")
-_HOME["CompiledModel"] = "tilewright.runtime.model"
+_HOME = {
+    "CompiledModel": "tilewright.runtime.model",
+    "backend": "tilewright.door",
+    "compile": "tilewright.door",
+    "reset": "tilewright.door",
+    "stats": "tilewright.door",
+}
 
 
 def __getattr__(name: str) -> object:
