@@ -134,3 +134,30 @@ def test_broken_files(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError):
         tilewright.compile(path)
+
+
+def test_control_flow_that_depends_on_data(tmp_path: Path) -> None:
+    def branch(name: str, op: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(op, ["x"], [name])], name, [], [out])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "zero"], ["positive"]),
+        helper.make_node(
+            "If", ["positive"], ["y"], then_branch=branch("a", "Relu"), else_branch=branch("b", "Neg")
+        ),
+    ]
+    zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    path = tmp_path / "if.onnx"
+    graph = helper.make_graph(nodes, "g", [x], [y], [zero])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    compiled = tilewright.compile(path)
+    torch.testing.assert_close(compiled(torch.tensor([2.0, -1])), torch.tensor([2.0, 0]))
+    torch.testing.assert_close(compiled(torch.tensor([-2.0, 1])), torch.tensor([2.0, -1]))
+    out = torch.empty(2)
+    assert compiled(torch.tensor([-2.0, 1]), out=out) is out
+    with pytest.raises(TilewrightError):
+        tilewright.compile(path, strict=True)(torch.tensor([2.0, -1]))

@@ -22,6 +22,7 @@ from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.direct import Direct
+from tilewright.runtime.fallback import Region
 from tilewright.runtime.model import CompiledModel, Way
 from tilewright.runtime.naming import DimsLike, Naming
 from tilewright.runtime.programs import ProgramWay
@@ -173,7 +174,7 @@ class FileWay:
         self.module = module
         self.options = options
         self.naming = naming
-        self._ways: list[ProgramWay] = []
+        self._ways: list[ProgramWay | Region] = []
         self._lock = threading.Lock()
         self.names = tuple(s.name for s in module.input_specs)
         self._dims = self._dynamic()
@@ -194,7 +195,7 @@ class FileWay:
     def coverage(self) -> Coverage | None:
         """Of the graphs compiled so far; compiles for typical sizes if there is none."""
         self._typical()
-        return total([w.built.coverage for w in self._ways])
+        return total([w.coverage for w in self._ways])
 
     @property
     def kernels(self) -> tuple[object, ...]:
@@ -206,7 +207,7 @@ class FileWay:
     def trace(self) -> object:
         """Of the graph compiled last; compiles for typical sizes if there is none."""
         self._typical()
-        return self._ways[-1].trace
+        return self._ways[-1].trace or Trace()
 
     def unchanged(self) -> bool:
         """A file's weights are its own."""
@@ -246,7 +247,7 @@ class FileWay:
                 return
         raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
 
-    def _chosen(self, inputs: Sequence[Tensor]) -> ProgramWay:
+    def _chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Region:
         list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
         sizes: dict[str, int] = {}
         equal = True
@@ -259,7 +260,7 @@ class FileWay:
                     return way
             return self._traced(inputs, equal)
 
-    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay:
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Region:
         """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
         size 0 and 1 fixed."""
         wanted = [self._dims[n] for n in self.names]
@@ -284,4 +285,8 @@ class FileWay:
             if fits(program, inputs):
                 self._ways.append(program_way(program, self.options))
                 return self._ways[-1]
+        if self.module.data_dependent and not self.options.strict:
+            STATS.fallbacks += 1
+            self._ways.append(Region(self.module, self.module.data_dependent))
+            return self._ways[-1]
         raise refused or InputError("the model does not fit these inputs", phase="input")

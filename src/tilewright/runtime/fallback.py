@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
-from tilewright.runtime.executable import Argument, Result
+from tilewright.runtime.executable import Argument, Result, deliver
 
 
 class Captured:
@@ -49,3 +49,25 @@ def captured_coverage(gm: fx.GraphModule, reason: str) -> Coverage:
     )
     rows = tuple(Row(name, reason, count) for name, count in names.most_common())
     return Coverage(sum(names.values()), 0, 0, need=rows)
+
+
+class Region:
+    """A whole model as one library region: what runs where its control flow depends on data (the nodes `names`)."""
+
+    def __init__(self, module: torch.nn.Module, names: Sequence[str]) -> None:
+        self._module = module
+        rows = tuple(Row(name, "control flow that depends on data", 1) for name in dict.fromkeys(names))
+        self.coverage = Coverage(len(rows), 0, 0, need=rows)
+        self.kernels: tuple[object, ...] = ()
+        self.trace: object = None
+
+    def admits(self, leaves: Sequence[object]) -> bool:
+        """Any inputs: the model itself finds out what fits."""
+        del leaves
+        return True
+
+    def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
+        """The model's result for its inputs."""
+        with torch.no_grad():
+            result = self._module(*leaves)
+        return result if out is None else deliver(result, out, [x for x in leaves if isinstance(x, Tensor)])

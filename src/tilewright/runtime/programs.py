@@ -70,7 +70,7 @@ class ProgramWay:
         self._args = tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held)
 
     @property
-    def coverage(self) -> Coverage | None:
+    def coverage(self) -> Coverage:
         """Of everything compiled so far."""
         return self.built.coverage
 
