@@ -250,8 +250,7 @@ def slice_box(
     places = list(range(len(starts.values))) if axes is None else axes.ints()
     strides = [1] * len(places) if steps is None else steps.ints()
     for start, end, axis, step in zip(starts.ints(), ends.ints(), places, strides, strict=True):
-        low = start if start < 0 else min(start, 1 << 62)
-        ranges[axis] = range(x.shape[axis])[low:end:step]
+        ranges[axis] = range(x.shape[axis])[max(start, -x.shape[axis]) : end : step]
     return _pick(x, [len(r) for r in ranges], lambda i: tuple(r[a] for r, a in zip(ranges, i, strict=True)))
 
 

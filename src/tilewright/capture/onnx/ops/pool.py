@@ -36,8 +36,8 @@ def global_lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
 
 
 def rounds_up(ceil_mode: int, auto_pad: str) -> bool:
-    """Whether a window that starts inside may reach past the end; automatic padding leaves none."""
-    return bool(ceil_mode) and auto_pad in ("NOTSET", "")
+    """Whether a window that starts inside may reach past the end; padding to the same size leaves none."""
+    return bool(ceil_mode) and not auto_pad.startswith("SAME")
 
 
 def pool_pads(

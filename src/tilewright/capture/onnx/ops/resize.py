@@ -60,7 +60,7 @@ def _coordinates(axis: Axis, how: How, device: torch.device) -> Tensor:
         offset = n / 2 * (1 - m / (s * n))
         return offset + (i + 0.5) / s - 0.5
     if how.coordinates == "pytorch_half_pixel":
-        return (i + 0.5) / s - 0.5 if m != 1 else i * 0 - 0.5
+        return (i + 0.5) / s - 0.5 if m != 1 else i * 0
     if how.coordinates == "align_corners":
         length = s * n  # not rounded: the standard's own reference keeps the fraction
         return i * (n - 1) / (length - 1) if length != 1 else i * 0

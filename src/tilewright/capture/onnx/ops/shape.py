@@ -219,9 +219,9 @@ def _forward(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
 
 
 def _backward(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """A slice with a negative step: flip, then slice with the mirrored bounds."""
+    """A slice with a negative step: flip, then slice with the mirrored bounds. A start below 0 counts as 0."""
     n = x.shape[axis]
-    first = n - 1 - (start + n if start < 0 else start)
+    first = n - 1 - ((start + n if start >= -n else 0) if start < 0 else start)
     last = n if end < -n else n - 1 - (end + n if end < 0 else end)
     first = 0 if first < 0 else first
     last = 0 if last < 0 else last
