@@ -47,7 +47,11 @@ def select(graph: Graph) -> Graph:
     chosen: dict[int, Origin] = {}
     for op in graph.ops:
         origin = graph.origins[op.origin] if op.origin >= 0 else None
-        if origin is not None and origin.call is not None and (is_contraction(op) or _slides(op, origin.call)):
+        if (
+            origin is not None
+            and origin.call is not None
+            and (is_contraction(op) or _slides(op, origin.call))
+        ):
             chosen[op.origin] = origin
     ops: list[Op] = []
     done: set[int] = set()

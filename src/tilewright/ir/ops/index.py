@@ -84,7 +84,8 @@ def index(
     fill: Scalar | None = None,
 ) -> Value:
     """x[indices] as numpy does: integer tensors broadcast together, None keeps a dim, negative places count from the
-    end. With the mask `checked` (of the broadcast shape's rank) elements outside it are `fill`, and places are moved inside x."""
+    end. With the mask `checked` (of the broadcast shape's rank) elements outside it are `fill`, and places are moved
+    inside x."""
     taken, together = _layout(indices)
     given = [v for v in indices if v is not None]
     common = broadcast(*[v.shape for v in given])
