@@ -62,13 +62,15 @@ class Load:
     """var = buffer[offset] in lanes where `mask` holds (None = all), else `other`. Masked lanes touch no memory.
 
     The buffer's element is converted to `var.dtype` (a half is held as fp32). With `checked`, an offset that depends on
-    data has been clamped and `Check`ed before."""
+    data has been clamped and `Check`ed before. `ahead` is an offset that a grid point soon reads: fetching it early is
+    only a hint, may lie outside the buffer, and changes nothing."""
 
     var: Var
     buffer: Buffer
     offset: Expr
     mask: Expr | None = None
     other: Expr | None = None
+    ahead: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ def expressions(s: Stmt) -> list[Expr]:
     """The expressions that a statement evaluates itself (not those of its body)."""
     match s:
         case Load():
-            found = [s.offset, s.mask, s.other]
+            found = [s.offset, s.mask, s.other, s.ahead]
         case Compute():
             found = [s.expr]
         case Store():
@@ -305,7 +307,10 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
         match s:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
-                lines.append(f"{pad}{s.var} = {s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}")
+                ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
+                lines.append(
+                    f"{pad}{s.var} = {s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}"
+                )
             case Compute():
                 lines.append(f"{pad}{s.var} = {show(s.expr)}")
             case Store():

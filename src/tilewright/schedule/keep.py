@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.expr import Axis, Expr, axes_of, axis, cost, walk
 from .form import Item, folds_read
@@ -39,3 +39,22 @@ def _costly(x: Expr, c: Axis, schedule: Schedule) -> bool:
 def _final(x: Expr, at: int, moving: Mapping[int, int]) -> bool:
     """Whether the folds that `x` reads are complete before pass `at`."""
     return all(moving.get(f, -1) < at for f in folds_read([x]))
+
+
+def params_by_pass(
+    items: Sequence[Item], passes: Mapping[int, int], kept: Collection[Expr]
+) -> dict[int, set[int]]:
+    """The parameters that each pass loads itself: what an earlier one left in scratch is not loaded again."""
+    found: dict[int, set[int]] = {}
+    left: set[Expr] = set()
+    for q in sorted({passes[i.id] for i in items}):
+        seen: set[Expr] = set()
+        todo = [r for i in items if passes[i.id] == q for r in i.roots]
+        while todo:
+            x = todo.pop()
+            if x not in seen and x not in left:
+                seen.add(x)
+                todo += x.args
+        found[q] = {x.value for x in seen if x.op == "read" and isinstance(x.value, int)}
+        left |= seen.intersection(kept)
+    return found

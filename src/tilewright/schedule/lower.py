@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from ..ir import dims
 from ..ir.dtype import DType
-from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, rebuild, walk
+from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, rebuild, substitute, walk
 from ..ir.program import (
     Buffer,
     Check,
@@ -33,7 +33,7 @@ from ..ir.program import (
 )  # fmt: skip
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item, folds_read
-from .keep import worth_keeping
+from .keep import params_by_pass, worth_keeping
 from .passes import pass_numbers
 from .predicate import Truths, decide
 from .ranges import Piece, segments, split_range
@@ -106,6 +106,7 @@ class _Lowering:
         self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
         self.written: set[Expr] = set()
         self.states: dict[int, tuple[Var, ...]] = {}
+        self.fetching: set[int] = set()
 
     # -- binding
 
@@ -183,8 +184,13 @@ class _Lowering:
         numbers = sorted(
             {passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes}
         )
-        for q in numbers:
+        read = params_by_pass([i for i in users if c in i.axes], passes, self.scope.kept)
+        for n, q in enumerate(numbers):
             self.free_folds(cone, c)
+            again = read[q] if n else set[int]()
+            self.fetching = again.intersection(self.schedule.ahead).difference(
+                *(read[r] for r in numbers[n + 1 :])
+            )
             targets = [i for i in cone if over(i) and passes[i.id] == q]
             self.loop(c, targets, [o for o in outputs if c in o.axes and passes[o.id] == q], merged, True)
         self.compute(
@@ -527,10 +533,16 @@ class _Lowering:
         if mask is not None:
             blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
         var = self.var(e.dtype, blocks)
-        self.out.append(
-            Load(var, self.params[e.value], offset, mask, None if mask is None else const(0, e.dtype))
-        )
+        other = None if mask is None else const(0, e.dtype)
+        self.out.append(Load(var, self.params[e.value], offset, mask, other, self.ahead(e.value, offset)))
         return value_of(var)
+
+    def ahead(self, param: int, offset: Expr) -> Expr | None:
+        """Where the next grid point reads `param`, if this load, in the last pass that reads it, is to fetch it."""
+        if param not in self.fetching:
+            return None
+        point = axis([c.axis for c in self.schedule.classes if c.role is Role.GRID][-1])
+        return substitute(offset, {point: dims.add(point, dims.ONE)})
 
     def hoist(self, roots: Sequence[Expr], c: Axis) -> None:
         """Evaluate before the loop what does not change in it."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.expr import Axis, Expr
-from .form import Form, Item
+from .form import Form, Item, folds_read
+from .passes import pass_numbers
 from .schedule import Role, Schedule
 
 _NEST = "a class that a fold keeps is outside those it reduces"
@@ -15,6 +16,7 @@ _NEST = "a class that a fold keeps is outside those it reduces"
 
 def check_roles(form: Form, schedule: Schedule) -> None:
     """Raise IllegalSchedule, naming the law, unless a form may be lowered under a schedule."""
+    _check_scans(form)
     roles = {c.axis: c for c in schedule.classes}
     order = [c.axis for c in schedule.classes]
     for item in form.items:
@@ -38,6 +40,26 @@ def check_roles(form: Form, schedule: Schedule) -> None:
             raise IllegalSchedule(
                 f"{item.scan.name} is scanned", law="a scan runs in order, in steps of one", phase="schedule"
             )
+
+
+def _check_scans(form: Form) -> None:
+    """A running fold has a value only at its own step: what reads it must stand in the same pass, at the same index."""
+    scans = {i.scan for i in form.items if i.scan is not None}
+    if len(scans) > 1:
+        names = ", ".join(sorted(a.name for a in scans))
+        raise IllegalSchedule(
+            f"running folds along {names}", law="a kernel has one scanned class", phase="schedule"
+        )
+    folds = form.folds
+    for c in scans:
+        numbers, _ = pass_numbers(list(folds.values()), form.outputs, c, online=False)
+        for item in form.items:
+            for d in folds_read(item.roots):
+                if folds[d].scan == c and (c not in item.kept or numbers[item.id] != numbers[d]):
+                    raise IllegalSchedule(
+                        f"item {item.id} needs every step of the running fold {d}", phase="schedule",
+                        law="a running fold is read in its own pass",
+                    )  # fmt: skip
 
 
 def grain(form: Form, schedule: Schedule) -> Expr:

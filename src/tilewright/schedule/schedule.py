@@ -42,7 +42,8 @@ class Schedule:
     exists. Values that cost at least `keep` (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory
     instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
     work below which grid points are not worth another thread. `trim` leaves out parts of a fold that take only its
-    identity, which assumes finite values behind a mask."""
+    identity, which assumes finite values behind a mask. `ahead` names parameters, read in several passes, of which the
+    next grid point's part is fetched in the last of them."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -51,6 +52,7 @@ class Schedule:
     stream: tuple[int, ...] = ()
     grain_bytes: int = 1 << 15
     trim: bool = True
+    ahead: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
@@ -59,6 +61,7 @@ class Schedule:
         parts += [f"keep={self.keep}"] if self.keep else []
         parts += ["online"] if self.online else []
         parts += [f"stream={list(self.stream)}"] if self.stream else []
+        parts += [f"ahead={list(self.ahead)}"] if self.ahead else []
         return " ".join(parts)
 
     def plan(self, axis: Axis) -> ClassPlan:

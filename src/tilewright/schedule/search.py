@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis
 from ..target import MemoryKind, Target
@@ -62,7 +64,8 @@ def heuristic(form: Form, target: Target) -> Schedule:
         plans.append(ClassPlan(lane, Role.GRID, tile, tile if folded else CHUNK))
     for a in inner:
         plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, tile if a == lane else 1))
-    return Schedule(tuple(plans), lane, keep=_keep(form, target), stream=_stream(form, target))
+    made = Schedule(tuple(plans), lane, keep=_keep(form, target), stream=_stream(form, target))
+    return replace(made, ahead=_ahead(form, made, target))
 
 
 def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis | None:
@@ -182,3 +185,22 @@ def _stream(form: Form, target: Target) -> tuple[int, ...]:
 
 def _contiguous(i: Item) -> bool:
     return any(dims.coefficient(i.offset, axis(a)) is dims.ONE for a in i.kept)
+
+
+def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[int, ...]:
+    """Inputs from memory whose rows are walked in several passes: while a row is worked on in the nearest caches,
+    memory would wait."""
+    grid = [c for c in schedule.classes if c.role is Role.GRID]
+    cache = target.level(MemoryKind.L2)
+    if not grid or grid[-1].chunk or schedule.lane is None or cache is None:
+        return ()
+    found: list[int] = []
+    for item in form.folds.values():
+        for param, offset in item.accesses():
+            size = dims.static(form.sizes[param])
+            row = dims.coefficient(offset, axis(grid[-1].axis))
+            near = row is not None and 0 < 4 * (dims.static(row) or 0) <= target.core.capacity // 4
+            large = size is not None and size * form.params[param].dtype.bytes >= cache.capacity // 2
+            if near and large and dims.coefficient(offset, axis(schedule.lane)) is dims.ONE:
+                found.append(param)
+    return tuple(dict.fromkeys(found))
