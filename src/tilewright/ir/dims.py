@@ -381,8 +381,7 @@ def at_least(e: Expr, bound: int) -> bool:
 
 def _by_quotients(form: Linear, bound: int) -> bool:
     """Whether `form >= bound` follows from (a - d + 1) / d <= a // d <= a / d, for quotients by constants d.
-    As the form
-    is whole, it is enough that it is above bound - 1."""
+    As the form is whole, it is enough that it is above bound - 1."""
     divisors = {m: _constant_divisor(m) for m in form}
     scale = lcm(*[d for d in divisors.values() if d])
     if scale == 1:

@@ -42,7 +42,7 @@ class DType:
 
     @property
     def compute(self) -> DType:
-        """The type in which a kernel computes values of this type (design law 4.9)."""
+        """The type in which a kernel computes values of this type."""
         return f32 if self.is_half else self
 
 

@@ -122,7 +122,7 @@ SCALARS: dict[str, Scalar] = {
 """Every scalar operation. Printers call a function of the same name, so no printer keeps a table of its own.
 
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
-program's type, and a kernel that keeps the value may leave it out (design law 4.9)."""
+program's type, and a kernel that keeps the value may leave it out."""
 
 LEAVES = ("const", "axis", "symbol", "slot", "read", "var", "value")
 

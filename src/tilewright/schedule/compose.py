@@ -15,8 +15,7 @@ from .form import Form, Item
 
 def compose(kernel: Kernel, layouts: Mapping[Value, Layout], round_halves: bool = False) -> Form:
     """The form of a kernel in which every op still has axes of its own. Values without a layout are dense;
-    `round_halves`
-    keeps the rounding of half intermediates."""
+    `round_halves` keeps the rounding of half intermediates."""
     return _Composer(kernel, layouts, round_halves).form()
 
 

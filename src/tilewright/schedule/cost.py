@@ -1,6 +1,6 @@
 """Modelled time of a scheduled kernel: bytes against bandwidth, instructions against issue rate, idle cores, launch.
 
-The model filters and ranks; measurement decides where it is asked (design law 4.2).
+The model filters and ranks; measurement decides where it is asked.
 """
 
 from __future__ import annotations

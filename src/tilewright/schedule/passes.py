@@ -14,9 +14,8 @@ Numbers = dict[int, int]
 def pass_numbers(
     cone: Sequence[Item], outputs: Sequence[Item], c: Axis, online: bool
 ) -> tuple[Numbers, Numbers]:
-    """Pass number along `c` of each item of `cone` (producers first) and of `outputs`; and, for each fold that
-    runs in the
-    pass of the running maximum that it reads (`online`, by transport), the number of that fold.
+    """Pass number along `c` of each item of `cone` (producers first) and of `outputs`; and, for each fold that runs in
+    the pass of the running maximum that it reads (`online`, by transport), the number of that fold.
 
     A reader stands one pass after a fold over `c` that it reads; beside a scan that it reads at the same index."""
     numbers: Numbers = {}
