@@ -1,7 +1,7 @@
 """Rank-1 transport: when the running maximum that a sum depends on moves, by which factor does the sum move?
 
-A sum over elements of degree k in r, that is body(r') = body(r) * exp(k * (r - r')), is repaired by that factor. `degree`
-decides it structurally; anything it cannot see is None, which costs a pass and is never wrong.
+A sum over elements of degree k in r, that is body(r') = body(r) * exp(k * (r - r')), is repaired by that factor.
+`degree` decides it structurally; anything it cannot see is None, which costs a pass and is never wrong.
 """
 
 from __future__ import annotations
