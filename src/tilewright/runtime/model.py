@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct, key_of
+from tilewright.runtime.naming import as_tensors
 
 MOST = 512
 """Short ways kept per model."""
@@ -61,11 +62,11 @@ class CompiledModel:
     ) -> object:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
         given = None if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
-        try:
-            key = key_of(args, kwargs)
-            short = self._short.get(key)
-        except TypeError:
-            key = short = None
+        key, short = self._find(args, kwargs)
+        if key is None:  # arrays have no hash, their tensors do
+            args = tuple(map(as_tensors, args))
+            kwargs = {name: as_tensors(a) for name, a in kwargs.items()}
+            key, short = self._find(args, kwargs)
         if short is not None and self._way.unchanged():
             return short((*args, *kwargs.values()) if kwargs else args, given)
         if self._short and not self._way.unchanged():
@@ -76,6 +77,16 @@ class CompiledModel:
                 self._short.clear()
             self._short[key] = found
         return result
+
+    def _find(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...] | None, Direct | None]:
+        """The key of a call (None where it has none) and the short way for it."""
+        try:
+            key = key_of(args, kwargs)
+            return key, self._short.get(key)
+        except TypeError:
+            return None, None
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Compile for inputs like these without running."""
@@ -98,19 +109,3 @@ class CompiledModel:
     def trace(self) -> object:
         """Every phase's name, time and result."""
         return self._way.trace
-
-
-def named(names: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-    """Arguments in the order of `names`. Raises InputError for a missing, doubled or unknown one."""
-    if len(args) > len(names):
-        raise InputError(f"{len(args)} inputs were given, {len(names)} are taken", phase="input")
-    found = dict(zip(names, args, strict=False))
-    for name, value in kwargs.items():
-        if name not in names or name in found:
-            what = "is given twice" if name in found else "is no input"
-            raise InputError(f"{name!r} {what}", phase="input", hint=f"the inputs are {', '.join(names)}")
-        found[name] = value
-    missing = [n for n in names if n not in found]
-    if missing:
-        raise InputError(f"missing input {', '.join(missing)}", phase="input", hint=f"pass {missing[0]}=...")
-    return tuple(found[n] for n in names)
