@@ -36,7 +36,7 @@ from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
-from tilewright.runtime.product import Products
+from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
@@ -162,8 +162,8 @@ def _generated(
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     chosen = run("select", lambda: select(frozen))
     normal = run("normalise", lambda: normalise(chosen, evaluate))
-    maker = Products(target, Store(default_root(options)), options) if graph.constants else None
-    fast = run("specialise", lambda: normalise(specialise(normal, maker), evaluate))
+    own = maker(target, Store(default_root(options)), options)
+    fast = run("specialise", lambda: normalise(specialise(normal, own), evaluate))
     parted = run("split", lambda: split_folds(fast, solver.price))
     cover = run("partition", lambda: partition(parted, solver.price))
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]

@@ -194,7 +194,7 @@ class _Importer:
         declared = entry if made is not None else None
         strides = [r.strides for r in results if r is not None]
         call, inputs = self.library(node, strides, declared.reason if declared is not None else reason)
-        if len(results) == 1 and results[0] is not None:
+        if results[0] is not None and (len(results) == 1 or _used(node) <= {0}):
             call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
         if made is None:
             made = self.called(call, inputs, results, metas)

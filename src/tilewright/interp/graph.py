@@ -112,7 +112,7 @@ def _call(
     result = call.function(*args, **kwargs)
     parts = result if isinstance(result, (tuple, list)) else [result]
     results = [r for r in parts if r is not None]
-    for e, number in zip(op.binds, results[len(op.outputs) :], strict=True):
+    for e, number in zip(op.binds, results[len(op.outputs) :], strict=False):  # more results: unused
         if isinstance(e.value, Symbol):
             symbols[e.value.name] = to_numpy(number).item()
     return [algebra.load(r, v.dtype) for v, r in zip(op.outputs, results[: len(op.outputs)], strict=True)]

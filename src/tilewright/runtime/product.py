@@ -18,15 +18,16 @@ from torch.nn.functional import pad
 
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Epilogue, FrozenProduct, LibraryCall, Operand
+from tilewright.ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand
 from tilewright.ir.ops.epilogue import activations, total
 from tilewright.options import Options
+from tilewright.runtime.attend import attention_call
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
 from tilewright.runtime.pool import pool
 from tilewright.target import Target
 
-SOURCE = Path(__file__).parent / "native" / "product.cpp"
+SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("product.cpp", "attention.cpp"))
 NARROWEST = 16
 """Channels of a convolution's input below which its runs are too short."""
 MOST_TAPS = 9
@@ -60,13 +61,25 @@ class _Task(ctypes.Structure):
     )
 
 
+def maker(target: Target, store: Store, options: Options) -> Maker:
+    """What `partition.specialise` asks; it is built (or loaded) when it is asked first."""
+    made: list[Products] = []
+
+    def make(task: FrozenProduct | Attention) -> LibraryCall | None:
+        if not made:
+            made.append(Products(target, store, options))
+        return made[0](task)
+
+    return make
+
+
 class Products:
-    """Makes calls for products with frozen weights; give an instance to `partition.specialise`.
+    """Makes calls for products with frozen weights and for attention; give an instance to `partition.specialise`.
 
     Raises what `build` raises."""
 
     def __init__(self, target: Target, store: Store, options: Options) -> None:
-        text = SOURCE.read_text(encoding="utf-8")
+        text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
         library = load(build_texts([text], target.compiler_flags, store, options))
         threads = pool(store, options)
         for name in ("tw_panel", "tw_lanes", "tw_pack"):
@@ -86,12 +99,23 @@ class Products:
         self.run_depthwise = library.tw_depthwise
         self.run_depthwise.restype = None
         self.run_depthwise.argtypes = [place, place, count, place, count]
+        self.floats = library.tw_attention_floats
+        self.floats.restype = count
+        self.floats.argtypes = [count, count]
+        self.run_attention = library.tw_attention
+        self.run_attention.restype = count
+        self.run_attention.argtypes = [place, place, count]
+        self.scratch = threads.scratch
         fixed, sign = options.threads, -1 if options.pin_threads else 1
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""
 
-    def __call__(self, task: FrozenProduct) -> LibraryCall | None:
+    def __call__(self, task: FrozenProduct | Attention) -> LibraryCall | None:
         """The call for `task`; None where the library is the better choice."""
+        return attention_call(self, task) if isinstance(task, Attention) else self.product(task)
+
+    def product(self, task: FrozenProduct) -> LibraryCall | None:
+        """The call for a product."""
         weight, bias = task.weight, task.bias
         if not isinstance(weight, Tensor) or not (bias is None or isinstance(bias, Tensor)):
             return None

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...ir import dims
 from ...ir.dtype import f32
 from ...ir.expr import Expr, Symbol, slot, substitute
-from ...ir.graph import Epilogue, FrozenProduct, LibraryCall, Maker, Operand, Specialise, Value
+from ...ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand, Specialise, Value
 from ...ir.ops.epilogue import activations, total
 
 aten = torch.ops.aten
@@ -50,7 +50,38 @@ def specialiser(target: object, inputs: Sequence[Value], shape: Sequence[Expr]) 
         return product.specialise
     if target in (aten.convolution.default, aten._convolution.default) and len(shape) in (4, 5):
         return _Convolve(tuple(inputs), tuple(shape)).specialise
+    if target in _ATTENTIONS:
+        return functools.partial(_attention, _ATTENTIONS[target], tuple(inputs))
     return None
+
+
+_ATTENTIONS: dict[object, tuple[int, int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (3, -1),
+    aten.scaled_dot_product_attention.default: (4, 3),
+}
+"""Where dropout (causal behind it) and the mask (-1: by name) stand among the arguments."""
+
+
+def _attention(
+    places: tuple[int, int], inputs: tuple[Value, ...], call: LibraryCall, frozen: Mapping[int, object],
+    maker: Maker | None,
+) -> LibraryCall | None:  # fmt: skip
+    """Attention as the maker has it, if it has it."""
+    given, (dropout, at_mask) = dict(call.kwargs), places
+    args = list(call.args) + [None] * 6
+    mask = given.get("attn_mask") if at_mask < 0 else args[at_mask]
+    scale = given.get("scale")
+    operands = [a for a in args[:3] if isinstance(a, Operand) and a.index not in frozen]
+    if maker is None or len(operands) < 3 or args[dropout] or not isinstance(scale, (int, float, type(None))):
+        return None
+    if any(len(inputs[a.index].shape) != 4 for a in operands) or not isinstance(mask, (Operand, type(None))):
+        return None
+    q, k, v = (inputs[a.index].shape for a in operands)
+    if not dims.equal(q[-1], v[-1]) or not dims.equal(q[0], k[0]) or [a.index for a in operands] != [0, 1, 2]:
+        return None
+    held = frozen.get(mask.index) if mask is not None else None
+    open_mask = mask is not None and held is None
+    return maker(Attention(q, k, bool(args[dropout + 1]), scale, open_mask, held))
 
 
 # --- what the library can do on its result -------------------------------------------------------
