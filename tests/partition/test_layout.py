@@ -1,0 +1,73 @@
+"""Where kernels store images with their channels innermost."""
+
+from __future__ import annotations
+
+import torch
+from tests.partition.calls import captured, fast
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tilewright.ir import dims
+from tilewright.ir.graph import Graph, Layout, Value
+from tilewright.partition.layout import channels_last, kernel_layouts
+
+
+def chosen(graph: Graph) -> dict[str, bool]:
+    """By name of the op: whether its result has its channels innermost."""
+    known: dict[Value, Layout] = dict(graph.layouts)
+    for op in graph.ops:
+        for v, strides in zip(op.outputs, op.call.strides if op.call is not None else (), strict=False):
+            known[v] = Layout(strides)
+    found = kernel_layouts(graph, known)
+    for v, layout in found.items():
+        assert layout.strides == channels_last(v.shape)
+    return {op.name: op.output in found for op in graph.ops if op.expr is not None}
+
+
+class Net(nn.Module):
+    """A convolution, then a function of it."""
+
+    def __init__(self, after: object, before: object = None) -> None:
+        super().__init__()
+        self.layer, self.after, self.before = nn.Conv2d(3, 32, 3), after, before
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.layer(x if self.before is None else self.before(x)))  # type: ignore[operator]
+
+
+def of(after: object, before: object = None, shape: tuple[int, ...] = (2, 3, 12, 10)) -> dict[str, bool]:
+    x = torch.randn(shape)
+    return chosen(fast(captured(Net(after, before).eval(), [x])))
+
+
+def test_elementwise_ops_pools_and_sums_follow_the_convolution() -> None:
+    found = of(lambda y: F.max_pool2d(F.relu(y), 2).relu().sum((2, 3)))
+    assert found["relu"] and found["max_pool"]
+    assert not found["sum"]  # rank 2
+
+
+def test_what_a_convolution_reads_is_stored_as_it_wants_it() -> None:
+    assert of(lambda y: y.sum((1, 2, 3)), before=lambda x: x * 2 + 1)["add"]
+
+
+def test_outputs_keep_the_strides_of_the_program() -> None:
+    assert not of(lambda y: torch.relu(y))["relu"]
+
+
+def test_a_broadcast_operand_has_no_say() -> None:
+    found = of(lambda y: (y * torch.sigmoid(y.mean((2, 3), keepdim=True))).exp().sum((2, 3)))
+    assert found["mul"] and found["exp"]
+
+
+def test_without_convolutions_everything_is_dense() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.max_pool2d(torch.relu(x), 2).sum((2, 3))
+
+    assert not any(chosen(fast(captured(Plain(), [torch.randn(2, 8, 12, 10)]))).values())
+
+
+def test_strides_of_channels_last() -> None:
+    shape = tuple(dims.integer(n) for n in (2, 3, 4, 5))
+    want = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last).stride()
+    assert tuple(dims.static(s) for s in channels_last(shape)) == want
