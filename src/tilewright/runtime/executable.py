@@ -36,6 +36,7 @@ PLANS = 256
 
 Argument = Tensor | int | float | bool
 Result = Tensor | int | float | bool | None
+Quick = Callable[[list[Argument]], list[Result] | None]
 
 
 def _is_quick(plan: Plan) -> bool:
@@ -66,7 +67,7 @@ class Bound:
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        self.ordered = self.order == tuple(range(len(self.first.outputs)))
+        self.run: Quick | None = self.quick_run() if self.quick else None
 
     def workspace(self) -> Workspace:
         """One that nobody uses."""
@@ -75,29 +76,36 @@ class Bound:
         except IndexError:
             return Workspace(self.first, self.constants)
 
-    def run_quick(self, args: list[Argument]) -> list[Result] | None:
-        """The whole run where `quick`; None if an input lies in memory in another way than compiled for."""
-        workspace = self.workspace()
-        bases = workspace.bases
-        for k, b, strides in self.inputs:
-            t = cast(Tensor, args[k])
-            if t.stride() != strides:
-                self.free.append(workspace)
-                return None
-            bases[b] = t.data_ptr()
-        made: list[Result] = []
-        for b, shape, strides, dtype in self.first.outputs:
-            t = empty_strided(shape, strides, dtype)
-            bases[b] = t.data_ptr()
-            made.append(t)
-        for run in workspace.runs:
-            code = run()
-            if code:
-                raise_error(code)
-        args.clear()
-        if self.keep:
-            self.free.append(workspace)
-        return made if self.ordered else [made[k] for k in self.order]
+    def quick_run(self) -> Quick:
+        """The whole run where `quick`, as a function with everything at hand. It gives None if an input lies in memory
+        in another way than compiled for."""
+        inputs, outputs, free, order = self.inputs, self.first.outputs, self.free, self.order
+        ordered = order == tuple(range(len(outputs)))
+
+        def run(args: list[Argument]) -> list[Result] | None:
+            workspace = self.workspace()
+            bases = workspace.bases
+            for k, b, strides in inputs:
+                t = cast(Tensor, args[k])
+                if t.stride() != strides:
+                    free.append(workspace)
+                    return None
+                bases[b] = t.data_ptr()
+            made: list[Result] = []
+            for b, shape, strides, dtype in outputs:
+                t = empty_strided(shape, strides, dtype)
+                bases[b] = t.data_ptr()
+                made.append(t)
+            for launch in workspace.runs:
+                code = launch()
+                if code:
+                    raise_error(code)
+            args.clear()
+            if self.keep:
+                free.append(workspace)
+            return made if ordered else [made[k] for k in order]
+
+        return run
 
 
 class Executable:
@@ -141,8 +149,8 @@ class Executable:
         bound = self._recent if self._fixed else None
         if bound is None:
             bound = self._bind(args)
-        if bound.quick and out is None:
-            made = bound.run_quick(args)
+        if bound.run is not None and out is None:
+            made = bound.run(args)
             if made is not None:
                 return made
         tensors = self._template[:]

@@ -90,9 +90,13 @@ class NativeUnit:
         if self._fixed:
             return lambda table=table: launch(address)
         threads = torch.get_num_threads
+        last = 1
 
         def run() -> int:
-            table.threads = sign * threads()
+            nonlocal last
+            now = threads()
+            if now != last:
+                table.threads, last = sign * now, now
             return launch(address)
 
         return run
