@@ -19,6 +19,9 @@ from .harness import library_calls, same, trace
 pytest.importorskip("expecttest")  # torch's own test tools import it
 
 SAMPLES = 2
+INEXACT = ("grid_sample",)
+"""Ops for which eager computes places in the half type, and we in fp32: results differ by more than roundings."""
+
 UNDEFINED = ("empty", "new_empty", "uninitialized")
 """Ops whose result has no defined elements."""
 
@@ -56,6 +59,8 @@ def _outcome(op: object, sample: object, dtype: torch.dtype) -> str:
         return "library: " + ", ".join(sorted(set(calls)))
     if any(word in op.name for word in UNDEFINED):  # type: ignore[attr-defined]
         return "undefined"
+    if dtype.itemsize == 2 and any(word in op.name for word in INEXACT):  # type: ignore[attr-defined]
+        return "inexact"
     with np.errstate(all="ignore"):
         got = run_graph(graph, [t if t.dtype is torch.bfloat16 else t.numpy() for t in given])
     tensors = [g for g in got if not isinstance(g, (int, float))]
