@@ -342,6 +342,7 @@ def test_bind_by_position_and_name() -> None:
         ([np.array([["a"]])], {}, "dtype"),
         ([[1.0, 2.0]], {}, "is a list"),
         ([None], {}, "is a NoneType"),
+        ([torch.zeros(2, 3, device="meta")], {}, "is on meta, the model on cpu"),
     ],
 )
 def test_bind_errors(args: list[object], kwargs: dict[str, object], message: str) -> None:

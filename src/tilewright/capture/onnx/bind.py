@@ -22,9 +22,17 @@ def bind_inputs(
     """The inputs of `module` as tensors, in its own order.
 
     `args` by position, `kwargs` by the model's input names; numpy arrays share memory where they can. Raises
-    InputError (place: the input's name) for a missing, doubled or unknown input, a wrong rank, dtype or size.
+    InputError (place: the input's name) for a missing, doubled or unknown input, a wrong rank, dtype, size or
+    device.
     """
     specs = module.input_specs
+    if not kwargs and len(args) == len(specs):
+        for spec, value in zip(specs, args, strict=True):
+            if not spec.admits(value):
+                break
+        else:
+            _check_devices(module, args)  # type: ignore[arg-type]
+            return tuple(args)  # type: ignore[return-value]
     names = [s.name for s in specs]
     if len(args) > len(specs):
         raise _error(
@@ -46,7 +54,24 @@ def bind_inputs(
     missing = [n for n in names if n not in given]
     if missing:
         raise _error(f"missing input {', '.join(map(repr, missing))}", missing[0], f"pass {missing[0]}=...")
-    return tuple(_check(spec, _tensor(spec, given[spec.name])) for spec in specs)
+    bound = tuple(_check(spec, _tensor(spec, given[spec.name])) for spec in specs)
+    _check_devices(module, bound)
+    return bound
+
+
+def _check_devices(module: OnnxModule, bound: Sequence[Tensor]) -> None:
+    """InputError unless all inputs lie where the weights lie (or where the first input lies)."""
+    held = module.device()
+    for spec, value in zip(module.input_specs, bound, strict=True):
+        if spec.dtype is None:
+            continue
+        held = held or value.device
+        if value.device != held:
+            raise _error(
+                f"input {spec.name!r} is on {value.device}, the model on {held}",
+                spec.name,
+                f"move the input to {held}, or the model to {value.device}",
+            )
 
 
 def _error(message: str, place: str, hint: str) -> InputError:

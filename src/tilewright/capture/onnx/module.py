@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 import torch
@@ -34,6 +35,20 @@ class InputSpec:
     name: str
     dtype: torch.dtype | None
     dims: tuple[int | str | None, ...] | None
+
+    @cached_property
+    def fixed(self) -> tuple[tuple[int, int], ...]:
+        """(dim, size) of the sizes that the model fixes."""
+        return tuple((i, d) for i, d in enumerate(self.dims or ()) if isinstance(d, int))
+
+    def admits(self, value: object) -> bool:
+        """Whether a value is a tensor of the declared dtype, rank and fixed sizes."""
+        if not isinstance(value, Tensor) or value.dtype != self.dtype:
+            return False
+        if self.dims is None:
+            return True
+        shape = value.shape
+        return len(shape) == len(self.dims) and all(shape[i] == n for i, n in self.fixed)
 
 
 class OnnxModule(ProgramModule):

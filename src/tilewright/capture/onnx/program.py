@@ -94,6 +94,14 @@ class ProgramModule(torch.nn.Module):
         """The constants in the order of `constant_slots`."""
         return [getattr(self, f"p{i}") for i in range(len(self.constant_slots))]
 
+    def device(self) -> torch.device | None:
+        """Where the constants lie; None without constants."""
+        return self.get_constant(0).device if self.constant_slots else None
+
+    def get_constant(self, index: int) -> torch.Tensor:
+        """One constant."""
+        return getattr(self, f"p{index}")
+
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Run the program."""
         if len(inputs) != len(self.program.inputs):

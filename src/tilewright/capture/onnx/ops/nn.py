@@ -11,6 +11,7 @@ from torch import Tensor
 from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values import (
     Dim,
+    Host,
     broadcast_dims,
     dense,
     has_symbols,
@@ -224,8 +225,6 @@ def dropout(
     x: Tensor, ratio: object = None, training: object = None, *, seed: int = 0, outputs: int
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Identity unless the training input is true."""
-    from tilewright.capture.onnx.values import Host
-
     if isinstance(training, Host) and bool(training.item()):
         rate = float(ratio.item()) if isinstance(ratio, Host) else 0.5  # type: ignore[arg-type]
         if rate > 0:
