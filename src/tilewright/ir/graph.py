@@ -91,8 +91,9 @@ class FrozenProduct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """softmax(scale * q k^T + mask) v for q [batch, heads, queries, depth], k and v [batch, heads (or fewer, shared), keys,
-    depth], as a task. `scale` None means 1 / sqrt(depth). A frozen mask is given here; with `masked` it is operand 3."""
+    """softmax(scale * q k^T + mask) v as a task, for q [batch, heads, queries, depth] and k and v [batch, heads (or
+    fewer, shared), keys, depth]. `scale` None means 1 / sqrt(depth). A frozen mask is given here; with `masked` it is
+    operand 3."""
 
     q: tuple[Expr, ...]
     k: tuple[Expr, ...]
