@@ -17,7 +17,7 @@ from tilewright.target import PRESETS, Target
 
 FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=fast -fPIC -shared
 -Wall -Wextra -Werror -Wno-unused-function -Wno-unused-const-variable -Wno-unused-variable
--Wno-unused-but-set-variable""".split()
+-Wno-unused-but-set-variable -Wno-tautological-compare""".split()
 
 SCRATCH = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,19 @@ from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer
-from tilewright.ir.program import Buffer, Compute, GridAxis, Load, Loop, Store, TileProgram, Var, value_of
+from tilewright.ir.program import (
+    Buffer,
+    Compute,
+    GridAxis,
+    Load,
+    Loop,
+    Stmt,
+    Store,
+    TileProgram,
+    Var,
+    rewrite_body,
+    value_of,
+)
 from tilewright.ir.reduction import moments, sum_
 from tilewright.target import preset
 
@@ -153,3 +166,14 @@ def test_one_value_may_be_stored_once_for_all_lanes() -> None:
     body = (Load(v, x, integer(0)), Store(y, integer(0), value_of(v), (c,), call("lt", axis(c), integer(20))))
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, body),), lane=c)
     assert "if ((20 - a0) > 0) put(b1, v0);" in emit_unit([program], (), WIDE).text
+
+
+def test_a_value_is_rounded_once_when_it_is_stored() -> None:
+    program = elementwise(integer(64), (f16,), f16, lambda x: cast(x, f32), tile=16)
+    v = next(s for s in program.statements() if isinstance(s, Compute)).var
+
+    def narrowed(s: Stmt) -> list[Stmt] | None:
+        return [replace(s, value=call("narrow", value_of(v), dtype=f16))] if isinstance(s, Store) else None
+
+    text = emit_unit([replace(program, body=rewrite_body(program.body[:1], narrowed))], (), WIDE).text
+    assert "convert<half>" not in text and "store(b1 + a1, v1);" in text

@@ -200,7 +200,8 @@ class Expressions:
         if e.dtype.is_float and self.style.exact:
             return self._exact_literal(value)
         if e.dtype.is_float:
-            return float_literal(float(value), e.dtype.bytes < 8)
+            text = float_literal(float(value), e.dtype.bytes < 8)
+            return f"({text})" if text.startswith("-") else text
         if value == -(1 << 63):
             return "(-9223372036854775807 - 1)"
         text = f"{int(value)}" if value >= 0 else f"({int(value)})"
