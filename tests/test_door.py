@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright.errors import InputError, TilewrightError, UnsupportedError
+from tilewright.errors import CompilerMissing, InputError, TilewrightError, UnsupportedError, VerifyError
 
 
 @pytest.fixture(autouse=True)
@@ -450,3 +450,28 @@ def test_an_exported_program_keeps_its_conditions() -> None:
     close(compiled(torch.ones(20)), torch.full((20,), 2.0))
     with pytest.raises(InputError):
         compiled(torch.ones(3))
+
+
+@pytest.mark.parametrize("error", [UnsupportedError, VerifyError])
+def test_a_graph_that_a_phase_refuses_runs_as_captured(
+    monkeypatch: pytest.MonkeyPatch, error: type[TilewrightError]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error("not today", phase="capture")
+
+    monkeypatch.setattr("tilewright.compiler.from_fx", refuse)
+    x, y = torch.randn(3), torch.randn(3)
+    compiled = tilewright.compile(chain)
+    if error is VerifyError:
+        with pytest.warns(RuntimeWarning, match="not today"):
+            close(compiled(x, y), chain(x, y))
+    close(compiled(x, y), chain(x, y))
+    assert compiled.coverage.generated == 0 and "not today" in str(compiled.coverage)
+    assert tilewright.stats().fallbacks == 1
+    with pytest.raises(error):
+        tilewright.compile(chain, strict=True)(x, y)
+
+
+def test_the_compiler_that_options_name_must_work() -> None:
+    with pytest.raises(CompilerMissing):
+        tilewright.compile(chain, options={"compiler": "no-such-compiler"})(torch.ones(2), torch.ones(2))

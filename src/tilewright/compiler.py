@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.emit.cpp import emit_unit
-from tilewright.errors import UnsupportedError
+from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
@@ -113,25 +113,27 @@ def compile_fx(
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
     `trusted` says that the caller checks sizes and types on each call; else sizes must fulfil `conditions`. A graph
-    that capture refuses runs as it was captured, and without a C++ compiler every op runs as a library call; the
-    coverage says so. Raises UnsupportedError under `strict`."""
+    that some phase refuses runs as it was captured (with a warning if the refusal is a defect of ours), and without a
+    C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError under `strict`, and
+    CompilerMissing if the compiler that the options name does not work."""
     run = Recorder()
     try:
         with _guard_free(gm):
             graph = run("capture", lambda: from_fx(gm, frozen=frozen))
             made = _generated(run, graph, options, output_aliases(gm), traced_sizes(gm))
-    except UnsupportedError as refused:
-        if options.strict:
+    except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
+        if options.strict or isinstance(refused, CompilerMissing):
             raise
+        if not isinstance(refused, UnsupportedError):
+            warnings.warn(
+                f"runs as captured, without generated code: {refused}", RuntimeWarning, stacklevel=2
+            )
         STATS.fallbacks += 1
         return Compiled(Captured(gm, frozen or {}), captured_coverage(gm, refused.message), run.trace)
-    coverage = coverage_of(made.cover)
-    if options.strict:
-        refuse_needed(coverage)
     constants = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     STATS.graphs += 1
     executable = Executable(made.plan, constants, made.unit, trusted=trusted, conditions=conditions)
-    return Compiled(executable, coverage, run.trace, made.kernels)
+    return Compiled(executable, coverage_of(made.cover), run.trace, made.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _generated(
             stacklevel=2,
         )
         cover = run("partition", lambda: library_cover(graph))
+        _check_strict(cover, options)
         return _Made(cover, run("plan", lambda: build_plan(cover, {}, aliases=aliases)))
     target = host_target()
     solver = Solver(target, options)
@@ -166,6 +169,7 @@ def _generated(
     fast = run("specialise", lambda: normalise(specialise(normal, own), evaluate))
     parted = run("split", lambda: split_folds(fast, solver.price))
     cover = run("partition", lambda: partition(parted, solver.price))
+    _check_strict(cover, options)
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
     programs = list({id(s.program): s.program for s in scheduled}.values())
@@ -194,9 +198,9 @@ def _built(
     return run("load", lambda: NativeUnit(path, store, options))
 
 
-def refuse_needed(coverage: Coverage) -> None:
-    """Raise UnsupportedError if a library call is there by need and of no kind that `strict` admits."""
-    bad = coverage.refused()
+def _check_strict(cover: Cover, options: Options) -> None:
+    """Under `strict`, raise UnsupportedError if a library call is there by need and of no kind that is admitted."""
+    bad = coverage_of(cover).refused() if options.strict else ()
     if bad:
         raise UnsupportedError(
             f"strict: {', '.join(bad)} would run as library calls", phase="partition",
