@@ -35,5 +35,7 @@ def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
 def traced_sizes(gm: fx.GraphModule) -> dict[str, int]:
     """The sizes that the symbols of a captured graph had when it was traced, as far as they are known."""
     env = shape_env(gm)
-    held = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", None) or {}
+    held = getattr(env, "backed_var_to_val", None)
+    if held is None:  # torch 2.11
+        held = getattr(env, "var_to_val", None) or {}
     return {str(symbol): int(value) for symbol, value in held.items()}
