@@ -312,6 +312,23 @@ void (*parallel)(void (*task)(void*, i64, i64, i64), void* context, i64 count, i
 void (*resize)(i64 n, int pin);
 }  // namespace
 
+namespace {
+// Into how many blocks of at most `most` rows to cut, so that the threads end together: the pool hands out at most eight
+// pieces for each thread, and a strip of rows costs the same whether it is full or not.
+i64 blocks_for(i64 rows, i64 most, i64 panels, i64 threads) {
+  const i64 least = (rows + most - 1) / most, all = 8 * threads;
+  if (threads == 1) return least;
+  i64 best = least, best_cost = -1;
+  for (i64 b = least; b <= least + 24 && b * down <= rows + down; b++) {
+    const i64 tasks = b * panels, each = tasks < 2 * threads ? 1 : (tasks - 1) / all + 1;
+    const i64 pieces = (tasks + each - 1) / each, busiest = min(tasks, (pieces + threads - 1) / threads * each);
+    const i64 strips = ((rows + b - 1) / b + down - 1) / down, cost = busiest * (8 * strips + 1);
+    if (best_cost < 0 || cost < best_cost) best = b, best_cost = cost;
+  }
+  return best;
+}
+}  // namespace
+
 // Addresses of the thread pool's functions; called once, before anything else.
 TW_API void tw_attach(void* parallel_at, void* resize_at) {
   parallel = (decltype(parallel))parallel_at;
@@ -346,12 +363,9 @@ TW_API void tw_product(const Product* p, const float* x, i64 rows, i64 stride, c
   resize(threads < 0 ? -threads : threads, threads < 0);
   if (threads < 0) threads = -threads;
   const i64 panels = (p->columns + panel - 1) / panel, length = p->inner * p->taps;
-  // Inputs of a block stay in a core's cache beside a panel of weights; enough tasks for all threads.
-  i64 block = min(most_rows, max(i64(down), (1 << 17) / max(i64(1), p->inner) / down * down));
-  const i64 tasks = threads == 1 ? 1 : 6 * threads;
-  while (block > 4 * down && (rows + block - 1) / block * panels < tasks) block = block / 2 / down * down;
-  const i64 blocks = (rows + block - 1) / block;
-  block = (rows + blocks - 1) / blocks;
+  // Inputs of a block stay in a core's cache beside a panel of weights.
+  const i64 most = min(most_rows, max(i64(down), (1 << 17) / max(i64(1), p->inner) / down * down));
+  const i64 blocks = blocks_for(rows, most, panels, threads), block = (rows + blocks - 1) / blocks;
   Run run = {p, x, added, out, rows, stride, (rows + block - 1) / block, block, panels, 0};
   run.by_panel = length * p->columns > rows * p->inner;
   const i64 work_of_task = 2 * block * panel * length, grain = max(i64(1), 200000 / max(i64(1), work_of_task));

@@ -1,0 +1,115 @@
+"""Products, convolutions and attention in native code against torch, on sizes that fit no tile."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tilewright.ir import dims
+from tilewright.ir.graph import FrozenProduct, LibraryCall
+from tilewright.options import Options
+from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.device import host_target
+from tilewright.runtime.product import Products
+
+
+@functools.cache
+def products(threads: int) -> Products:
+    options = Options.make({"threads": threads})
+    return Products(host_target(), Store(default_root(options)), options)
+
+
+def sizes(t: Tensor) -> tuple[dims.Expr, ...]:
+    return tuple(map(dims.integer, t.shape))
+
+
+def linear(weight: Tensor, bias: Tensor | None, x: Tensor, threads: int = 2) -> LibraryCall:
+    made = products(threads)(FrozenProduct(weight, bias, sizes(x), sizes(F.linear(x, weight, bias))))
+    assert made is not None
+    return made
+
+
+def close(ours: object, want: Tensor) -> None:
+    assert isinstance(ours, Tensor) and ours.shape == want.shape
+    torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-4)  # sums of size 20
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 95, 97, 200])
+def test_any_number_of_rows_columns_and_inputs(rows: int) -> None:
+    for columns, inner in itertools.product((1, 15, 33, 64, 200), (1, 7, 192, 193, 400)):
+        x, w, b = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
+        close(linear(w, b, x).function(x), F.linear(x.double(), w.double(), b.double()))
+
+
+def test_strided_weights_and_inputs_are_taken_as_they_are() -> None:
+    x, w = torch.randn(70, 60).t(), torch.randn(2, 70, 90).select(0, 1).t()
+    close(linear(w, None, x).function(x), F.linear(x.double(), w.double()))
+
+
+def test_an_empty_batch_has_an_empty_result() -> None:
+    w = torch.randn(40, 30)
+    assert linear(w, None, torch.randn(3, 30)).function(torch.empty(0, 30)).shape == (0, 40)  # type: ignore[attr-defined]
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
+    x, w = torch.randn(130, 500), torch.randn(300, 500)
+    one, two, four = (linear(w, None, x, threads).function(x) for threads in (1, 2, 4))
+    assert torch.equal(one, two) and torch.equal(one, four)  # type: ignore[arg-type]
+
+
+def test_the_error_does_not_grow_as_in_one_long_sum() -> None:
+    x, w = torch.randn(64, 4000), torch.randn(64, 4000)
+    exact = x.double() @ w.double().t()
+    ours = linear(w, None, x).function(x)
+    assert isinstance(ours, Tensor)
+    error, eager = ((t.double() - exact).square().mean().sqrt() for t in (ours, x @ w.t()))
+    assert error <= 1.5 * eager
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        ((1, 1), 1, 0, 1),
+        ((3, 3), 1, 1, 1),
+        ((3, 3), 2, 1, 1),
+        ((1, 1), 2, 0, 1),
+        ((3, 2), 1, 2, 2),
+        ((5, 5), 3, 4, 1),
+    ],
+)
+@pytest.mark.parametrize("groups", [1, 32])
+def test_convolutions(kernel: tuple[int, int], stride: int, padding: int, dilation: int, groups: int) -> None:
+    w, b = torch.randn(32, 32 // groups, *kernel), torch.randn(32)
+    for shape in [(1, 32, 12, 9), (3, 32, 5, 6), (2, 32, 25, 7)]:
+        x = torch.randn(shape)
+        want = F.conv2d(x.double(), w.double(), b.double(), stride, padding, dilation, groups)
+        pair = (stride, stride), (padding, padding), (dilation, dilation)
+        made = products(2)(FrozenProduct(w, b, sizes(x), sizes(want), *pair, groups))
+        if groups > 1 and kernel == (5, 5):
+            assert made is None
+            continue
+        assert made is not None
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            ours = made.function(given)
+            close(ours, want)
+            assert ours.is_contiguous(memory_format=torch.channels_last)  # type: ignore[attr-defined]
+
+
+def test_what_the_library_does_better_is_left_to_it() -> None:
+    def ask(w: Tensor, groups: int = 1) -> LibraryCall | None:
+        x = torch.randn(1, w.shape[1] * groups, 9, 9)
+        pair = (1, 1), (0, 0), (1, 1)
+        return products(2)(
+            FrozenProduct(w, None, sizes(x), sizes(F.conv2d(x, w.float(), groups=groups)), *pair, groups)
+        )
+
+    assert ask(torch.randn(32, 3, 3, 3)) is None  # runs of three floats
+    assert ask(torch.randn(32, 16, 3, 3), groups=2) is None
+    assert ask(torch.randn(32, 16, 3, 3)) is not None
+    assert ask(torch.randn(32, 16, 3, 3).double()) is None
+    assert ask(torch.full((32, 16, 3, 3), float("inf"))) is None
