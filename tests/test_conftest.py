@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import conftest
+from tests import conftest
 
 
 def test_every_test_has_an_empty_cache_of_its_own() -> None:

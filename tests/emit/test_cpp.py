@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Unit, build
-from programs import M, N, column_sum, elementwise, row_sum, softmax
+from tests.emit.harness import Unit, build
+from tests.emit.programs import M, N, column_sum, elementwise, row_sum, softmax
 
 from tilewright.emit.cpp import emit_units
 from tilewright.ir.dtype import f32

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Unit, build
-from programs import M, N, column_sum, elementwise, peeled, row_sum, softmax
 from test_cpp_memory import matmul, row_and_column, scan, transpose
+from tests.emit.harness import Unit, build
+from tests.emit.programs import M, N, column_sum, elementwise, peeled, row_sum, softmax
 
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.exact import ELEMENT, EXACT, equal, exact_random

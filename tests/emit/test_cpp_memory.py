@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import build, same_as_interpreter
-from programs import M, N, Vars, below, peeled, row_sum, size
+from tests.emit.harness import build, same_as_interpreter
+from tests.emit.programs import M, N, Vars, below, peeled, row_sum, size
 
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_, f16, f32, f64, i32, i64

@@ -7,8 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from harness import build, same_as_interpreter
-from programs import N, elementwise
+from tests.emit.harness import build, same_as_interpreter
+from tests.emit.programs import N, elementwise
 
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32, f64, i16, i32, i64, u8

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import numpy as np
-from harness import build, same_as_interpreter
-from programs import M, N, Vars, peeled
+from tests.emit.harness import build, same_as_interpreter
+from tests.emit.programs import M, N, Vars, peeled
 
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir import dims

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import FLAGS
-from programs import M, N, dot_tiles, elementwise, row_sum, softmax
+from tests.emit.harness import FLAGS
+from tests.emit.programs import M, N, dot_tiles, elementwise, row_sum, softmax
 
 from tilewright.emit.cpp import INCLUDE, emit_unit
 from tilewright.errors import UnsupportedError
