@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
-from tilewright.emit.cpp import emit_unit
+from tilewright.emit.cpp import emit_unit, emit_units
 from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op
@@ -186,10 +186,10 @@ def _generated(
 def _built(
     run: Recorder, programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options
 ) -> NativeUnit:
-    source = run("emit", lambda: emit_unit(programs, symbols, target))
+    sources = run("emit", lambda: emit_units(programs, symbols, target))
     store = Store(default_root(options))
     start = time.time()
-    path = run("build", lambda: build([source], target, store, options))
+    path = run("build", lambda: build(list(sources), target, store, options))
     if path.stat().st_mtime < start - 1:
         STATS.cache_hits += 1
     else:
