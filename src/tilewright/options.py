@@ -55,9 +55,6 @@ class Options:
     pin_threads: bool = False
     """Pin worker threads to cores. For benchmarks on quiet machines; changes no thread of the caller."""
 
-    index_checks: bool = True
-    """Raise `IndexOutOfRange` for an index from data that lies outside; off: the caller rules it out."""
-
     @classmethod
     def make(
         cls, given: Mapping[str, object] | Self | None = None, environ: Mapping[str, str] | None = None
@@ -126,7 +123,6 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),
     "pin_threads": (_is_flag, "true or false"),
-    "index_checks": (_is_flag, "true or false"),
 }
 
 
