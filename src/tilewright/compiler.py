@@ -166,7 +166,7 @@ def _generated(
     chosen = run("select", lambda: select(frozen))
     normal = run("normalise", lambda: normalise(chosen, evaluate))
     own = maker(target, Store(default_root(options)), options)
-    fast = run("specialise", lambda: normalise(specialise(normal, own), evaluate))
+    fast = run("specialise", lambda: normalise(specialise(normal, target, own), evaluate))
     parted = run("split", lambda: split_folds(fast, solver.price))
     cover = run("partition", lambda: partition(parted, solver.price))
     _check_strict(cover, options)

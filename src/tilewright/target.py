@@ -87,6 +87,8 @@ class Target:
     compiler_flags: tuple[str, ...] = ()
     """Flags that select the instruction set; semantics flags belong to the builder."""
     matrix_units: tuple[MatrixUnit, ...] = ()
+    slow_products: bool = False
+    """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
     def __post_init__(self) -> None:
         kinds = [level.kind for level in self.levels]

@@ -21,6 +21,7 @@ from tilewright.rewrite import interpret, normalise
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import host_target
 from tilewright.runtime.product import Products
+from tilewright.target import PRESETS, Target
 
 
 @functools.cache
@@ -55,9 +56,11 @@ def captured(
     )
 
 
-def fast(graph: Graph, maker: Maker | None = None, *, exact: bool = True) -> Graph:
+def fast(
+    graph: Graph, maker: Maker | None = None, *, exact: bool = True, target: Target = PRESETS["x86-64-v4"]
+) -> Graph:
     """The graph as it goes into fusion."""
-    done = specialise(normalise(select(graph), interpret), maker, exact=exact)
+    done = specialise(normalise(select(graph), interpret), target, maker, exact=exact)
     done.verify()
     return normalise(done, interpret)
 

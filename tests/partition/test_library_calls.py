@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Maker
+from tilewright.target import PRESETS
 
 MAKERS = pytest.mark.parametrize("own", [False, True], ids=["library", "own"])
 ACTIVATIONS = {
@@ -268,20 +269,17 @@ def test_weights_that_are_not_finite_stay_with_the_library() -> None:
     assert calls(fast(captured(m, [x]), products())) == ["onednn.convolution"]
 
 
-def test_weights_that_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_inputs() -> None:
     """Where torch's own products are slow, large ones take the other library; few rows stay."""
-    from tilewright.capture.aten import onednn
-
     m, x = nn.Linear(300, 400).eval(), torch.randn(2, 40, 300)
     others = [p.detach() for p in m.parameters()]
     for slow, name in ((True, "onednn.linear"), (False, "aten.addmm")):
-        monkeypatch.setattr(onednn, "_slow_products", functools.partial(bool, slow))
-        g = fast(captured(m, [x], frozen=False))
+        target = replace(PRESETS["x86-64-v4"], slow_products=slow)
+        g = fast(captured(m, [x], frozen=False), target=target)
         assert calls(g) == [name]
         agrees(g, m, [x], *others)
-    monkeypatch.setattr(onednn, "_slow_products", lambda: True)
-    few = torch.randn(3, 300)
-    assert calls(fast(captured(m, [few], frozen=False))) == ["aten.addmm"]
+    few, target = torch.randn(3, 300), replace(PRESETS["x86-64-v4"], slow_products=True)
+    assert calls(fast(captured(m, [few], frozen=False), target=target)) == ["aten.addmm"]
 
 
 def test_a_weight_seen_through_views_is_frozen() -> None:

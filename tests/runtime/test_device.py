@@ -136,7 +136,21 @@ def test_host_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
     assert sizes[MemoryKind.SHARED] == 2 * 2**20
 
 
+@pytest.mark.parametrize(
+    ("vendor", "mkl", "slow"),
+    [("AuthenticAMD", True, True), ("AuthenticAMD", False, False), ("GenuineIntel", True, False)],
+)
+def test_where_products_are_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, mkl: bool, slow: bool
+) -> None:
+    cpuinfo = system(tmp_path, V3) / "proc/cpuinfo"
+    cpuinfo.write_text(f"vendor_id\t: {vendor}\n{cpuinfo.read_text()}")
+    monkeypatch.setattr(device.torch.backends.mkl, "is_available", lambda: mkl)
+    assert device.host_target(tmp_path, "x86_64").slow_products is slow
+
+
 def test_host_target_without_facts(tmp_path: Path) -> None:
+    assert not device.host_target(tmp_path, "x86_64").slow_products
     assert device.host_target(tmp_path, "AMD64").name == "x86-64"
     assert device.host_target(tmp_path, "aarch64").name == "aarch64"
     assert device.host_target(tmp_path, "arm64").vector_bytes == 16

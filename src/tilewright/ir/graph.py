@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..target import Target
 from . import dims
 from .dtype import DType
 from .expr import Axis, Expr, axis, read
@@ -50,12 +51,12 @@ class LibraryCall:
     "no declaration". `pure` calls may be dropped or repeated.
 
     The rest is what capture knows of faster forms. `specialise` gets the call itself, the frozen tensors by operand
-    number, and a maker of products if there is one; it returns a faster call on the operands that are left
-    (renumbered in order), or None. `epilogues` are pointwise ops that the call can do on its one result. `wants` are
-    the strides that it would like its operands to have (None: any). With `rows`, operand number `rows` and the result
-    may have any leading dims in place of one (the result is dense). `channel` is the dim of the result along which a
-    bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own, None if
-    only the callable's schema tells."""
+    number, a maker of products if there is one, and the machine; it returns a faster call on the operands that are
+    left (renumbered in order), or None. `epilogues` are pointwise ops that the call can do on its one result. `wants`
+    are the strides that it would like its operands to have (None: any). With `rows`, operand number `rows` and the
+    result may have any leading dims in place of one (the result is dense). `channel` is the dim of the result along
+    which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
+    None if only the callable's schema tells."""
 
     name: str
     function: Callable[..., object]
@@ -107,7 +108,7 @@ Maker = Callable[[FrozenProduct | Attention], LibraryCall | None]
 """Gives a call for a product on its one operand x, or for attention on its operands, or None if it has none that is
 faster than the library's."""
 
-Specialise = Callable[[LibraryCall, Mapping[int, object], Maker | None], LibraryCall | None]
+Specialise = Callable[[LibraryCall, Mapping[int, object], Maker | None, Target], LibraryCall | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,37 +18,38 @@ from ..ir.pattern import COMMUTATIVE, Rewriter
 from ..ir.tensor import TensorExpr, output_axes
 from ..rewrite.normalise import compose_views, substitute_values
 from ..rewrite.rules import IEEE_RULES
+from ..target import Target
 from .library import live
 
 LONGEST = 8
 """Pointwise ops that may become one epilogue."""
 
 
-def specialise(graph: Graph, maker: Maker | None = None, *, exact: bool = True) -> Graph:
-    """The graph with every library call in the fastest form that its frozen operands and its readers allow; `maker`
-    may have code of its own for products with frozen weights.
+def specialise(graph: Graph, target: Target, maker: Maker | None = None, *, exact: bool = True) -> Graph:
+    """The graph with every library call in the fastest form that its frozen operands and its readers allow on the
+    machine `target`; `maker` may have code of its own for products with frozen weights.
 
     Runs after library selection on a normalised graph. With `exact`, no epilogue is taken that turns NaN into a
     number where the op itself does not."""
-    graph = live(unflatten(pack(graph, maker)))
+    graph = live(unflatten(pack(graph, target, maker)))
     return live(absorb(graph, exact=exact))
 
 
 # --- frozen operands -----------------------------------------------------------------------------
 
 
-def pack(graph: Graph, maker: Maker | None = None) -> Graph:
+def pack(graph: Graph, target: Target, maker: Maker | None = None) -> Graph:
     """Calls replaced by what they become when they know their frozen operands (constants, or views of them)."""
     frozen = _Frozen(graph)
-    return graph.with_ops([_packed(op, frozen, maker) for op in graph.ops])
+    return graph.with_ops([_packed(op, frozen, target, maker) for op in graph.ops])
 
 
-def _packed(op: Op, frozen: _Frozen, maker: Maker | None) -> Op:
+def _packed(op: Op, frozen: _Frozen, target: Target, maker: Maker | None) -> Op:
     call = op.call
     if call is None or call.specialise is None:
         return op
     known = {k: t for k, v in enumerate(op.inputs) if (t := frozen.tensor(v)) is not None}
-    faster = call.specialise(call, known, maker)
+    faster = call.specialise(call, known, maker, target)
     if faster is None:
         return op
     return replace(op, call=faster, inputs=tuple(v for k, v in enumerate(op.inputs) if k not in known))

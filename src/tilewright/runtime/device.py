@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 from tilewright import emit
 from tilewright.emit.source import Source
@@ -138,6 +140,7 @@ def _environment() -> dict[str, str]:
 
 # --- the machine -----------------------------------------------------------
 
+ARM = frozenset({"aarch64", "arm64"})
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
@@ -149,7 +152,7 @@ def host_target(root: Path = Path("/"), machine: str | None = None) -> Target:
     `root` (where proc and sys are) and `machine` (as `platform.machine()`) are parameters for tests.
     """
     chip = (machine or platform.machine()).lower()
-    if chip in ("aarch64", "arm64"):
+    if chip in ARM:
         name = "aarch64"
     else:
         flags = _cpu_flags(root / "proc/cpuinfo")
@@ -159,7 +162,8 @@ def host_target(root: Path = Path("/"), machine: str | None = None) -> Target:
     memory = _memory_bytes(root / "proc/meminfo")
     if memory:
         sizes[MemoryKind.DEVICE] = memory
-    return preset(name).resized(cores=cores, capacities=sizes)
+    found = preset(name).resized(cores=cores, capacities=sizes)
+    return replace(found, slow_products=chip not in ARM and _slow_products(root / "proc/cpuinfo"))
 
 
 def _cores() -> int:
@@ -182,6 +186,12 @@ def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
         if name.strip() == "flags":
             return frozenset(value.split())
     return frozenset()
+
+
+def _slow_products(cpuinfo: Path) -> bool:
+    """Whether torch's matrix products are MKL's, which takes a slow path on processors that are not Intel's."""
+    text = _read(cpuinfo)
+    return "vendor_id" in text and "GenuineIntel" not in text and torch.backends.mkl.is_available()
 
 
 def _memory_bytes(meminfo: Path) -> int:

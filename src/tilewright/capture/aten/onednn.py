@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -20,6 +19,7 @@ from ...ir.dtype import f32
 from ...ir.expr import Expr, Symbol, slot, substitute
 from ...ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand, Specialise, Value
 from ...ir.ops.epilogue import activations, total
+from ...target import Target
 
 aten = torch.ops.aten
 onednn = torch.ops.mkldnn
@@ -64,7 +64,7 @@ _ATTENTIONS: dict[object, tuple[int, int]] = {
 
 def _attention(
     places: tuple[int, int], inputs: tuple[Value, ...], call: LibraryCall, frozen: Mapping[int, object],
-    maker: Maker | None,
+    maker: Maker | None, _: Target,
 ) -> LibraryCall | None:  # fmt: skip
     """Attention as the maker has it, if it has it."""
     given, (dropout, at_mask) = dict(call.kwargs), places
@@ -161,7 +161,7 @@ class _Product:
     shape: tuple[Expr, ...]
 
     def specialise(
-        self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None
+        self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None, target: Target
     ) -> LibraryCall | None:
         """The packed form if all but x is frozen, else the plain one; None where neither is faster."""
         args, slots = call.args, self.slots
@@ -177,7 +177,8 @@ class _Product:
         held = frozen.get(weight.index)
         work = _size(dims.mul(dims.integer(2), dims.prod(self.shape), self.inputs[x.index].shape[-1]))
         if held is None:
-            return None if frozen or work < SMALLEST_PLAIN else self.plain(x, weight, bias)
+            plain = target.slow_products and not frozen and work >= SMALLEST_PLAIN
+            return self.plain(x, weight, bias) if plain else None
         if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
             return None
         matrix = held.detach().t() if slots.transposed else held.detach()
@@ -189,7 +190,7 @@ class _Product:
 
     def plain(self, x: Operand, weight: Operand, bias: object) -> LibraryCall | None:
         """The product with a weight that may change from call to call."""
-        if not _slow_products() or bias is not None and not isinstance(bias, Operand):
+        if bias is not None and not isinstance(bias, Operand):
             return None
         vector = isinstance(bias, Operand) and len(self.inputs[bias.index].shape) == 1
         rows = dims.static(dims.prod(self.shape[:-1]))
@@ -206,15 +207,6 @@ def _size(e: Expr) -> int:
     """The value of a size; each symbol in it counts as 64."""
     symbols = [s.value for s in dims.symbols_of(e)]
     return dims.evaluate(e, {s.name: 64 for s in symbols if isinstance(s, Symbol)})
-
-
-@functools.cache
-def _slow_products() -> bool:
-    """Whether torch's own matrix products take MKL's slow path: on processors that are not Intel's."""
-    try:
-        return torch.backends.mkl.is_available() and "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 _linear = onednn._linear_pointwise.default
@@ -303,10 +295,11 @@ class _Convolve:
     shape: tuple[Expr, ...]
 
     def specialise(
-        self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None
+        self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None, target: Target
     ) -> LibraryCall | None:
         """The packed form, if all but x is frozen. A weight that is not packed gains nothing (and if it is large, much
         is lost where x has its channels innermost)."""
+        del target
         x, weight, bias, stride, padding, dilation, transposed, extra, groups = call.args[:9]
         if not isinstance(x, Operand) or not isinstance(weight, Operand) or x.index in frozen:
             return None
