@@ -1,0 +1,121 @@
+"""Facts about one call that the text or the build of a kernel may use: alignment, and how far offsets reach.
+
+A *variant* is one build of a kernel. The most special one that a call permits runs; the generic one always may.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.ir import dims
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Expr, Symbol, axes_of, conjuncts, walk
+from tilewright.ir.program import Load, Store, TileProgram, expressions
+
+ALIGNMENT = 16
+"""What an `aligned` variant knows pointers (in bytes) and some sizes (as numbers) to be multiples of."""
+
+NARROW_LIMIT = (1 << 31) - (1 << 20)
+"""Index arithmetic in 32 bits is right in calls where no `reach` is beyond it; a block may end beyond its extent."""
+
+RING = frozenset({"add", "sub", "mul", "neg"})
+"""Index arithmetic whose low 32 bits depend on the low 32 bits of its operands only."""
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """`aligned`: every pointer, and every size that `aligning` lists, is a multiple of 16. `wide`: offsets and sizes
+    are 64-bit integers, for calls in which a `reach` exceeds `NARROW_LIMIT`."""
+
+    aligned: bool = False
+    wide: bool = True
+
+
+GENERIC = Variant()
+"""Right for every call."""
+
+
+def variants(program: TileProgram) -> tuple[Variant, ...]:
+    """The variants that calls of `program` may need, most special first. With static sizes the width is known;
+    otherwise the last one is `GENERIC`."""
+    ends = reach(program)
+    limits = [] if ends is None else [dims.int_range(e) for e in ends]
+    narrow = ends is not None and all(low is None or low <= NARROW_LIMIT for low, _ in limits)
+    wide = ends is None or any(high is None or high > NARROW_LIMIT for _, high in limits)
+    widths = [w for w, possible in ((False, narrow), (True, wide)) if possible]
+    return tuple(Variant(aligned, w) for w in widths for aligned in (True, False))
+
+
+def reach(program: TileProgram) -> tuple[Expr, ...] | None:
+    """Numbers (expressions over symbols) that 32-bit index arithmetic would have to hold: a call in which none exceeds
+    `NARROW_LIMIT` may run a variant that is not wide. None if they are not known: every call needs a wide one."""
+    found = [b.size for b in program.params]
+    for e in _held(program):
+        low, high = dims.bounds(e)
+        if low is None or high is None or axes_of(low) or axes_of(high):
+            return None
+        found += [high, dims.mul(low, dims.integer(-1))]
+    fixed = [e for e in found if dims.static(e) is not None and (dims.static(e) or 0) <= NARROW_LIMIT]
+    return tuple(dict.fromkeys(e for e in found if e not in fixed))
+
+
+def is_index(e: Expr) -> bool:
+    """Whether `e` is an index expression: integers from axes, sizes and constants only."""
+    return e.dtype is i64 and all(x.dtype is i64 and x.op not in ("var", "slot") for x in walk(e))
+
+
+def _held(program: TileProgram) -> Iterator[Expr]:
+    """Index expressions whose very value matters, not just its low bits."""
+    yield from (g.extent for g in program.grid)
+    for s in program.statements():
+        offsets = (s.offset,) if isinstance(s, (Load, Store)) else ()
+        for e in expressions(s):
+            if is_index(e) and e not in offsets:
+                yield e
+            for x in walk(e):
+                if x.op not in RING or not is_index(x):
+                    yield from (a for a in x.args if is_index(a))
+
+
+def aligning(program: TileProgram) -> tuple[str, ...]:
+    """Names of the size symbols that an `aligned` variant needs to be multiples of 16: enough of them that each step
+    from one value of an axis to the next, and each end of a contiguous axis, is a multiple of 16 if it can be."""
+    wanted = {m for e in _steps(program) for m, c in dims.linear(e).items() if c % ALIGNMENT and m}
+    of = {m: [a.value.name for a in m if isinstance(a.value, Symbol)] for m in wanted}
+    counts = Counter(name for names in of.values() for name in set(names))
+    needed: set[str] = set()
+    for m in sorted(wanted, key=lambda m: (len(m), repr(m))):
+        names = of[m]
+        if names and len(names) == len(m) and not needed & set(names):
+            needed.add(max(names, key=lambda n: (counts[n], n)))
+    return tuple(sorted(needed))
+
+
+def _steps(program: TileProgram) -> Iterator[Expr]:
+    """Strides of accesses, and the bounds of axes along which an access is contiguous."""
+    contiguous: set[Expr] = set()
+    for s in program.statements():
+        if isinstance(s, (Load, Store)):
+            for a in axes_of(s.offset):
+                step = dims.coefficient(s.offset, a)
+                if step is dims.ONE:
+                    contiguous.add(a)
+                elif step is not None:
+                    yield step
+    for s in program.statements():
+        if isinstance(s, (Load, Store)):
+            for c in conjuncts(s.mask):
+                if c.op in COMPARISONS and all(is_index(a) for a in c.args):
+                    gap = dims.sub(c.args[0], c.args[1])
+                    if contiguous & axes_of(gap):
+                        yield dims.sub(gap, _axis_part(gap))
+
+
+def _axis_part(e: Expr) -> Expr:
+    """The terms of `e` that contain an axis."""
+    terms = ((m, c) for m, c in dims.linear(e).items() if any(axes_of(a) for a in m))
+    return dims.add(*(dims.mul(dims.integer(c), *m) for m, c in terms))
