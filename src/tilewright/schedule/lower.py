@@ -8,34 +8,29 @@ outputs only; pointwise expressions are evaluated on demand wherever they are ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ..ir import dims
-from ..ir.dtype import DType
-from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, rebuild, substitute, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
 from ..ir.program import (
     Buffer,
-    Check,
     Collapse,
     Compute,
     Declare,
     GridAxis,
-    Load,
     Loop,
     Place,
     Stmt,
-    Store,
     TileProgram,
     Update,
     Var,
     value_of,
 )  # fmt: skip
-from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
+from .evaluate import Evaluation, Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
 from .passes import pass_numbers
-from .predicate import Truths, decide
+from .predicate import Truths
 from .ranges import Piece, segments, split_range
 from .roles import block_length, check_roles, grain
 from .schedule import Role, Schedule
@@ -62,51 +57,13 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     return program
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Where an expression is held in scratch between passes."""
-
-    buffer: Buffer
-    offset: Expr
-
-
-@dataclass(slots=True)
-class _Scope:
-    """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
-    expressions with a place in scratch, those of them whose loop is complete, and conditions known to hold or not."""
-
-    memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
-    results: dict[tuple[int, int], Expr] = field(default_factory=dict)
-    bound: dict[Axis, int] = field(default_factory=dict)
-    tails: dict[Axis, Expr] = field(default_factory=dict)
-    kept: dict[Expr, _Kept] = field(default_factory=dict)
-    ready: set[Expr] = field(default_factory=set)
-    truths: dict[Expr, bool] = field(default_factory=dict)
-
-    def child(self) -> _Scope:
-        return _Scope(
-            dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready),
-            dict(self.truths),
-        )  # fmt: skip
-
-
-class _Lowering:
+class _Lowering(Evaluation):
     def __init__(self, form: Form, schedule: Schedule) -> None:
-        self.form, self.schedule = form, schedule
-        self.params = tuple(
-            Buffer(f"p{k}", v.dtype, size)
-            for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
-        )
+        super().__init__(form, schedule)
         self.scratch: list[Buffer] = []
-        self.out: list[Stmt] = []
-        self.scope = _Scope()
-        self.vars: dict[int, Var] = {}
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
-        self.shared = _shared([r for i in form.items for r in i.roots])
         self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
-        self.written: set[Expr] = set()
         self.states: dict[int, tuple[Var, ...]] = {}
-        self.fetching: set[int] = set()
 
     # -- binding
 
@@ -421,14 +378,6 @@ class _Lowering:
             parts.append(part)
         self.result(t, [value_of(v) for v in self.collapse(t, tuple(parts))])
 
-    def tail(self, axes: Iterable[Axis]) -> Expr | None:
-        mask: Expr | None = None
-        for a in axes:
-            mask = both(mask, self.scope.tails.get(a))
-        return mask
-
-    # -- what is kept in scratch between passes
-
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
         axes = [
@@ -444,157 +393,7 @@ class _Lowering:
         if buffer is None:
             buffer = self.buffers[x, size] = Buffer(f"s{len(self.scratch)}", x.dtype, size, Place.SCRATCH)
             self.scratch.append(buffer)
-        self.scope.kept[x] = _Kept(buffer, offset)
+        self.scope.kept[x] = Kept(buffer, offset)
         self.written.discard(x)
 
     # -- evaluation
-
-    def var(self, dtype: DType, axes: tuple[Axis, ...]) -> Var:
-        v = Var(len(self.vars), dtype, axes)
-        self.vars[v.id] = v
-        return v
-
-    def blocks(self, e: Expr) -> tuple[Axis, ...]:
-        """Block axes of an evaluated expression."""
-        found: dict[Axis, None] = {}
-        for x in walk(e):
-            if x.op == "var" and isinstance(x.value, int):
-                found |= dict.fromkeys(self.vars[x.value].axes)
-            elif x.op == "axis" and isinstance(x.value, Axis) and self.scope.bound.get(x.value, 1) > 1:
-                found[x.value] = None
-        return tuple(found)
-
-    def named(self, e: Expr) -> Expr:
-        if not e.args:
-            return e
-        v = self.var(e.dtype, self.blocks(e))
-        self.out.append(Compute(v, e))
-        return value_of(v)
-
-    def eval(self, e: Expr, guard: Expr | None = None) -> Expr:
-        """`e` with reads loaded and folds resolved; `guard` is the condition under which its reads are meant."""
-        if e.op in ("const", "symbol", "axis"):
-            return e
-        key = (e, guard if guard is not None and unsafe(e, self.params) else None)
-        done = self.scope.memo.get(key)
-        if done is None:
-            done = self.evaluated(e, key[1])
-            self.scope.memo[key] = done
-        return done
-
-    def evaluated(self, e: Expr, guard: Expr | None) -> Expr:
-        if e in self.scope.kept and e in self.scope.ready:
-            return self.reload(e)
-        if e.op == "value" and isinstance(e.value, tuple):
-            if e.value not in self.scope.results:
-                self.compute([e.value[0]], [])
-            return self.scope.results[e.value]
-        if e.op == "read":
-            return self.load(e, guard)
-        if e.op == "where":
-            asked = decide(e.args[0], self.scope.truths)
-            if asked.op == "const":
-                return self.eval(e.args[1] if asked.value else e.args[2], guard)
-            condition = self.eval(asked, guard)
-            yes = self.eval(e.args[1], both(guard, condition))
-            no = self.eval(e.args[2], both(guard, call("not", condition)))
-            result = call("where", condition, yes, no)
-        else:
-            result = rebuild(e, tuple(self.eval(a, guard) for a in e.args))
-            if divisor(e) is not None:
-                tested = call("ne", result.args[1], const(0, e.dtype))
-                self.check(tested, DIVISION_ERROR, guard)
-        if e in self.scope.kept:
-            result = self.named(result)
-            where = self.scope.kept[e]
-            self.written.add(e)
-            blocks = self.blocks(result)
-            self.out.append(Store(where.buffer, where.offset, result, blocks, self.tail(blocks)))
-        return self.named(result) if e in self.shared and result.args else result
-
-    def reload(self, e: Expr) -> Expr:
-        where = self.scope.kept[e]
-        blocks = self.blocks(where.offset)
-        var = self.var(e.dtype, blocks)
-        self.out.append(Load(var, where.buffer, where.offset, self.tail(blocks), const(0, e.dtype)))
-        return value_of(var)
-
-    def check(self, tested: Expr, code: int, guard: Expr | None) -> None:
-        blocks = self.blocks(tested)
-        self.out.append(Check(tested, code, blocks, both(self.tail(blocks), guard)))
-
-    def load(self, e: Expr, guard: Expr | None) -> Expr:
-        assert isinstance(e.value, int)
-        offset = self.eval(e.args[0], guard)
-        blocks = self.blocks(offset)
-        mask = both(self.tail(blocks), guard)
-        for condition in self.form.checks.get(e.args[0], ()):
-            self.check(self.eval(condition, guard), INDEX_ERROR, guard)
-        if mask is not None:
-            blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
-        var = self.var(e.dtype, blocks)
-        other = None if mask is None else const(0, e.dtype)
-        self.out.append(Load(var, self.params[e.value], offset, mask, other, self.ahead(e.value, offset)))
-        return value_of(var)
-
-    def ahead(self, param: int, offset: Expr) -> Expr | None:
-        """Where the next grid point reads `param`, if this load, in the last pass that reads it, is to fetch it."""
-        if param not in self.fetching:
-            return None
-        point = axis([c.axis for c in self.schedule.classes if c.role is Role.GRID][-1])
-        return substitute(offset, {point: dims.add(point, dims.ONE)})
-
-    def hoist(self, roots: Sequence[Expr], c: Axis) -> None:
-        """Evaluate before the loop what does not change in it."""
-        seen: set[Expr] = set()
-
-        def visit(x: Expr) -> None:
-            if x in seen or x.op in ("const", "axis", "symbol"):
-                return
-            seen.add(x)
-            if self.fixed(x, c):
-                if (
-                    x.op != "value"
-                    and (x, None) not in self.scope.memo
-                    and not unsafe(x, self.params)
-                    and not _is_index(x)
-                ):
-                    self.scope.memo[x, None] = self.named(self.eval(x))
-                return
-            for a in x.args:
-                visit(a)
-
-        for r in roots:
-            visit(r)
-
-    def fixed(self, x: Expr, c: Axis) -> bool:
-        for y in walk(x):
-            if isinstance(y.value, Axis) and y.value not in self.scope.bound:
-                return False
-            if y.op == "value" and y.value not in self.scope.results:
-                return False
-        return True
-
-    def store(self, o: Item) -> None:
-        value = self.eval(o.body[0])
-        blocks = tuple(dict.fromkeys((*self.blocks(o.offset), *self.blocks(value))))
-        stream = o.param in self.schedule.stream
-        self.out.append(Store(self.params[o.param], o.offset, value, blocks, self.tail(blocks), stream))
-
-
-def _shared(roots: Sequence[Expr]) -> set[Expr]:
-    """Data expressions with more than one parent: they get a name, so they are computed once."""
-    parents: dict[Expr, int] = {}
-    seen: set[Expr] = set()
-    for r in roots:
-        parents[r] = parents.get(r, 0) + 1
-        for x in walk(r):
-            if x not in seen:
-                seen.add(x)
-                for a in x.args:
-                    parents[a] = parents.get(a, 0) + 1
-    return {x for x, n in parents.items() if n > 1 and x.op in SCALARS and not _is_index(x)}
-
-
-def _is_index(x: Expr) -> bool:
-    return all(y.op not in ("read", "value", "var") for y in walk(x))
