@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.runtime.process import script
 
 from tilewright.options import Options
@@ -39,10 +40,19 @@ class Calls:
         return function(ctypes.c_void_p(self.pool.parallel), *values)
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Calls]:
+@pytest.fixture(scope="module", params=["own", "team"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Calls]:
+    """A pool with threads of its own, and one that joins those of torch."""
     calls = Calls()
+    before = torch.get_num_threads()
+    if request.param == "team":
+        team = pool.team()
+        if team is None:
+            pytest.skip("torch's threads cannot be joined here")
+        calls.pool.join(team)
+        torch.set_num_threads(2)
     yield calls
+    torch.set_num_threads(before)
     assert calls.pool.shutdown()
 
 
@@ -145,11 +155,36 @@ def test_shutdown_then_serial_then_again(calls: Calls) -> None:
     assert calls("cover", np.zeros(100, "i4"), 100, 1, 20) == 0
 
 
+def test_team_is_joined_where_its_size_fits() -> None:
+    """With torch at one thread, two threads are our own: they then start, which resizing alone does not do."""
+    team = pool.team()
+    if team is None:
+        pytest.skip("torch's threads cannot be joined here")
+    calls, torch_threads = Calls(), torch.get_num_threads()
+    calls.pool.join(team)
+    own = lambda: sum(1 for _ in Path("/proc/self/task").iterdir())  # noqa: E731
+    torch.set_num_threads(2)
+    calls("cover", np.zeros(100, "i4"), 100, 1, 20)
+    assert calls.pool.shutdown()
+    calls.pool.resize(2)
+    before = own()
+    calls("cover", np.zeros(100, "i4"), 100, 1, 20)
+    assert own() == before
+    torch.set_num_threads(1)
+    calls("cover", np.zeros(100, "i4"), 100, 1, 20)
+    assert own() == before + 1
+    torch.set_num_threads(torch_threads)
+    assert calls("cover", np.zeros(100, "i4"), 100, 1, 20) == 0
+    assert calls.pool.shutdown()
+
+
 FORK = """
 import os
 import numpy as np
 from tests.runtime.test_pool import Calls
+from tilewright.runtime import pool
 calls = Calls()
+calls.pool.join(pool.team())
 calls.pool.resize(2)
 seen = np.zeros(500, "i4")
 assert calls("cover", seen, 500, 4, 50) == 0
@@ -188,7 +223,9 @@ print("fine")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork")
-@pytest.mark.parametrize("text", [FORK, END], ids=["fork", "end"])
+@pytest.mark.parametrize(
+    "text", [FORK, FORK.replace("calls.pool.join(pool.team())", ""), END], ids=["fork", "own", "end"]
+)
 def test_processes(text: str) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script(text)], capture_output=True, timeout=120, check=False

@@ -7,6 +7,10 @@
 //
 // Pieces belong to workers in equal contiguous runs, so that the same worker meets the same data in the next kernel; who
 // has finished takes from the others.
+//
+// Between calls of a library that has threads of its own, two sets of threads would disturb each other: each spins for a
+// while after its work, on the cores that the other one needs. So where the process has such a team (tw_join), regions
+// run on it, and our own workers are for what it cannot do: other sizes, pinned threads, a forked child.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -22,6 +26,7 @@
 #define TW_API extern "C" __attribute__((visibility("default")))
 
 typedef void (*tw_task)(void* context, int64_t begin, int64_t end, int64_t worker);
+typedef void (*tw_team_run)(void (*part)(void*), void* data, unsigned threads, unsigned flags);
 
 namespace {
 constexpr int most_workers = 200;  // the gate counts them in 8 bits
@@ -50,6 +55,9 @@ pthread_t threads[most_workers];
 int started = 0;  // threads that exist, under `busy`
 uint32_t started_pinned = 0;
 bool fork_hook = false;
+tw_team_run team_run = nullptr;  // another library's team, its size for this thread, the number of a thread in it
+int (*team_size)(void) = nullptr;
+int (*team_number)(void) = nullptr;
 
 inline uint32_t get(const Word& w) { return __atomic_load_n(&w.value, __ATOMIC_SEQ_CST); }
 inline void set(Word& w, uint32_t v) { __atomic_store_n(&w.value, v, __ATOMIC_SEQ_CST); }
@@ -231,13 +239,17 @@ void after_fork() {  // the child has only the thread that forked
   set(gate, 0);
   set(stopping, 0);
   set(busy, 0);
+  team_run = nullptr;
   reset_sleep();
+}
+void hook_fork() {
+  if (!fork_hook) fork_hook = pthread_atfork(nullptr, nullptr, after_fork) == 0;
 }
 void fit_workers() {
   const int want = int(get(wanted)) - 1;
   if (started == want && started_pinned == get(pinned)) return;
   stop_workers();
-  if (!fork_hook) fork_hook = pthread_atfork(nullptr, nullptr, after_fork) == 0;
+  hook_fork();
   sigset_t every, before;  // signals belong to the program's own threads
   sigfillset(&every);
   pthread_sigmask(SIG_SETMASK, &every, &before);
@@ -251,6 +263,8 @@ void fit_workers() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (started < want) set(wanted, uint32_t(started + 1));  // no more threads to be had: be content
 }
+void team_part(void*) { run_pieces(team_number()); }
+bool joins_team(int64_t want) { return team_run && !get(pinned) && team_size() == want && team_number() == 0; }
 bool enter() {
   uint32_t free = 0;
   return __atomic_compare_exchange_n(&busy.value, &free, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
@@ -285,8 +299,9 @@ TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grai
   if (grain < 1) grain = 1;
   const int64_t want = get(wanted);
   if (want <= 1 || count <= grain || !enter()) return task(context, 0, count, 0);
-  fit_workers();
-  const int64_t total = started + 1;
+  const bool in_team = joins_team(want);
+  if (!in_team) fit_workers();
+  const int64_t total = in_team ? want : started + 1;
   int64_t grains = (count - 1) / grain + 1;
   int64_t each = (grains - 1) / (total * pieces_each) + 1;  // grains in a piece
   if (grains < 2 * total) each = (grains - 1) / total + 1;
@@ -296,12 +311,17 @@ TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grai
   job.count = count;
   job.piece = piece;
   job.runs = pieces < total ? pieces : total;
-  set(caller_core, core());
-  set(spin_us, more ? spin_more_us : spin_last_us);
   for (int64_t r = 0; r < job.runs; r++) {
     runs[r].next = pieces * r / job.runs;
     runs[r].end = pieces * (r + 1) / job.runs;
   }
+  if (in_team) {
+    team_run(team_part, nullptr, unsigned(want), 0);
+    set(busy, 0);
+    return;
+  }
+  set(caller_core, core());
+  set(spin_us, more ? spin_more_us : spin_last_us);
   uint32_t region = (get(gate) & ~(inside_mask | open_bit)) + region_step;
   if (region == 0) region = region_step;
   set(gate, region | open_bit);
@@ -347,6 +367,15 @@ TW_API void tw_resize(int64_t n, int pin) {
   if (get(pinned) != uint32_t(pin != 0)) set(pinned, uint32_t(pin != 0));
 }
 
+// Regions of as many threads as `size` says run on another library's team from now on: `run` calls its first argument in
+// each thread of a team and returns when all are done, `number` is a thread's place in it (0 is the caller's).
+TW_API void tw_join(void* run, void* size, void* number) {
+  team_run = (tw_team_run)run;
+  team_size = (int (*)(void))size;
+  team_number = (int (*)(void))number;
+  hook_fork();
+}
+
 // Stops and joins the workers; until the next tw_resize regions run on their callers. Returns 0, or 1 if another
 // thread's region did not end within two seconds (its workers are then left running).
 TW_API int tw_shutdown(void) {
@@ -361,4 +390,4 @@ TW_API int tw_shutdown(void) {
   return 0;
 }
 
-TW_API int64_t tw_version(void) { return 1; }
+TW_API int64_t tw_version(void) { return 2; }
