@@ -86,6 +86,10 @@ class Target:
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
     compiler_flags: tuple[str, ...] = ()
     """Flags that select the instruction set; semantics flags belong to the builder."""
+    backend: str = ""
+    """Who makes machine code of Triton text: `cuda` or `hip`; empty on a CPU."""
+    arch: str = ""
+    """The processor as that backend names it (`90`, `gfx942`)."""
     matrix_units: tuple[MatrixUnit, ...] = ()
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
@@ -175,6 +179,48 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
     )
 
 
+def _gpu(
+    name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
+    registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
+) -> Target:  # fmt: skip
+    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them."""
+    return Target(
+        name=name,
+        language="triton",
+        levels=levels,
+        cores=cores,
+        vector_bytes=16,
+        vector_registers=registers,
+        flops=flops,
+        special=special,
+        launch_seconds=launch_seconds,
+        lanes=lanes,
+        backend=backend,
+        arch=arch or name.removeprefix("sm_"),
+        matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("float16", "bfloat16")),
+    )
+
+
+def _a100() -> Target:
+    """NVIDIA A100 80 GB SXM, nominal: whitepaper "NVIDIA A100 Tensor Core GPU Architecture" (2020) and data sheet.
+
+    HBM2e 2.04 TB/s, of which nine tenths reach a copy; L2 5120 bytes a cycle; 163 KiB of shared memory for one block
+    (CUDA C Programming Guide, compute capability 8.0); 128 bytes of it a cycle and 16 special functions a cycle per
+    multiprocessor, at 1.41 GHz.
+    """
+    levels = (
+        Level(MemoryKind.HOST, "host memory", 256 * GIB, 25e9, 64),
+        Level(MemoryKind.DEVICE, "device memory", 80 * GIB, 1.8e12, 32),
+        Level(MemoryKind.L2, "L2 cache", 40 * MIB, 4.5e12, 32),
+        Level(MemoryKind.SHARED, "shared memory", 163 * KIB, 19e12, 16),
+        Level(MemoryKind.REGISTER, "registers", 256 * KIB, 65e12, 4),
+    )
+    matrix = MatrixUnit((16, 8, 16), "float16", "float32", 270e12)
+    return _gpu(
+        "sm_80", levels, cores=108, flops=19.5e12, special=2.4e12, matrix=matrix, launch_seconds=1.5e-6
+    )
+
+
 def _h200() -> Target:
     """NVIDIA H200: bandwidth, launch and matrix rates measured on one device, the rest nominal."""
     levels = (
@@ -184,20 +230,43 @@ def _h200() -> Target:
         Level(MemoryKind.SHARED, "shared memory", 227 * KIB, 29e12, 16),
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 100e12, 4),
     )
-    units = tuple(MatrixUnit((64, 256, 16), dtype, "float32", 709e12) for dtype in ("float16", "bfloat16"))
-    return Target(
-        name="sm_90",
-        language="triton",
-        levels=levels,
-        cores=132,
-        vector_bytes=16,
-        vector_registers=255,
-        flops=60e12,
-        special=3.7e12,
-        launch_seconds=1.0e-6,
-        lanes=32,
-        matrix_units=units,
+    matrix = MatrixUnit((64, 256, 16), "float16", "float32", 709e12)
+    return _gpu("sm_90", levels, cores=132, flops=60e12, special=3.7e12, matrix=matrix)
+
+
+def _b200() -> Target:
+    """NVIDIA B200, nominal: data sheet of the HGX B200 (180 GB and 8 TB/s a device, 2.25 PFLOP/s dense fp16), compute
+    capability 10.0 of the CUDA C Programming Guide (227 KiB a block). 148 multiprocessors at 1.97 GHz, each with 128
+    bytes of shared memory and 16 special functions a cycle; nine tenths of the memory rate reach a copy.
+    """
+    levels = (
+        Level(MemoryKind.HOST, "host memory", 512 * GIB, 55e9, 64),
+        Level(MemoryKind.DEVICE, "device memory", 178 * GIB, 7.1e12, 32),
+        Level(MemoryKind.L2, "L2 cache", 126 * MIB, 10e12, 32),
+        Level(MemoryKind.SHARED, "shared memory", 227 * KIB, 37e12, 16),
+        Level(MemoryKind.REGISTER, "registers", 256 * KIB, 120e12, 4),
     )
+    matrix = MatrixUnit((128, 256, 16), "float16", "float32", 1800e12)
+    return _gpu("sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix)
+
+
+def _mi300x() -> Target:
+    """AMD Instinct MI300X, nominal: data sheet (192 GB at 5.3 TB/s, 163 TFLOP/s fp32, 1.3 PFLOP/s dense fp16), CDNA 3
+    white paper (304 compute units at 2.1 GHz; 64 KiB of local data share and 512 KiB of registers each; 256 MB Infinity
+    Cache at 17 TB/s, which is what L2 means here). Eight tenths of the memory rate reach a copy.
+    """
+    levels = (
+        Level(MemoryKind.HOST, "host memory", 512 * GIB, 55e9, 64),
+        Level(MemoryKind.DEVICE, "device memory", 192 * GIB, 4.3e12, 64),
+        Level(MemoryKind.L2, "Infinity Cache", 256 * MIB, 14e12, 64),
+        Level(MemoryKind.SHARED, "local data share", 64 * KIB, 81e12, 16),
+        Level(MemoryKind.REGISTER, "registers", 512 * KIB, 240e12, 4),
+    )
+    matrix = MatrixUnit((32, 32, 8), "float16", "float32", 900e12)
+    return _gpu(
+        "gfx942", levels, cores=304, flops=163e12, special=10e12, matrix=matrix, registers=512, lanes=64,
+        launch_seconds=2.0e-6, backend="hip",
+    )  # fmt: skip
 
 
 def _toy() -> Target:
@@ -228,7 +297,10 @@ PRESETS: Mapping[str, Target] = {
         _cpu("x86-64-v3", 32, 16, ("-march=x86-64-v3",), per_core=131e9),
         _cpu("x86-64", 16, 16, ("-march=x86-64",), per_core=33e9),
         _cpu("aarch64", 16, 32, ("-march=armv8-a",), per_core=48e9),
+        _a100(),
         _h200(),
+        _b200(),
+        _mi300x(),
         _toy(),
     )
 }

@@ -1,0 +1,119 @@
+"""Triton sources to machine code: from the store if it is there, else from the build workers, several at once."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.emit.triton import TritonSource
+from tilewright.errors import BuildError
+from tilewright.runtime import triton_compat
+from tilewright.runtime.cache import Store, digest
+from tilewright.runtime.cuda_job import Facts, Job
+from tilewright.runtime.cuda_workers import workers
+from tilewright.runtime.stats import STATS
+from tilewright.target import MemoryKind, Target
+
+CODE = "kernel.bin"
+TEXT = "kernel.asm"
+SOURCE = "kernel.py"
+FACTS = "facts.json"
+_FORMAT = "triton-1"  # part of every key: raise it when the meaning of an entry changes
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A kernel in machine code: the folder of its entry in the store, and its facts."""
+
+    folder: Path
+    facts: Facts
+
+    @property
+    def code(self) -> bytes:
+        """The cubin or hsaco."""
+        return (self.folder / CODE).read_bytes()
+
+    @property
+    def assembly(self) -> str:
+        """PTX, or AMD assembly."""
+        return (self.folder / TEXT).read_text(encoding="utf-8")
+
+
+def job_of(source: TritonSource, target: Target) -> Job:
+    """What a worker needs to know."""
+    return Job(
+        text=source.text,
+        entry=source.entry,
+        signature=tuple(source.signature.items()),
+        divisible=source.divisible,
+        warps=source.warps,
+        stages=source.stages,
+        backend=target.backend,
+        arch=int(target.arch) if target.arch.isdecimal() else target.arch,
+        lanes=target.lanes,
+    )
+
+
+def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store) -> list[Built]:
+    """One kernel for each source, in order. Needs no GPU.
+
+    Raises BuildError with Triton's words for the first that does not build, or with need and limit for one that wants
+    more shared memory than `target` has."""
+    version = triton_compat.version()
+    if version is None:
+        raise BuildError("Triton is not installed", phase="build", hint="pip install triton")
+    texts = [job_of(source, target).to_json() for source in sources]
+    keys = [digest(_FORMAT, version, text) for text in texts]
+    found = {key: store.get(key) for key in keys}
+    missing = {key: text for key, text in zip(keys, texts, strict=True) if found[key] is None}
+    STATS.cache_hits += len(found) - len(missing)
+    failed: BuildError | None = None
+    answers = zip(missing.items(), workers().submit(list(missing.values())), strict=True) if missing else ()
+    for (key, text), answer in answers:
+        try:
+            found[key] = _stored(store, key, text, answer.result())
+            STATS.triton += 1
+        except BuildError as error:  # the others are waited for, so that none is still being built
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    built = [_loaded(found[key]) for key in keys]
+    for b in built:
+        check_shared(b.facts, target)
+    return built
+
+
+def _stored(store: Store, key: str, job: str, answer: str) -> Path:
+    """The entry of a worker's answer."""
+    try:
+        parts = json.loads(answer)
+        if "error" in parts:
+            raise BuildError(str(parts["error"]), phase="build")
+        files = {
+            CODE: base64.b64decode(parts["code"], validate=True),
+            TEXT: parts["text"].encode(),
+            SOURCE: json.loads(job)["text"].encode(),
+            FACTS: json.dumps(parts["facts"]).encode(),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise BuildError(f"a build worker gave no answer: {error}", phase="build") from error
+    return store.put(key, files)
+
+
+def _loaded(folder: Path | None) -> Built:
+    assert folder is not None
+    return Built(folder, Facts.from_json((folder / FACTS).read_text(encoding="utf-8")))
+
+
+def check_shared(facts: Facts, target: Target) -> None:
+    """Raise BuildError if a kernel needs more shared memory than a block of `target` may have."""
+    level = target.level(MemoryKind.SHARED)
+    if level is not None and facts.shared > level.capacity:
+        raise BuildError(
+            f"{facts.entry} needs {facts.shared} bytes of shared memory, {target.name} has {level.capacity}",
+            phase="build",
+        )

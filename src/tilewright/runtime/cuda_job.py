@@ -1,0 +1,92 @@
+"""What a build worker is asked and what it answers, as plain data in JSON. Needs neither torch nor Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tilewright.errors import BuildError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kernel to build: the Python text with its function `entry`, what its arguments are, and for which machine."""
+
+    text: str
+    entry: str
+    signature: tuple[tuple[str, str], ...]
+    """Name and Triton type of every argument, in order."""
+    divisible: tuple[int, ...]
+    """Positions of the arguments that are multiples of 16."""
+    warps: int
+    stages: int
+    backend: str
+    """`cuda` or `hip`."""
+    arch: int | str
+    """90 for sm_90; the name of an AMD processor."""
+    lanes: int
+    """Threads of a warp."""
+    fusion: bool = True
+    """Whether a * b + c may round once."""
+
+    def to_json(self) -> str:
+        """One line; equal jobs give equal text."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The job behind one line. Raises BuildError for anything else."""
+        found = _fields(cls, text)
+        try:
+            found["signature"] = tuple((str(name), str(kind)) for name, kind in found["signature"])
+            found["divisible"] = tuple(int(k) for k in found["divisible"])
+            job = cls(**found)
+        except (TypeError, ValueError, KeyError) as error:
+            raise BuildError(f"not a build job: {error}", phase="build") from error
+        if not job.entry.isidentifier():
+            raise BuildError(f"not a kernel name: {job.entry!r}", phase="build")
+        return job
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a built kernel. Bytes; None where the format does not tell."""
+
+    entry: str
+    shared: int
+    """Shared memory of one block."""
+    threads: int
+    """Threads of one block."""
+    hidden: int
+    """Pointer arguments that the compiler added behind the declared ones; null is right for them."""
+    registers: int | None
+    """Of one thread, 32 bits each."""
+    spills: int | None
+    """Local memory of one thread (AMD: registers that went there)."""
+    triton: str
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises BuildError for text that no builder wrote."""
+        try:
+            return cls(**_fields(cls, text))
+        except TypeError as error:
+            raise BuildError(f"not the facts of a kernel: {error}", phase="build") from error
+
+
+def _fields(cls: type[Job] | type[Facts], text: str) -> dict[str, Any]:
+    try:
+        found: object = json.loads(text)
+    except ValueError as error:
+        raise BuildError(f"not JSON: {error}", phase="build") from error
+    names = {f.name for f in dataclasses.fields(cls)}
+    if not isinstance(found, Mapping) or set(found) != names:  # pyright: ignore[reportUnknownArgumentType]
+        raise BuildError(f"the fields {', '.join(sorted(names))} are needed", phase="build")
+    return dict(found)  # pyright: ignore[reportUnknownArgumentType]

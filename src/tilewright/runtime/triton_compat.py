@@ -1,0 +1,113 @@
+"""The only file that knows Triton's Python interface: text in, machine code and its facts out. For 3.6 to 3.9."""
+
+# Triton has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import BuildError
+from tilewright.runtime.cuda_binary import resources
+from tilewright.runtime.cuda_job import Facts, Job
+
+BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
+"""By backend: the names of the machine code and of its readable form."""
+
+
+def version() -> str | None:
+    """The version of the Triton that is installed, without importing it; None if there is none."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+        return "unknown"
+
+
+def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
+    """Machine code, its readable form, and its facts. `folder` is private and empty; what is in it afterwards has no
+    use. Raises BuildError with the first line of what Triton says."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    triton.knobs.cache.dir = str(folder / "cache")
+    try:
+        function = _function(job, folder / f"{job.entry}.py")
+        attributes = {(k,): [["tt.divisibility", 16]] for k in job.divisible}
+        source = ASTSource(function, dict(job.signature), {}, attributes)
+        options: dict[str, Any] = {
+            "num_warps": job.warps,
+            "num_stages": job.stages,
+            # Both defaults differ between versions; library functions keep denormals, as everywhere in this package.
+            "enable_fp_fusion": job.fusion,
+            "enable_reflect_ftz": False,
+        }
+        target = GPUTarget(job.backend, job.arch, job.lanes)
+        built = triton.compile(source, target=target, options=options)
+    except Exception as error:
+        raise BuildError(f"Triton refused {job.entry}: {_reason(error)}", phase="build") from error
+    code, text = BINARY[job.backend]
+    return built.asm[code], built.asm[text], _facts(job, built)
+
+
+def _function(job: Job, path: Path) -> Any:
+    """The jitted function; Triton reads its source from a real file."""
+    path.write_text(job.text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"tilewright_kernel_{job.entry}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.dont_write_bytecode = True
+    spec.loader.exec_module(module)
+    return getattr(module, job.entry)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, as one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {'; '.join(lines[-3:])}"[:600]
+
+
+def _facts(job: Job, built: Any) -> Facts:
+    data = built.metadata
+    for name in ("global_scratch_size", "profile_scratch_size"):
+        if getattr(data, name, 0):
+            raise BuildError(f"{job.entry} wants memory of its own from the driver ({name})", phase="build")
+    code, text = BINARY[job.backend]
+    found = _arguments(built.asm[text], job.backend)
+    if job.backend == "cuda":
+        registers, spills = resources(built.asm[code], data.name)
+    else:
+        registers, spills = (_field(built.asm[text], name) for name in ("vgpr_count", "vgpr_spill_count"))
+    return Facts(
+        entry=data.name,
+        shared=data.shared,
+        threads=data.num_warps * job.lanes,
+        hidden=found - len(job.signature),
+        registers=registers,
+        spills=spills,
+        triton=version() or "unknown",
+    )
+
+
+def _arguments(text: str, backend: str) -> int:
+    """How many arguments the entry point has."""
+    if backend == "hip":
+        found = re.search(r"^ *\.args:\n(.*?)^    \.group_segment", text, re.DOTALL | re.MULTILINE)
+        return found[1].count(".offset:") if found else 0
+    found = re.search(r"\.entry\s+\w+\s*\((.*?)\)", text, re.DOTALL)
+    return found[1].count(".param") if found else 0
+
+
+def _field(text: str, name: str) -> int | None:
+    found = re.search(rf"\.{name}:\s+(\d+)", text)
+    return int(found[1]) if found else None
