@@ -152,12 +152,10 @@ def test_refusal_class_without_a_role() -> None:
         lower(form, schedule_of(form, (0, Role.GRID)))
 
 
-def test_refusal_scan_in_steps() -> None:
+def test_refusal_scan_out_of_order() -> None:
     form = form_of(Case("cumsum", lambda x: torch.cumsum(x, -1), ((4, 32),)))
-    classes = form.classes()
-    plans = (ClassPlan(classes[0], Role.GRID), ClassPlan(classes[1], Role.SCAN, 16))
-    with pytest.raises(IllegalSchedule, match="in steps of one"):
-        lower(form, Schedule(plans))
+    with pytest.raises(IllegalSchedule, match="a scan runs in order"):
+        lower(form, schedule_of(form, (0, Role.GRID), (1, Role.STREAMED)))
 
 
 def test_refusal_more_clones_than_allowed() -> None:

@@ -155,7 +155,7 @@ class TensorEvaluator:
             return [self._spread(self._block(ranges).value(expr.body[0]), shape)]
         state = self._state(ranges, expr.reduction)
         if expr.scan is not None:
-            state = _scan(self.algebra, expr.reduction, state, expr.axes.index(expr.scan))
+            state = prefixes(self.algebra, expr.reduction, state, expr.axes.index(expr.scan))
         return [
             self._spread(r, shape)
             for r in over_slots(self.algebra, expr.reduction.finish, expr.reduction, a=state)
@@ -275,7 +275,7 @@ def merge_last(algebra: Algebra, reduction: Reduction, state: list[Array]) -> li
     return [x[..., 0] for x in state]
 
 
-def _scan(algebra: Algebra, reduction: Reduction, state: list[Array], axis: int) -> list[Array]:
+def prefixes(algebra: Algebra, reduction: Reduction, state: list[Array], axis: int) -> list[Array]:
     """All prefixes along `axis`, merged one element at a time."""
     at = lambda k: (slice(None),) * axis + (slice(k, k + 1),)  # noqa: E731
     running = [x[at(0)] for x in state]

@@ -26,6 +26,7 @@ from ..ir.program import (
     Dot,
     Load,
     Loop,
+    Prefix,
     Stmt,
     Store,
     TileProgram,
@@ -35,7 +36,7 @@ from ..ir.program import (
 )
 from ..ir.reduction import lowest, sum_
 from .algebra import FLOATS, Algebra, Array
-from .evaluate import Evaluator, merge_last
+from .evaluate import Evaluator, merge_last, prefixes
 
 
 def run_program(
@@ -171,6 +172,8 @@ class _Run:
                     self.update(s)
                 case Collapse():
                     self.collapse(s)
+                case Prefix():
+                    self.prefix(s)
                 case Dot():
                     self.dot(s)
                 case Check():
@@ -254,6 +257,15 @@ class _Run:
             last = merge_last(self.algebra, s.reduction, [np.moveaxis(p, k, -1) for p in full])
             merged = [np.expand_dims(x, k) for x in last]
         for var, value in zip(s.vars, merged, strict=True):
+            self.assign(var, value)
+
+    def prefix(self, s: Prefix) -> None:
+        """Merge each lane with those before it."""
+        k = self.place[s.axis]
+        count = self.tiles[s.axis]
+        parts = np.broadcast_arrays(*[self.values[value_of(p)] for p in s.parts])
+        full = [np.broadcast_to(p, (*p.shape[:k], count, *p.shape[k + 1 :])) for p in parts]
+        for var, value in zip(s.vars, prefixes(self.algebra, s.reduction, full, k), strict=True):
             self.assign(var, value)
 
     def dot(self, s: Dot) -> None:

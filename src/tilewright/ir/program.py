@@ -97,7 +97,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Make `vars` a mutable state with these initial values. Only `Update`, `Fold` and `Prefix` change it."""
+    """Make `vars` a mutable state with these initial values. Only `Update` and `Dot` change it."""
 
     vars: tuple[Var, ...]
     values: tuple[Expr, ...]
@@ -115,6 +115,16 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class Collapse:
     """vars = the merge, in a fixed order, of the states `parts` over their block axis `axis` (which `vars` lack)."""
+
+    vars: tuple[Var, ...]
+    parts: tuple[Var, ...]
+    reduction: Reduction
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """vars = the inclusive running merge, in order, of the states `parts` along their block axis `axis`."""
 
     vars: tuple[Var, ...]
     parts: tuple[Var, ...]
@@ -163,7 +173,7 @@ class Branch:
     orelse: tuple[Stmt, ...] = ()
 
 
-Stmt = Load | Compute | Store | Declare | Update | Collapse | Dot | Check | Loop | Branch
+Stmt = Load | Compute | Store | Declare | Update | Collapse | Prefix | Dot | Check | Loop | Branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +189,8 @@ class TileProgram:
     """`params` in calling order, `grid` outermost first, and the body of one grid point.
 
     `lane` is the axis that becomes vector lanes where the machine has vectors of elements (None: all is scalar).
-    `grain` is how many grid points are worth handing to another thread at once."""
+    `grain` is how many grid points are worth handing to another thread at once. On machines whose threads share a grid
+    point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
@@ -187,6 +198,8 @@ class TileProgram:
     scratch: tuple[Buffer, ...] = ()
     lane: Axis | None = None
     grain: Expr = ONE
+    warps: int = 1
+    stages: int = 1
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def statements(self) -> Iterator[Stmt]:
@@ -241,7 +254,7 @@ def expressions(s: Stmt) -> list[Expr]:
             found = [s.start, s.stop]
         case Branch():
             found = [s.condition]
-        case Collapse() | Dot():
+        case Collapse() | Prefix() | Dot():
             found = []
     return [e for e in found if e is not None]
 
@@ -251,7 +264,7 @@ def defines(s: Stmt) -> tuple[Var, ...]:
     match s:
         case Load() | Compute():
             return (s.var,)
-        case Declare() | Collapse():
+        case Declare() | Collapse() | Prefix():
             return s.vars
         case _:
             return ()
@@ -260,7 +273,7 @@ def defines(s: Stmt) -> tuple[Var, ...]:
 def uses(s: Stmt) -> tuple[int, ...]:
     """Numbers of the values that a statement reads."""
     found = [x.value for e in expressions(s) for x in walk(e) if x.op == "var"]
-    if isinstance(s, Collapse):
+    if isinstance(s, (Collapse, Prefix)):
         found += [v.id for v in s.parts]
     if isinstance(s, Dot):
         found += [s.acc.id, s.a.id, s.b.id]
@@ -325,6 +338,11 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 of = ", ".join(map(repr, s.parts))
                 lines.append(
                     f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over {s.axis.name}"
+                )
+            case Prefix():
+                of = ", ".join(map(repr, s.parts))
+                lines.append(
+                    f"{pad}{', '.join(map(repr, s.vars))} = running {s.reduction.name} of {of} along {s.axis.name}"
                 )
             case Dot():
                 lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}")

@@ -20,6 +20,7 @@ from ..ir.program import (
     GridAxis,
     Loop,
     Place,
+    Prefix,
     Stmt,
     TileProgram,
     Update,
@@ -52,6 +53,8 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         tuple(lowering.scratch),
         schedule.lane,
         grain(form, schedule),
+        schedule.warps,
+        schedule.stages,
     )
     program.verify()
     return program
@@ -62,6 +65,8 @@ class _Lowering(Evaluation):
         super().__init__(form, schedule)
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
+        self.whole: list[tuple[Axis, int, Expr]] = []
+        """Classes that are one block of the grid point: tile and first value."""
         self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
         self.states: dict[int, tuple[Var, ...]] = {}
 
@@ -72,30 +77,33 @@ class _Lowering(Evaluation):
         for c in self.schedule.classes:
             if c.role is not Role.GRID:
                 continue
-            if c.chunk:
-                point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
-                start = dims.mul(axis(point), dims.integer(c.chunk))
-                stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
-                self.ranges[c.axis] = (start, stop)
-                grid.append(GridAxis(point, point.extent))
-            else:
+            if not c.chunk:
                 self.scope.bound[c.axis] = 1
                 grid.append(GridAxis(c.axis, c.axis.extent))
+                continue
+            point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
+            start = dims.mul(axis(point), dims.integer(c.chunk))
+            grid.append(GridAxis(point, point.extent))
+            if c.tile == c.chunk and not self.schedule.peel:
+                self.whole.append((c.axis, c.tile, start))
+            else:
+                stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
+                self.ranges[c.axis] = (start, stop)
         return grid
 
     def run(self) -> None:
-        resident = [c for c in self.schedule.classes if c.role is Role.RESIDENT]
-        self.nest([(c.axis, c.tile) for c in resident], lambda: self.compute([], self.form.outputs))
+        self.whole += [(c.axis, c.tile, dims.ZERO) for c in self.schedule.classes if c.role is Role.RESIDENT]
+        self.nest(self.whole, lambda: self.compute([], self.form.outputs))
 
-    def nest(self, axes: Sequence[tuple[Axis, int]], inner: Callable[[], None]) -> None:
-        """Bind resident classes: loops of a single step whose tile covers the extent."""
+    def nest(self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None]) -> None:
+        """Bind classes that are one block: loops of a single step."""
         if not axes:
             inner()
             return
-        (a, tile), *rest = axes
-        mask = None if dims.static(a.extent) == tile else call("lt", axis(a), a.extent)
+        (a, tile, start), *rest = axes
+        mask = None if dims.divisible(a.extent, tile) else call("lt", axis(a), a.extent)
         body = self.block(a, tile, mask, lambda: self.nest(rest, inner))
-        self.out.append(Loop(a, dims.ZERO, dims.integer(tile), tile, body))
+        self.out.append(Loop(a, start, dims.add(start, dims.integer(tile)), tile, body))
 
     def block(
         self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None], truths: Truths | None = None
@@ -211,7 +219,7 @@ class _Lowering(Evaluation):
         exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
         for piece in self.pieces(c, targets, outs):
             truths = piece.truths
-            for start, stop, mask in segments(c, tile, piece, exact and not truths):
+            for start, stop, mask in segments(c, tile, piece, exact and not truths, self.schedule.peel):
                 body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged), truths)
                 self.out.append(Loop(c, start, stop, tile, body))
 
@@ -248,7 +256,7 @@ class _Lowering(Evaluation):
         roots = [r for i in (*targets, *outs) for r in self.reachable(i)]
         scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
         trimmed = () if outs or not self.schedule.trim else targets
-        tile = self.schedule.plan(c).tile
+        tile = self.schedule.plan(c).tile if self.schedule.peel else 1
         return split_range(c, self.range_of(c), tile, roots, scalars, trimmed, self.scope.truths)
 
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
@@ -282,7 +290,10 @@ class _Lowering(Evaluation):
 
     def declare(self, t: Item) -> None:
         assert t.reduction is not None
-        blocks = tuple(a for a in t.axes if self.tile_of(a) > 1)
+        kept = tuple(a for a in t.kept if a != t.scan)
+        blocks = tuple(
+            a for a in ((*kept, *t.reduce) if self.schedule.lanes else kept) if self.tile_of(a) > 1
+        )
         names = tuple(self.var(d, blocks) for d in t.reduction.state)
         self.states[t.id] = names
         self.out.append(Declare(names, t.reduction.identity))
@@ -294,28 +305,62 @@ class _Lowering(Evaluation):
         assert t.reduction is not None
         return t.reduction.lifted([self.eval(b) for b in t.body])
 
+    def elements(self, t: Item) -> tuple[Sequence[Expr], Expr | None]:
+        """The states of a step's elements and the mask of those that count: one per lane, or all merged into one."""
+        mask = self.tail(t.reduce)
+        lifted = self.lifted(t)
+        if self.schedule.lanes or all(self.tile_of(a) == 1 for a in t.reduce):
+            return lifted, mask
+        return [value_of(v) for v in self.collapse(t, self.parts(t, lifted, mask))], None
+
+    def parts(self, t: Item, lifted: Sequence[Expr], mask: Expr | None) -> tuple[Var, ...]:
+        """The block of the states of elements, with the identity where `mask` does not hold."""
+        assert t.reduction is not None
+        blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
+        made = tuple(self.var(e.dtype, blocks) for e in lifted)
+        for part, e, identity in zip(made, lifted, t.reduction.identity, strict=True):
+            self.out.append(Compute(part, e if mask is None else call("where", mask, e, identity)))
+        return made
+
     def update(self, t: Item, upstream: int | None) -> None:
         """state = merge(state, element), after repair if the upstream maximum has just moved."""
         assert t.reduction is not None
+        if t.scan is not None:
+            self.advance(t)
+            return
         names = self.states[t.id]
         old: list[Expr] = [value_of(v) for v in names]
-        lifted = self.lifted(t)
+        elements, mask = self.elements(t)
         if upstream is not None:
             k = degree(t, self.form.items[upstream])
             assert k is not None
             old = [call("mul", old[0], self.factor(upstream, k))]
-        values = t.reduction.merged(old, lifted)
-        self.out.append(Update(names, values, self.tail(t.reduce)))
-        if t.scan is not None:
+        self.out.append(Update(names, t.reduction.merged(old, elements), mask))
+
+    def advance(self, t: Item) -> None:
+        """One step of a running fold: the values at this step, and the state behind it."""
+        assert t.reduction is not None and t.scan is not None
+        names = self.states[t.id]
+        old: list[Expr] = [value_of(v) for v in names]
+        if self.tile_of(t.scan) == 1:
+            self.out.append(Update(names, t.reduction.merged(old, self.lifted(t)), self.tail(t.reduce)))
             self.result(t, [value_of(v) for v in names])
+            return
+        parts = self.parts(t, self.lifted(t), self.tail((*t.reduce, t.scan)))
+        inner = tuple(self.var(p.dtype, p.axes) for p in parts)
+        self.out.append(Prefix(inner, parts, t.reduction, t.scan))
+        here = [self.named(e) for e in t.reduction.merged(old, [value_of(v) for v in inner])]
+        self.result(t, here)
+        whole = tuple(self.var(p.dtype, tuple(a for a in p.axes if a != t.scan)) for p in parts)
+        self.out.append(Collapse(whole, parts, t.reduction, t.scan))
+        self.out.append(Update(names, t.reduction.merged(old, [value_of(v) for v in whole])))
 
     def run_ahead(self, t: Item) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
         """The new running maximum, before its state is assigned: dependents of this pass read it guarded
         against -inf."""
         (name,) = self.states[t.id]
-        (element,) = self.lifted(t)
+        (element,), mask = self.elements(t)
         moved = call("maximum", value_of(name), element)
-        mask = self.tail(t.reduce)
         new = self.named(moved if mask is None else call("where", mask, moved, value_of(name)))
         infinite = call("eq", new, const(float("-inf"), new.dtype))
         self.scope.results[t.id, 0] = self.named(call("where", infinite, const(0.0, new.dtype), new))
@@ -368,15 +413,8 @@ class _Lowering(Evaluation):
 
     def tile_fold(self, t: Item) -> None:
         """A fold whose classes are all bound: computed in the tile."""
-        assert t.reduction is not None
-        mask = self.tail(t.reduce)
-        parts: list[Var] = []
-        blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
-        for e, identity in zip(self.lifted(t), t.reduction.identity, strict=True):
-            part = self.var(e.dtype, blocks)
-            self.out.append(Compute(part, e if mask is None else call("where", mask, e, identity)))
-            parts.append(part)
-        self.result(t, [value_of(v) for v in self.collapse(t, tuple(parts))])
+        parts = self.parts(t, self.lifted(t), self.tail(t.reduce))
+        self.result(t, [value_of(v) for v in self.collapse(t, parts)])
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}

@@ -48,9 +48,9 @@ def split_range(
     return pieces if tile > 1 or len(pieces) <= len(places) else [Piece(start, stop)]
 
 
-def segments(c: Axis, tile: int, piece: Piece, exact: bool) -> list[Segment]:
-    """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one. `exact` says that the
-    length is a multiple of the tile although its expression does not show it."""
+def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[Segment]:
+    """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one; all in one without
+    `peel`. `exact` says that the length is a multiple of the tile although its expression does not show it."""
     start, stop = piece.start, piece.stop
     length = dims.sub(stop, start)
     if dims.static(length) == 0:
@@ -60,6 +60,6 @@ def segments(c: Axis, tile: int, piece: Piece, exact: bool) -> list[Segment]:
     step = dims.integer(tile)
     whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
     mask = call("lt", axis(c), stop)
-    if dims.static(length) is not None and whole is start:
+    if not peel or (dims.static(length) is not None and whole is start):
         return [(start, stop, mask)]
     return [(start, whole, None), (whole, stop, mask)]

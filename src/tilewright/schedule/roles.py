@@ -36,9 +36,9 @@ def check_roles(form: Form, schedule: Schedule) -> None:
                     raise IllegalSchedule(
                         f"fold {item.id} keeps {d.name} inside {c.name}", law=_NEST, phase="schedule"
                     )
-        if item.scan is not None and (roles[item.scan].role is not Role.SCAN or roles[item.scan].tile != 1):
+        if item.scan is not None and roles[item.scan].role is not Role.SCAN:
             raise IllegalSchedule(
-                f"{item.scan.name} is scanned", law="a scan runs in order, in steps of one", phase="schedule"
+                f"{item.scan.name} is scanned", law="a scan runs in order", phase="schedule"
             )
 
 
@@ -77,12 +77,8 @@ def grain(form: Form, schedule: Schedule) -> Expr:
     return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
 
 
-CHAIN = 32
-"""Additions in a row to one floating-point state, beyond which a second level of states keeps the error small."""
-
-
 def block_length(c: Axis, targets: Sequence[Item], schedule: Schedule) -> int | None:
-    """Values of class `c` per block such that no float sum of `targets` is a chain of more than `CHAIN` additions; None
+    """Values of class `c` per block such that no float sum of `targets` is a chain of more than `chain` additions; None
     if the loop is short enough as it is, or has to run in one go."""
     sums = [
         t
@@ -93,8 +89,8 @@ def block_length(c: Axis, targets: Sequence[Item], schedule: Schedule) -> int | 
         return None
     inside = 1
     for a in {a for t in sums for a in t.reduce if a != c}:
-        inside *= max(1, (dims.static(a.extent) or CHAIN) // schedule.plan(a).tile)
+        inside *= max(1, (dims.static(a.extent) or schedule.chain) // schedule.plan(a).tile)
     tile = schedule.plan(c).tile
-    length = tile * max(1, CHAIN // inside)
+    length = tile * max(1, schedule.chain // inside)
     extent = dims.static(c.extent)
     return None if extent is not None and extent <= 2 * length else length

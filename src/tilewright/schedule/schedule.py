@@ -43,7 +43,12 @@ class Schedule:
     instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
     work below which grid points are not worth another thread. `trim` leaves out parts of a fold that take only its
     identity, which assumes finite values behind a mask. `ahead` names parameters, read in several passes, of which the
-    next grid point's part is fetched in the last of them."""
+    next grid point's part is fetched in the last of them.
+
+    With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
+    GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
+    per lane and merges them after the loop; without, each step is merged into one state. A float sum of more than
+    `chain` steps in a row gets a second level of states. `warps` and `stages` are those of the program."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -53,6 +58,11 @@ class Schedule:
     grain_bytes: int = 1 << 15
     trim: bool = True
     ahead: tuple[int, ...] = ()
+    peel: bool = True
+    lanes: bool = True
+    chain: int = 32
+    warps: int = 1
+    stages: int = 1
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
@@ -62,6 +72,7 @@ class Schedule:
         parts += ["online"] if self.online else []
         parts += [f"stream={list(self.stream)}"] if self.stream else []
         parts += [f"ahead={list(self.ahead)}"] if self.ahead else []
+        parts += ["whole" if not self.lanes else "", f"warps={self.warps}"] if not self.peel else []
         return " ".join(parts)
 
     def plan(self, axis: Axis) -> ClassPlan:
