@@ -136,6 +136,15 @@ def test_host_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str
     assert sizes[MemoryKind.SHARED] == 2 * 2**20
 
 
+def test_a_cache_of_many_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of two cores is told of a whole socket's cache, of which it gets a small part."""
+    monkeypatch.setattr(device, "_cores", lambda: 2)
+    root = system(tmp_path, V4)
+    (root / "sys/devices/system/cpu/cpu0/cache/index3/size").write_text("266240K\n")
+    cache = device.host_target(root, "x86_64").level(MemoryKind.L2)
+    assert cache is not None and cache.capacity == 32 * 2**20
+
+
 @pytest.mark.parametrize(
     ("vendor", "mkl", "slow"),
     [("AuthenticAMD", True, True), ("AuthenticAMD", False, False), ("GenuineIntel", True, False)],

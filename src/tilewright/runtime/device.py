@@ -31,6 +31,7 @@ HEADERS = Path(emit.__path__[0]) / "native"
 LIBRARY = "unit.so"
 BUILD_SECONDS = 300.0
 _PROBE_SECONDS = 60.0
+_CACHE_SHARE = 16 << 20  # bytes of the last-level cache that a core can count on: virtual machines name a whole socket's
 _FORMAT = "1"  # part of every key: raise it when the meaning of an entry changes
 
 # What generated code means does not depend on the optimiser: no reassociation, wrapping integers, NaN and infinities
@@ -235,7 +236,7 @@ def _cache_sizes(cpus: Path, cores: int) -> dict[MemoryKind, int]:
         sizes[MemoryKind.SHARED] = size if sharers <= 2 else size // sharers
     if found and max(found) >= 3:
         size, sharers = found[max(found)]
-        sizes[MemoryKind.L2] = size * max(1, cores // sharers)
+        sizes[MemoryKind.L2] = min(size * max(1, cores // sharers), cores * _CACHE_SHARE)
     return sizes
 
 
