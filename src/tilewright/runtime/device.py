@@ -31,7 +31,7 @@ HEADERS = Path(emit.__path__[0]) / "native"
 LIBRARY = "unit.so"
 BUILD_SECONDS = 300.0
 _PROBE_SECONDS = 60.0
-_CACHE_SHARE = 16 << 20  # bytes of the last-level cache that a core can count on: virtual machines name a whole socket's
+_CACHE_SHARE = 16 << 20  # bytes of last-level cache per core at most: virtual machines name a whole socket's
 _FORMAT = "1"  # part of every key: raise it when the meaning of an entry changes
 
 # What generated code means does not depend on the optimiser: no reassociation, wrapping integers, NaN and infinities
