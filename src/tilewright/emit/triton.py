@@ -11,11 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tilewright.errors import UnsupportedError
-from tilewright.ir.program import TileProgram
+from tilewright.errors import VerifyError
+from tilewright.ir.dims import symbols_of
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.program import TileProgram, expressions
 from tilewright.target import Target
 
-from .variant import Variant
+from .triton_block import Body, block_axes, check_size
+from .triton_expr import Expressions, count_reads
+from .triton_helpers import Helpers
+from .triton_scope import UNARY, Lines, Term, memory_type
+from .variant import Variant, aligning
 
 ArgumentKind = Literal["pointer", "size", "error"]
 
@@ -61,6 +68,76 @@ def emit_triton(
 ) -> TritonSource:
     """Print `program` as the kernel `name` for `target`. `symbols` is the plan's order of size symbols.
 
-    Raises UnsupportedError for what Triton cannot express and VerifyError for a program that is not made for a GPU
-    (scratch memory, tiles that are no powers of two)."""
-    raise UnsupportedError("not printed yet", phase="emit")
+    Raises UnsupportedError for what Triton cannot express, KeyError for a symbol that `symbols` lacks, and VerifyError
+    for a program that is not made for a GPU (scratch memory, tiles that are no powers of two)."""
+    if target.language != "triton":
+        raise VerifyError(f"target {target.name} takes {target.language}", phase="emit")
+    if program.scratch:
+        raise VerifyError("scratch memory in a program for a GPU", phase="emit")
+    arguments = _arguments(program, symbols, variant)
+    helpers, lines = Helpers(), Lines()
+    sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
+    printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers)
+    printer.counts = count_reads(
+        [*_decoded(program), *(e for s in program.statements() for e in expressions(s))]
+    )
+    pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
+    _grid(program, printer)
+    Body(program, printer, pointers).body(program.body)
+    check_size(printer)
+    head = _heading(program, arguments, helpers)
+    text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
+    return TritonSource(text, name, arguments, program.warps, program.stages, variant)
+
+
+def _decoded(program: TileProgram) -> list[Expr]:
+    """Extents of the grid that a point needs to know its place."""
+    return [g.extent for g in program.grid[1:]]
+
+
+def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:
+    """Pointers, the sizes that the text uses, and the error word."""
+    found = [
+        Argument("pointer", f"p{k}", f"*{memory_type(b.dtype)}", k, variant.aligned)
+        for k, b in enumerate(program.params)
+    ]
+    of = [*_decoded(program), *(e for s in program.statements() for e in expressions(s))]
+    used = {s.value.name for e in of for s in symbols_of(e) if isinstance(s.value, Symbol)}
+    multiples = aligning(program) if variant.aligned else ()
+    order = {name: k for k, name in enumerate(symbols)}
+    for name, k in sorted(((name, order[name]) for name in used), key=lambda x: x[1]):
+        found.append(Argument("size", f"n{k}", "i64" if variant.wide else "i32", k, name in multiples))
+    return (*found, Argument("error", "error", "*i32", 0, False))
+
+
+def _grid(program: TileProgram, printer: Expressions) -> None:
+    """Print the place of a grid point along each axis."""
+    point = "tl.program_id(0).to(tl.int64)" if printer.index_type is i64 else "tl.program_id(0)"
+    names = [f"g{k}" for k in range(len(program.grid))]
+    if len(names) > 1:
+        printer.lines.put(f"point = {point}")
+        point = "point"
+    for k in reversed(range(len(names))):
+        axis = program.grid[k].axis
+        printer.axes[axis] = Term(names[k])
+        if not k:
+            printer.lines.put(f"{names[k]} = {point}")
+            continue
+        extent = printer.term(program.grid[k].extent).at(UNARY)
+        printer.lines.put(f"{names[k]} = point % {extent}")
+        if k > 1:
+            printer.lines.put(f"point = point // {extent}")
+        point = f"point // {extent}"
+
+
+def _heading(program: TileProgram, arguments: Sequence[Argument], helpers: Helpers) -> str:
+    """What stands before the kernel."""
+    multiples = ", ".join(a.name for a in arguments if a.divisible)
+    lines = [
+        f"# {program.warps} warps, {program.stages} stages"
+        + (f"; multiples of 16: {multiples}" if multiples else "")
+    ]
+    lines += ["import triton", "import triton.language as tl"]
+    if helpers.libdevice:
+        lines.append("from triton.language.extra import libdevice")
+    return "\n".join(lines) + "\n\n\n" + "".join(f"{text}\n\n" for text in helpers.texts.values())

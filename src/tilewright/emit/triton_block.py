@@ -1,0 +1,390 @@
+"""Statements of a tile program as Triton text. Blocks are tensors with one dimension per block axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tilewright.errors import UnsupportedError, VerifyError
+from tilewright.ir import dims
+from tilewright.ir.dtype import DType, bool_, f32, i32, i64
+from tilewright.ir.expr import Axis, Expr
+from tilewright.ir.program import (
+    Branch,
+    Check,
+    Collapse,
+    Compute,
+    Declare,
+    Dot,
+    Load,
+    Loop,
+    Prefix,
+    Stmt,
+    Store,
+    TileProgram,
+    Update,
+    Var,
+    uses,
+)
+
+from .triton_collapse import merged
+from .triton_expr import Expressions
+from .triton_scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
+
+LARGEST = 1 << 20
+"""Elements that a block may have."""
+
+
+def block_axes(program: TileProgram) -> dict[Axis, int]:
+    """The block axes with their tiles, in the order in which the program binds them first.
+
+    Raises VerifyError for a tile that is no power of two, or an axis bound with different ones."""
+    found: dict[Axis, int] = {}
+    for s in program.loops():
+        if s.tile & (s.tile - 1) or s.tile < 1:
+            raise VerifyError(f"axis {s.axis.name} has tile {s.tile}, no power of two", phase="emit")
+        if s.tile > 1 and found.setdefault(s.axis, s.tile) != s.tile:
+            raise VerifyError(f"axis {s.axis.name} has two tiles", phase="emit")
+    return found
+
+
+class Body:
+    """Prints the statements of one program. `pointers` are the names of its buffers."""
+
+    def __init__(self, program: TileProgram, printer: Expressions, pointers: dict[str, str]) -> None:
+        self.program, self.printer, self.pointers = program, printer, pointers
+        self.lines = printer.lines
+        self.stages = program.stages
+        readers = Counter(v for s in program.statements() for v in set(uses(s)))
+        for s in program.statements():
+            if isinstance(s, Dot):
+                readers.subtract({s.a.id, s.b.id})
+        self.only_dots = {v for v, n in readers.items() if n == 0}
+        """Values that nothing but products of blocks reads: they stay in the type that they have in memory."""
+        self.raw: set[int] = set()
+        self._bound: Counter[Axis] = Counter()
+        self._number: dict[Axis, int] = {}
+
+    # --- bodies --------------------------------------------------------------
+
+    def body(self, statements: Sequence[Stmt]) -> None:
+        """Print statements in order."""
+        for s in statements:
+            match s:
+                case Load():
+                    self.load(s)
+                case Compute():
+                    self.define(s.var, self.printer.value(s.expr))
+                case Store():
+                    self.store(s)
+                case Declare():
+                    self.declare(s)
+                case Update():
+                    self.update(s)
+                case Collapse() | Prefix():
+                    self.collapse(s)
+                case Dot():
+                    self.dot(s)
+                case Check():
+                    self.check(s)
+                case Loop():
+                    self.loop(s)
+                case Branch():
+                    self.branch(s)
+
+    def define(self, var: Var, term: Term) -> None:
+        """`var` is `term` from here on."""
+        name = f"v{var.id}"
+        self.lines.put(f"{name} = {term.text}")
+        self.printer.values[var.id] = Term(name, ATOM, term.dims)
+
+    def nested(self, statements: Sequence[Stmt]) -> None:
+        """Print statements with a scope of their own."""
+        outer = self.printer.scope
+        self.printer.scope = Scope(outer)
+        self.body(statements)
+        self.printer.scope = outer
+        outer.forget(_updated(statements))
+
+    def loop(self, s: Loop) -> None:
+        """A loop of one step only binds its axis."""
+        length = dims.static(dims.sub(s.stop, s.start))
+        start = self.printer.term(s.start)
+        number = self._fresh(s.axis)
+        if length is not None and length <= s.tile:
+            if length > 0:
+                self.bind(s, start, number)
+                self.nested(s.body)
+            return
+        bounds = [start.text, self.printer.term(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
+        head = f"range({', '.join(bounds)})"
+        if self.stages > 1 and _streams(s):
+            head = f"tl.range({', '.join(bounds)}, num_stages={self.stages})"
+        plain = s.tile == 1 and not self.wide
+        base = Term(f"{'a' if plain else 'b'}{number}")
+        with self.lines.block(f"for {base.text} in {head}"):
+            if plain:
+                self.printer.axes[s.axis] = base
+            else:
+                self.bind(s, base, number)
+            self.nested(s.body)
+
+    def _fresh(self, axis: Axis) -> str:
+        """The number of an axis, another one each time that it is bound."""
+        number = self._number.setdefault(axis, len(self._number))
+        self._bound[axis] += 1
+        again = self._bound[axis]
+        return f"{number}" + (f"_{again}" if again > 1 else "")
+
+    @property
+    def wide(self) -> bool:
+        """Whether indices have 64 bits."""
+        return self.printer.index_type is i64
+
+    def bind(self, s: Loop, start: Term, number: str) -> None:
+        """Print the values of the axis of `s` in a step that begins at `start`."""
+        lanes = Term(f"tl.arange(0, {s.tile})", ATOM, (s.axis,))
+        if self.wide:
+            lanes = self.printer.cast_text(lanes, i64)
+            start = start if start.number else Term(f"tl.cast({start.text}, tl.int64)")
+        if s.tile == 1:
+            term = self.printer.spread(start, (), self.printer.index_type)
+        elif start.number and start.text == "0":
+            term = lanes
+        else:
+            term = self.printer.infix("+", SUM, [start, lanes])
+        self.lines.put(f"a{number} = {term.text}")
+        self.printer.axes[s.axis] = Term(f"a{number}", ATOM, term.dims)
+
+    def branch(self, s: Branch) -> None:
+        """An `if` over a scalar."""
+        condition = self.printer.term(s.condition)
+        if condition.dims:
+            raise VerifyError(f"a branch on a block: {s.condition}", phase="emit")
+        with self.lines.block(f"if {condition.text}"):
+            self.nested(s.body)
+        if s.orelse:
+            with self.lines.block("else"):
+                self.nested(s.orelse)
+
+    # --- memory ----------------------------------------------------------------
+
+    def address(self, name: str, offset: Term, wanted: tuple[Axis, ...]) -> str:
+        """The pointers of an access whose lanes are those of `wanted`."""
+        pointer = self.pointers[name]
+        if offset.dims != wanted:
+            offset = self.printer.spread(offset, wanted, self.printer.index_type)
+        if offset.number and offset.text == "0":
+            return pointer
+        return f"{pointer} + {offset.at(SUM + 1 if offset.text.startswith('-') else SUM)}"
+
+    def mask(self, mask: Expr | None) -> Term | None:
+        """The lanes of an access."""
+        return None if mask is None else self.printer.term(mask)
+
+    def load(self, s: Load) -> None:
+        """Masked lanes touch no memory; a half becomes a single unless only products read it."""
+        printer = self.printer
+        mask, offset = self.mask(s.mask), printer.offset(s.offset)
+        other = None
+        if s.other is not None and mask is not None:
+            other = self._memory_value(s.other, s.buffer.dtype)
+        wanted = printer.union([t for t in (offset, mask, other) if t is not None])
+        text = self.address(s.buffer.name, offset, wanted)
+        if mask is not None:
+            text += f", mask={printer.fit(mask, wanted).text}"
+        if other is not None:
+            text += f", other={printer.fit(other, wanted).text}"
+        found = Term(f"tl.load({text})", ATOM, wanted)
+        self.define(s.var, self._held(s, found))
+
+    def _held(self, s: Load, found: Term) -> Term:
+        have, want = s.buffer.dtype, s.var.dtype
+        if have is bool_:
+            found = self.printer.converted(found, i32, bool_)
+        if have.is_half and want is have and s.var.id in self.only_dots:
+            self.raw.add(s.var.id)
+            return found
+        if have.is_half:
+            found = self.printer.cast_text(found, f32)
+        return found if have.compute is want.compute else self.printer.converted(found, have, want)
+
+    def _memory_value(self, e: Expr, dtype: DType) -> Term:
+        """`e` in the type of memory, for the lanes that are not loaded."""
+        if e.op == "const" and dtype is bool_:
+            return Term(str(int(bool(e.value))), number=True)
+        found = self.printer.data(e)
+        if found.number:
+            return found
+        return self.stored(found, e.dtype, dtype)
+
+    def stored(self, term: Term, have: DType, dtype: DType) -> Term:
+        """A value of type `have` in the type that it has in memory."""
+        printer = self.printer
+        if dtype is bool_:
+            term = term if have is bool_ else printer.converted(term, have, bool_)
+            return Term(f"{term.at(ATOM)}.to(tl.uint8)", ATOM, term.dims)
+        if dtype.is_half:
+            single = term if have.compute is f32 else printer.cast_text(term, f32)
+            return printer.cast_text(single, dtype)
+        return term if have.compute is dtype else printer.converted(term, have, dtype)
+
+    def store(self, s: Store) -> None:
+        """One store; lanes that write the same place write the same value."""
+        printer = self.printer
+        value_of = _unrounded(s.value, s.buffer.dtype)
+        value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
+        mask, offset = self.mask(s.mask), printer.offset(s.offset)
+        wanted = printer.union([t for t in (offset, mask, value) if t is not None])
+        text = f"{self.address(s.buffer.name, offset, wanted)}, {printer.fit(value, wanted).text}"
+        if mask is not None:
+            text += f", mask={printer.fit(mask, wanted).text}"
+        if s.stream:
+            text += ', cache_modifier=".cs"'
+        self.lines.put(f"tl.store({text})")
+
+    def check(self, s: Check) -> None:
+        """Lanes in which the condition fails write the code into the error word."""
+        printer = self.printer
+        good, mask = printer.term(s.condition), self.mask(s.mask)
+        bad = Term(f"~{good.at(UNARY)}", UNARY, good.dims)
+        if mask is not None:
+            bad = printer.infix("&", AND, [mask, bad])
+        place = f"tl.broadcast_to(error, {printer.shape(bad.dims)})" if bad.dims else "error"
+        self.lines.put(f"tl.store({place}, {s.code}, mask={bad.text})")
+
+    # --- states ------------------------------------------------------------------
+
+    def full(self, var: Var, term: Term) -> Term:
+        """`term` with all the block axes of the state `var`."""
+        wanted = self.printer.ordered(var.axes)
+        if not set(term.dims) <= set(wanted):
+            raise VerifyError(f"{var} varies along an axis that it lacks", phase="emit")
+        return self.printer.spread(term, wanted, var.dtype)
+
+    def declare(self, s: Declare) -> None:
+        """States start as whole blocks, so that loops carry one shape."""
+        values = [self.full(v, self.printer.data(e)) for v, e in zip(s.vars, s.values, strict=True)]
+        for var, value in zip(s.vars, values, strict=True):
+            self.define(var, value)
+            self.printer.states.add(var.id)
+
+    def update(self, s: Update) -> None:
+        """All new values are computed before the first is assigned."""
+        printer = self.printer
+        mask = self.mask(s.mask)
+        new: list[Term] = []
+        for var, e in zip(s.vars, s.values, strict=True):
+            value = printer.value(e)
+            if mask is not None:
+                value = printer.call("tl.where", [mask, value, printer.values[var.id]])
+            new.append(self.full(var, value))
+        printer.scope.forget({v.id for v in s.vars})
+        names = ", ".join(f"v{v.id}" for v in s.vars)
+        self.lines.put(f"{names} = {', '.join(t.text for t in new)}")
+
+    # --- whole blocks ----------------------------------------------------------------
+
+    def collapse(self, s: Collapse | Prefix) -> None:
+        """A merge along one dimension; along an axis that is no dimension there is nothing to merge."""
+        printer = self.printer
+        parts = [printer.values[p.id] for p in s.parts]
+        if s.axis not in printer.position:
+            for var, part in zip(s.vars, parts, strict=True):
+                self.define(var, part)
+            return
+        wanted = printer.ordered([s.axis, *printer.union(parts)])
+        full = [printer.spread(p, wanted, v.dtype) for p, v in zip(parts, s.parts, strict=True)]
+        place = wanted.index(s.axis)
+        rest = wanted if isinstance(s, Prefix) else tuple(a for a in wanted if a != s.axis)
+        text = merged(s, full, place, printer.helpers)
+        self.lines.put(f"{', '.join(f'v{v.id}' for v in s.vars)} = {text}")
+        for var in s.vars:
+            printer.values[var.id] = Term(f"v{var.id}", ATOM, rest)
+
+    def dot(self, s: Dot) -> None:
+        """A product of matrices if the blocks are matrices, else products summed along the axis."""
+        printer = self.printer
+        acc = printer.values[s.acc.id]
+        a, b = (self._operand(v) for v in (s.a, s.b))
+        matrices = len(a.dims) == len(b.dims) == len(acc.dims) == 2 and s.k in a.dims and s.k in b.dims
+        if matrices and set(a.dims) & set(b.dims) == {s.k} and self._as_matrices(s, a, b, acc):
+            return
+        a, b = (printer.converted(self._single(v), v.dtype, s.acc.dtype) for v in (s.a, s.b))
+        term = printer.infix("*", PRODUCT, [a, b])
+        if s.k in term.dims:
+            rest = tuple(x for x in term.dims if x != s.k)
+            term = Term(f"tl.sum({term.text}, {term.dims.index(s.k)})", ATOM, rest)
+        self._assign(s.acc, printer.infix("+", SUM, [acc, term]))
+
+    def _as_matrices(self, s: Dot, a: Term, b: Term, acc: Term) -> bool:
+        printer = self.printer
+        types = {v.dtype for v in (s.a, s.b)}
+        if len(types) > 1 or min(printer.tiles[x] for x in {*a.dims, *b.dims}) < 16:
+            return False
+        dtype = types.pop()
+        if not dtype.is_float or (dtype.bytes > 4) != (s.acc.dtype.bytes > 4):
+            return False
+        if acc.dims[0] not in a.dims:
+            a, b = b, a
+        left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
+        right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
+        precision = "" if dtype.is_half else ', input_precision="ieee"'
+        out = f", out_dtype={named_type(s.acc.dtype)}" if s.acc.dtype is not f32 else ""
+        self._assign(s.acc, Term(f"tl.dot({left}, {right}, {acc.text}{precision}{out})", ATOM, acc.dims))
+        return True
+
+    def _operand(self, var: Var) -> Term:
+        """A block in the type in which it is multiplied: halves stay halves."""
+        term = self.printer.values[var.id]
+        return (
+            self.printer.cast_text(term, var.dtype) if var.dtype.is_half and var.id not in self.raw else term
+        )
+
+    def _single(self, var: Var) -> Term:
+        term = self.printer.values[var.id]
+        return self.printer.cast_text(term, f32) if var.id in self.raw else term
+
+    def _assign(self, var: Var, value: Term) -> None:
+        value = self.full(var, value)
+        self.printer.scope.forget({var.id})
+        self.lines.put(f"v{var.id} = {value.text}")
+
+
+def _updated(statements: Iterable[Stmt]) -> set[int]:
+    """Numbers of the states that statements change."""
+    found: set[int] = set()
+    for s in statements:
+        if isinstance(s, Update):
+            found |= {v.id for v in s.vars}
+        elif isinstance(s, Dot):
+            found.add(s.acc.id)
+        elif isinstance(s, Loop):
+            found |= _updated(s.body)
+        elif isinstance(s, Branch):
+            found |= _updated((*s.body, *s.orelse))
+    return found
+
+
+def _streams(s: Loop) -> bool:
+    """Whether this is an innermost loop that loads blocks."""
+    inner = TileProgram((), (), s.body)
+    return not inner.loops() and any(isinstance(x, Load) for x in inner.statements())
+
+
+def _unrounded(e: Expr, stored: DType) -> Expr:
+    """`e` without a rounding to the type in which it is stored anyway."""
+    rounds = e.op in ("cast", "narrow") and e.dtype is stored and stored.is_half
+    return e.args[0] if rounds and e.args[0].dtype.compute is stored.compute else e
+
+
+def check_size(printer: Expressions) -> None:
+    """Raise UnsupportedError if values in use have more elements than the language takes."""
+    for term in printer.values.values():
+        size = 1
+        for a in term.dims:
+            size *= printer.tiles[a]
+        if size > LARGEST:
+            raise UnsupportedError(
+                f"a block of {size} elements", phase="emit", hint="a schedule with smaller tiles"
+            )

@@ -1,0 +1,172 @@
+"""Functions that printed kernels call where the language has no operation with our meaning. A file holds those it uses.
+
+Arguments are typed values (never bare numbers), scalars or blocks of any shape.
+"""
+
+from __future__ import annotations
+
+HELPERS: dict[str, str] = {
+    "floor_div": '''
+def floor_div(a, b):
+    """a / b of integers, rounded down; 0 where b is 0."""
+    d = tl.where(b == 0, 1, b)
+    q = a // d
+    q -= ((a % d != 0) & ((a < 0) != (d < 0))).to(q.dtype)
+    return tl.where(b == 0, 0, q)
+''',
+    "floor_mod": '''
+def floor_mod(a, b):
+    """What `floor_div` leaves: it has the sign of b; 0 where b is 0."""
+    d = tl.where(b == 0, 1, b)
+    r = a % d
+    r = tl.where((r != 0) & ((r < 0) != (d < 0)), r + d, r)
+    return tl.where(b == 0, 0, r)
+''',
+    "trunc_div": '''
+def trunc_div(a, b):
+    """a / b of integers, rounded to zero; 0 where b is 0."""
+    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b))
+''',
+    "trunc_mod": '''
+def trunc_mod(a, b):
+    """What `trunc_div` leaves: it has the sign of a; 0 where b is 0."""
+    return tl.where(b == 0, 0, a % tl.where(b == 0, 1, b))
+''',
+    "divide": '''
+def divide(a, b):
+    """a / b, correctly rounded."""
+    if a.dtype == tl.float64:
+        q = a / b
+    else:
+        q = tl.div_rn(a, b)
+    return q
+''',
+    "floor_divide": '''
+def floor_divide(a, b):
+    """a / b of floats, rounded down as if it had been exact."""
+    r = libdevice.fmod(a, b)
+    q = divide(a - r, b)
+    q = tl.where((r != 0) & ((b < 0) != (r < 0)), q - 1, q)
+    f = tl.floor(q)
+    f = tl.where(q - f > 0.5, f + 1, f)
+    f = tl.where(q == 0, divide(a, b) * 0, f)
+    return tl.where(b == 0, divide(a, b), f)
+''',
+    "remainder": '''
+def remainder(a, b):
+    """What `floor_divide` leaves: it has the sign of b."""
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((b < 0) != (r < 0)), r + b, r)
+''',
+    "power": '''
+def power(a, b):
+    """a ** b of integers; for b < 0 the inverse, rounded to zero."""
+    left = tl.where(b < 0, 0, b)
+    odd = (b & 1) != 0
+    square = a
+    result = a * 0 + b * 0 + 1
+    for _ in tl.static_range(a.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) != 0, result * square, result)
+        square = square * square
+        left = left >> 1
+    inverse = tl.where(a * a == 1, tl.where(odd, a, a * a), 0)
+    return tl.where(b < 0, inverse, result)
+''',
+    "shift_left": '''
+def shift_left(a, b):
+    """a << b; 0 for a count beyond the bits of a."""
+    inside = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    return tl.where(inside, a << tl.where(inside, b, 0), 0)
+''',
+    "shift_right": '''
+def shift_right(a, b):
+    """a >> b; the sign for a count beyond the bits of a."""
+    inside = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    return a >> tl.where(inside, b, a.dtype.primitive_bitwidth - 1)
+''',
+    "shift_right_unsigned": '''
+def shift_right_unsigned(a, b):
+    """a >> b; 0 for a count beyond the bits of a."""
+    inside = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    return tl.where(inside, a >> tl.where(inside, b, 0), 0)
+''',
+    "sign": '''
+def sign(a):
+    """-1, 0 or 1; 0 for NaN."""
+    return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
+''',
+    "is_nan": '''
+def is_nan(a):
+    """Whether a is no number."""
+    return a != a
+''',
+    "either": '''
+def either(a, b):
+    """Disjunction."""
+    return a | b
+''',
+    "all_of": '''
+def all_of(a, b):
+    """Conjunction."""
+    return a & b
+''',
+    "exclusive": '''
+def exclusive(a, b):
+    """Exclusive disjunction."""
+    return a ^ b
+''',
+    "total": '''
+def total(a, b):
+    """Sum."""
+    return a + b
+''',
+    "product": '''
+def product(a, b):
+    """Product."""
+    return a * b
+''',
+    "larger": '''
+def larger(a, b):
+    """Maximum; NaN wins."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+    "smaller": '''
+def smaller(a, b):
+    """Minimum; NaN wins."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+}  # fmt: skip
+"""Name -> text. Within one text a name of another one is a call."""
+
+NEEDS: dict[str, tuple[str, ...]] = {"floor_divide": ("divide",)}
+"""Helpers that a helper calls."""
+
+
+class Helpers:
+    """The functions that one file needs besides its kernel, in an order in which they may be defined."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.libdevice = False
+        """Whether the file needs the library of device functions."""
+
+    def use(self, name: str) -> str:
+        """Ask for a helper of `HELPERS`; its name."""
+        if name not in self.texts:
+            for other in NEEDS.get(name, ()):
+                self.use(other)
+            self.add(name, HELPERS[name])
+        return name
+
+    def add(self, name: str, text: str) -> None:
+        """Add a function made for this file."""
+        self.texts[name] = _decorated(text)
+        self.libdevice |= "libdevice." in text
+
+    def free(self, name: str, text: str) -> bool:
+        """Whether the function `name` of this file has this text, or may be given it."""
+        return self.texts.get(name, _decorated(text)) == _decorated(text)
+
+
+def _decorated(text: str) -> str:
+    return "@triton.jit\n" + text.strip("\n") + "\n"
