@@ -14,7 +14,7 @@ from tilewright.ir.host import Number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
 from tilewright.runtime import steps
-from tilewright.runtime.launch import Table, Unit
+from tilewright.runtime.launch import Unit
 from tilewright.runtime.steps import Act, Tensors
 from tilewright.runtime.tensors import empty_strided, torch_dtype
 
@@ -116,7 +116,6 @@ class Workspace:
                 self.lasting[k] = constants[b.index]
         self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
         self.seen = self.addressed | sources | {o for o in plan.outputs if isinstance(o, int)}
-        self.tables: list[Table] = []
         self.runs: list[Callable[[], int]] = []
         self.acts = self._prepare()
         self.views = tuple(self.lasting.items())
@@ -175,11 +174,8 @@ class Workspace:
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
         assert unit is not None
-        sizes = self.part.sizes.buffer_info()[0]
         launches = [(x.kernel, [self._locate(p) for p in x.params]) for x in step.launches]
-        table = Table(unit, launches, sizes)
-        self.tables.append(table)
-        run = unit.runner(table.address, table.count, self.bases.buffer_info()[0], sizes)
+        run = unit.prepare(launches, self.bases, self.part.sizes)
         self.runs.append(run)
         return steps.launching(run)
 

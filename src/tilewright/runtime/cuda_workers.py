@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import tilewright
 from tilewright.errors import BuildError
 
 BUILD_SECONDS = 300.0
@@ -26,7 +25,7 @@ class _Worker:
     """One process and the line of text that goes each way."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-P", "-m", f"{tilewright.__name__}._build"]
+        command = [sys.executable, "-P", "-m", "tilewright._build"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(folder), text=True,
             encoding="utf-8",
@@ -77,7 +76,7 @@ def _environment(folder: Path) -> dict[str, str]:
     """What a worker sees: the import path of this process, temporary files in `folder`, no setting of Triton's that the
     cache key does not know."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    here = str(Path(tilewright.__path__[0]).parent)
+    here = str(Path(__file__).parents[2])
     path = os.pathsep.join([here, *(p for p in sys.path if p and p != here)])
     return {
         **kept, "PYTHONPATH": path, "TMPDIR": str(folder), "TRITON_DISABLE_LINE_INFO": "1",

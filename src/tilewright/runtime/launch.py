@@ -9,9 +9,23 @@ from typing import Protocol
 
 from tilewright.errors import IndexOutOfRange, TilewrightError
 
+Launching = tuple[int, Sequence[tuple[int, int]]]
+"""A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""
+
 
 class Unit(Protocol):
-    """Built kernels. Kernel k is `task(k)`; it runs over `count(k, sizes)` points, `grain(k, sizes)` at once."""
+    """Built kernels."""
+
+    def prepare(
+        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+    ) -> Callable[[], int]:
+        """What runs `launches` one after the other, for one caller at a time, under exact sizes (int64, in the plan's
+        order), on memory that starts where `bases` say when it runs. It returns an error number (0: none)."""
+        ...
+
+
+class Tasks(Protocol):
+    """Kernels as native tasks."""
 
     def task(self, kernel: int) -> int:
         """Address of the task function."""
@@ -23,10 +37,6 @@ class Unit(Protocol):
 
     def grain(self, kernel: int, sizes: int) -> int:
         """Points worth one hand-over."""
-        ...
-
-    def runner(self, records: int, count: int, bases: int, sizes: int) -> Callable[[], int]:
-        """What runs `count` records at address `records`; it returns an error number (0: none)."""
         ...
 
 
@@ -52,10 +62,8 @@ class Table:
 
     __slots__ = ("_keep", "address", "count")
 
-    def __init__(
-        self, unit: Unit, launches: Sequence[tuple[int, Sequence[tuple[int, int]]]], sizes: int
-    ) -> None:
-        """`launches`: kernel number and (slot, byte offset) per parameter. Launches over no points are left out."""
+    def __init__(self, unit: Tasks, launches: Sequence[Launching], sizes: int) -> None:
+        """Launches over no points are left out."""
         rows: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
         for kernel, params in launches:
             count = unit.count(kernel, sizes)

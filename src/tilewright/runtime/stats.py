@@ -11,8 +11,8 @@ class Stats:
 
     `graphs` compiled; `kernels` in built units; `units` handed to the C++ compiler, `cache_hits` of units found in the
     kernel cache; `plan_misses` size tables made for new sizes; `input_copies` of inputs whose strides were not those
-    compiled for; `fallbacks` graphs that run as the captured program because a phase refused them; `triton` kernels that
-    Triton compiled (those found in the kernel cache are in `cache_hits`).
+    compiled for; `fallbacks` graphs that run as the captured program because a phase refused them; `triton` kernels
+    that Triton compiled (those found in the kernel cache are in `cache_hits`).
     """
 
     graphs: int = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from tilewright.options import Options
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.launch import Launching, Table
 from tilewright.runtime.pool import pool
 
 SOURCE = Path(__file__).parent / "native" / "launch.cpp"
@@ -81,18 +83,22 @@ class NativeUnit:
         """Grid points worth one hand-over to another thread."""
         return self._grains[kernel](sizes)
 
-    def runner(self, records: int, count: int, bases: int, sizes: int) -> Callable[[], int]:
-        """What runs `count` launch records; it returns the number of a failed check, 0 for none. For one caller at a
-        time."""
+    def prepare(
+        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+    ) -> Callable[[], int]:
+        """What runs `launches`; it returns the number of a failed check, 0 for none. For one caller at a time."""
+        place = sizes.buffer_info()[0]
+        records = Table(self, launches, place)
         launch, sign = self._launch, self._sign
-        table = _Run(records, count, bases, sizes, sign * (self._fixed or 1))
+        table = _Run(records.address, records.count, bases.buffer_info()[0], place, sign * (self._fixed or 1))
         address = ctypes.addressof(table)
+        kept = (records, table, bases, sizes)
         if self._fixed:
-            return lambda table=table: launch(address)
+            return lambda kept=kept: launch(address)
         threads = torch.get_num_threads
         last = 1
 
-        def run() -> int:
+        def run(table: _Run = table, kept: tuple[object, ...] = kept) -> int:
             nonlocal last
             now = threads()
             if now != last:

@@ -1,0 +1,247 @@
+"""Launch records, variants and contexts, on a driver that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runtime.triton_sources import product, scaled
+
+from tilewright.emit.triton import TritonSource
+from tilewright.emit.variant import Variant
+from tilewright.errors import BuildError, UnsupportedError, VerifyError
+from tilewright.ir import dims
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Axis, symbol
+from tilewright.ir.program import Buffer, GridAxis, TileProgram
+from tilewright.options import Options
+from tilewright.runtime import cuda_unit
+from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.cuda_build import Built
+from tilewright.runtime.cuda_driver import Device, Driver, DriverError
+from tilewright.runtime.cuda_job import Facts
+from tilewright.runtime.cuda_unit import CudaUnit
+
+N = symbol("n")
+STREAM = 0x5EED
+
+
+class Launch(ctypes.Structure):
+    """One launch as the fake driver wrote it down."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("values", ctypes.c_uint64 * 16),
+        ("context", ctypes.c_void_p),
+    )
+
+    @property
+    def function(self) -> bytes:
+        """Its name, which stands first in what the address shows."""
+        return ctypes.string_at(self.address)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fake") / "libfake.so"
+    source = Path(__file__).parent / "fake_cuda.cpp"
+    subprocess.run(["g++", "-shared", "-fPIC", "-O1", str(source), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture
+def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    native = ctypes.CDLL(str(library))
+    for name in ("log_count", "fail_launch", "fail_load", "context_depth"):
+        ctypes.c_int.in_dll(native, name).value = 0
+    ctypes.c_void_p.in_dll(native, "current_context").value = None
+    monkeypatch.setattr(cuda_unit, "_stream", lambda ordinal: STREAM + ordinal)
+    return native
+
+
+@pytest.fixture
+def gpu(fake: ctypes.CDLL, library: Path) -> Device:
+    options = Options()
+    return Device(Driver(Store(default_root(options)), options, str(library)), 1)
+
+
+def launches(fake: ctypes.CDLL) -> list[Launch]:
+    count = ctypes.c_int.in_dll(fake, "log_count").value
+    return list((Launch * 64).in_dll(fake, "log_launches"))[:count]
+
+
+def program(size: int | None = None) -> TileProgram:
+    """A grid of blocks of 1024 elements over n, or over a static size."""
+    n = N if size is None else dims.integer(size)
+    blocks = dims.floordiv(dims.add(n, dims.integer(1023)), dims.integer(1024))
+    return TileProgram((Buffer("a", f32, n), Buffer("b", f32, n)), (GridAxis(Axis("g", blocks), blocks),), ())
+
+
+def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
+    """Builds nothing: the image says how many arguments there are, the name which variant it is."""
+    made: list[TritonSource] = []
+
+    def build(sources: Sequence[TritonSource]) -> list[Built]:
+        found: list[Built] = []
+        for source in sources:
+            folder = tmp_path / f"{tmp_path.name}{len(made)}"
+            folder.mkdir()
+            made.append(source)
+            (folder / "kernel.bin").write_bytes(str(len(source.arguments) + hidden).encode() + b"\0")
+            facts = Facts(source.entry, shared, 32 * source.warps, hidden, 1, 0, "3.6")
+            (folder / "facts.json").write_text(json.dumps(facts.to_json()))
+            found.append(Built(folder, facts))
+        return found
+
+    build.made = made  # type: ignore[attr-defined]
+    return build
+
+
+def printed(kernel: int, variant: Variant) -> TritonSource:
+    source = scaled(variant, entry=f"k{kernel}" + "a" * variant.aligned + "w" * variant.wide)
+    return replace(
+        source, arguments=tuple(replace(a, index=1) if a.kind == "size" else a for a in source.arguments)
+    )
+
+
+def unit(gpu: Device, tmp_path: Path, *programs: TileProgram, **rest: int) -> CudaUnit:
+    return CudaUnit(programs or (program(),), ("m", "n"), printed, built_by(tmp_path, **rest), gpu)  # type: ignore[arg-type]
+
+
+def test_arguments_of_a_launch(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    run = unit(gpu, tmp_path).prepare(
+        [(0, [(2, 8), (0, 0)])], array("Q", [0x1000, 0, 0x2000]), array("q", [5, 1500])
+    )
+    assert run() == 0
+    (seen,) = launches(fake)
+    assert seen.function == b"k0" and list(seen.grid) == [2, 1, 1] and list(seen.block) == [128, 1, 1]
+    assert seen.shared == 100 and seen.stream == STREAM + 1
+    assert list(seen.values)[:6] == [0x2008, 0x1000, 1500, gpu.error_address, 0, 0]
+
+
+def test_addresses_are_read_when_it_runs(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    bases = array("Q", [0x1000, 0x2000])
+    run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])] * 2, bases, array("q", [5, 7]))
+    for first in (0x1000, 0x3000):
+        bases[0] = first
+        assert run() == 0
+    assert [list(x.values)[:2] for x in launches(fake)] == [[0x1000, 0x2000]] * 2 + [[0x3000, 0x2000]] * 2
+
+
+@pytest.mark.parametrize(
+    ("n", "base", "offset", "name"),
+    [
+        (1600, 0x1000, 32, b"k0a"),
+        (1600, 0x1000, 8, b"k0"),
+        (1600, 0x1004, 0, b"k0"),
+        (1601, 0x1000, 0, b"k0"),
+        (1 << 31, 0x1000, 0, b"k0aw"),
+        ((1 << 31) + 1, 0x1000, 0, b"k0w"),
+    ],
+)
+def test_the_most_special_variant_that_a_call_permits(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path, n: int, base: int, offset: int, name: bytes
+) -> None:
+    run = unit(gpu, tmp_path).prepare(
+        [(0, [(0, offset), (1, 0)])], array("Q", [base, 0x4000]), array("q", [0, n])
+    )
+    assert run() == 0
+    (seen,) = launches(fake)
+    assert seen.function == name and seen.values[2] == n
+
+
+def test_wide_variants_are_built_when_needed(gpu: Device, tmp_path: Path) -> None:
+    build = built_by(tmp_path)
+    some = CudaUnit((program(), program(1 << 33)), ("m", "n"), printed, build, gpu)  # type: ignore[arg-type]
+    made: list[TritonSource] = build.made  # type: ignore[attr-defined]
+    some.prepare_variants()
+    assert sorted(x.entry for x in made) == ["k0", "k0a", "k1aw", "k1w"]
+    some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 999]))
+    assert len(made) == 4
+    some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 1 << 40]))
+    assert sorted(x.entry for x in made[4:]) == ["k0aw", "k0w"]
+
+
+def test_grids_without_points_and_grids_that_are_too_large(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path
+) -> None:
+    some = unit(gpu, tmp_path)
+    assert some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 0]))() == 0
+    assert not launches(fake)
+    with pytest.raises(UnsupportedError, match="blocks"):
+        some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 1 << 42]))
+
+
+def test_the_device_s_context_is_current_for_a_launch_only(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path
+) -> None:
+    run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9]))
+    current = ctypes.c_void_p.in_dll(fake, "current_context")
+    for before in (None, 0xABC0):
+        current.value = before
+        run()
+        assert current.value == before and ctypes.c_int.in_dll(fake, "context_depth").value == 0
+    first, second = launches(fake)
+    assert first.context == second.context not in (None, 0xABC0)
+
+
+def test_a_failed_check_is_reported_by_the_next_run(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9]))
+    run()
+    ctypes.c_int32.from_address(launches(fake)[0].values[3]).value = 7
+    assert run() == 7 and len(launches(fake)) == 1, "nothing more is launched"
+    assert run() == 0 and len(launches(fake)) == 2
+    ctypes.c_int32.from_address(gpu.error_address).value = 3
+    assert gpu.failed() == 3 and gpu.failed() == 0
+
+
+def test_errors_of_the_driver(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9]))
+    ctypes.c_int.in_dll(fake, "fail_launch").value = 700
+    with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        run()
+    ctypes.c_int.in_dll(fake, "fail_load").value = 1
+    (tmp_path / "x").mkdir()
+    with pytest.raises(DriverError, match="could not load k0"):
+        unit(gpu, tmp_path / "x").prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9]))
+    with pytest.raises(DriverError, match="open device 9"):
+        Device(gpu.driver, 9)
+
+
+def test_kernels_are_loaded_once_and_ask_for_their_shared_memory(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path
+) -> None:
+    some = unit(gpu, tmp_path, shared=100_000)
+    for n in (9, 10):
+        some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, n]))()
+    first, second = launches(fake)
+    assert first.shared == 100_000
+    assert first.address == second.address
+
+
+def test_variants_with_other_arguments_are_a_defect(gpu: Device, tmp_path: Path) -> None:
+    def odd(kernel: int, variant: Variant) -> TritonSource:
+        return product(64) if variant.aligned else replace(scaled(variant), entry="k9")
+
+    some = CudaUnit((program(64),), ("m", "n"), odd, built_by(tmp_path), gpu)  # type: ignore[arg-type]
+    with pytest.raises(VerifyError, match="differ in their arguments"):
+        some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 64]))
+
+
+def test_no_driver(tmp_path: Path) -> None:
+    options = Options()
+    with pytest.raises(BuildError, match="cannot be used"):
+        Driver(Store(default_root(options)), options, str(tmp_path / "libnone.so"))
+    other = Driver.__new__(Driver)
+    with pytest.raises(BuildError, match="cuInit"):
+        other.__init__(Store(default_root(options)), options, "libm.so.6")  # type: ignore[misc]
