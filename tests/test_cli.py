@@ -42,6 +42,17 @@ class Kernel:
     reason: str = "the next op reads across rows"
 
 
+@dataclass
+class Call:
+    """One call that is not a generated kernel."""
+
+    name: str = "linear"
+    ops: tuple[str, ...] = ("aten.addmm",)
+    how: str = "own"
+    reason: str = "contraction"
+    results: tuple[str, ...] = ("f32[3, 4]",)
+
+
 class Fake:
     """What the door returns: runs `call`, adds `error` to the results."""
 
@@ -49,6 +60,7 @@ class Fake:
         self.call, self.error = call, error
         self.coverage = "generated 2 of 2 ops in 1 kernels"
         self.kernels = (Kernel(),)
+        self.calls = (Call(),)
         self.trace = types.SimpleNamespace(phases=(Phase("capture", 0.25), Phase("build", 0.5)))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -162,6 +174,8 @@ def test_explain_gives_reasons_and_source(here: Path, door: Door) -> None:
         "void k0() {}",
         "mul add[/red]",
         "1 kernels move 2.9 KiB",
+        "aten.addmm",
+        "own",
     ):
         assert text in result.output, text
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from tilewright.options import Options
 
 if TYPE_CHECKING:
-    from tilewright.door import backend, compile, reset, stats
+    from tilewright.door import backend, compilations, compile, reset, stats
     from tilewright.runtime.model import CompiledModel
 
-__all__ = ["CompiledModel", "Options", "backend", "compile", "reset", "stats"]
+__all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats"]
 __version__ = "0.1.0"
 
 _HOME = {
     "CompiledModel": "tilewright.runtime.model",
     "backend": "tilewright.door",
+    "compilations": "tilewright.door",
     "compile": "tilewright.door",
     "reset": "tilewright.door",
     "stats": "tilewright.door",

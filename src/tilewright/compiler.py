@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +30,11 @@ from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
-from tilewright.plan.reports import KernelReport, report_of
+from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
@@ -44,6 +46,7 @@ from tilewright.schedule.split import split_folds
 from tilewright.target import Target
 
 T = TypeVar("T")
+LOG = logging.getLogger("tilewright")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,49 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Compilation:
+    """How one graph was compiled. `kind` is inference, forward or backward; `calls` are what runs besides `kernels`."""
+
+    kind: str
+    coverage: Coverage
+    trace: Trace
+    kernels: tuple[KernelReport, ...] = ()
+    calls: tuple[CallReport, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} graph: {self.coverage}"
+
+
+COMPILATIONS: Compilations[Compilation] = Compilations()
+"""Those whose graphs can still run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
     """A graph that can run, with how it came about."""
 
     executable: Executable | Captured
-    coverage: Coverage
-    trace: Trace
-    kernels: tuple[KernelReport, ...] = ()
+    compilation: Compilation
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much is generated."""
+        return self.compilation.coverage
+
+    @property
+    def trace(self) -> Trace:
+        """Every phase."""
+        return self.compilation.trace
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        """One entry per generated kernel."""
+        return self.compilation.kernels
+
+    @property
+    def calls(self) -> tuple[CallReport, ...]:
+        """One entry per call that is not a generated kernel."""
+        return self.compilation.calls
 
 
 class Recorder:
@@ -109,6 +148,7 @@ def compile_fx(
     frozen: Mapping[str, Tensor] | None = None,
     trusted: bool = False,
     conditions: Sequence[Expr] = (),
+    kind: str = "inference",
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
@@ -129,11 +169,20 @@ def compile_fx(
                 f"runs as captured, without generated code: {refused}", RuntimeWarning, stacklevel=2
             )
         STATS.fallbacks += 1
-        return Compiled(Captured(gm, frozen or {}), captured_coverage(gm, refused.message), run.trace)
+        covered = captured_coverage(gm, refused.message)
+        return _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
     constants = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     STATS.graphs += 1
     executable = Executable(made.plan, constants, made.unit, trusted=trusted, conditions=conditions)
-    return Compiled(executable, coverage_of(made.cover), run.trace, made.kernels)
+    cover = made.cover
+    return _noted(executable, Compilation(kind, coverage_of(cover), run.trace, made.kernels, calls_of(cover)))
+
+
+def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:
+    """Write down and say what was compiled."""
+    COMPILATIONS.add(executable, compilation)
+    LOG.info("%s", compilation)
+    return Compiled(executable, compilation)
 
 
 @dataclass(frozen=True, slots=True)

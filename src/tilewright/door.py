@@ -17,7 +17,7 @@ from tilewright.capture.exported import Exported, exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, bind_inputs, load
 from tilewright.capture.trace import fits, hints, trace
-from tilewright.compiler import Compiled, Trace, compile_fx
+from tilewright.compiler import COMPILATIONS, Compilation, Compiled, Trace, compile_fx
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
 from tilewright.plan.coverage import Coverage, total
@@ -65,8 +65,7 @@ class Session:
         )
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
-        del kind
-        done = compile_fx(gm, self.options, frozen=frozen, trusted=True)
+        done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)
         self.compiled.append(done)
         return done.executable  # pyright: ignore[reportReturnType]  (arguments and results of a graph are what it says)
 
@@ -81,6 +80,11 @@ class Session:
         return tuple(k for c in self.compiled for k in c.kernels)
 
     @property
+    def calls(self) -> tuple[object, ...]:
+        """What runs besides kernels, of all graphs."""
+        return tuple(k for c in self.compiled for k in c.calls)
+
+    @property
     def trace(self) -> Trace:
         """Of the graph compiled last."""
         return self.compiled[-1].trace if self.compiled else Trace()
@@ -91,10 +95,17 @@ def stats() -> Stats:
     return STATS.snapshot()
 
 
+def compilations() -> tuple[Compilation, ...]:
+    """How each graph was compiled, oldest first, with its coverage, kernels, calls and trace: of graphs of any door
+    that can still run, since the start of the process or the last `reset`."""
+    return COMPILATIONS()
+
+
 def reset() -> None:
     """Forget what torch has compiled and set all counters to 0. Compiled models stay usable."""
     torch._dynamo.reset()
     STATS.reset()
+    COMPILATIONS.clear()
 
 
 # --- compile ---------------------------------------------------------------------
@@ -202,6 +213,12 @@ class FileWay:
         """Of the graphs compiled so far; compiles for typical sizes if there is none."""
         self._typical()
         return tuple(k for w in self._ways for k in w.kernels)
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """What runs besides kernels; compiles for typical sizes if there is no graph yet."""
+        self._typical()
+        return tuple(k for w in self._ways for k in w.calls)
 
     @property
     def trace(self) -> object:

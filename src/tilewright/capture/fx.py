@@ -16,7 +16,7 @@ from ..errors import UnsupportedError, VerifyError
 from ..ir import dims
 from ..ir.dtype import DType, Kind, bool_
 from ..ir.expr import Expr
-from ..ir.graph import Builder, Graph, Layout, LibraryCall, Operand, Value, Write
+from ..ir.graph import CHECK, Builder, Graph, Layout, LibraryCall, Operand, Value, Write
 from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import library_reason
@@ -49,7 +49,8 @@ class _Importer:
     def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, torch.Tensor]) -> None:
         self.gm = gm
         self.frozen = frozen
-        self.symbols = Symbols(_shape_env(gm))
+        env = _shape_env(gm)
+        self.symbols, self.claims = Symbols(env), Symbols(env, asserted=False)
         self.b = Builder()
         self.entries: dict[fx.Node, object] = {}
         self.inputs: list[Value | Expr] = []
@@ -120,8 +121,8 @@ class _Importer:
             return None
         if name == "copy_" and node.args[0] in self.places:
             return self.write(node)
-        if name == "_assert_scalar" and self.holds(node.args[0]):
-            return None
+        if name == "_assert_scalar":
+            return self.assertion(node)
         with self.b.origin(_display(target), _place(node)) as origin:
             return self.compute(node, origin, val)
 
@@ -146,9 +147,18 @@ class _Importer:
                 self.b.close_origin(origin, call, inputs, ())
         return made
 
-    def holds(self, condition: object) -> bool:
-        entry = self.argument(condition)
-        return entry is True or (isinstance(entry, Expr) and entry.op == "const" and bool(entry.value))
+    def assertion(self, node: fx.Node) -> None:
+        """A check of host scalars, unless it is known to hold without itself."""
+        tested = node.args[0]
+        val = tested.meta.get("val") if isinstance(tested, fx.Node) else tested
+        made = self.claims.expr(val) if isinstance(val, _NUMBERS) else self.argument(tested)
+        if made is True or (isinstance(made, Expr) and made.op == "const" and bool(made.value)):
+            return
+        with self.b.origin(_display(node.target), _place(node)) as origin:
+            call, inputs = self.library(node, (), CHECK)
+            call = replace(call, args=(made, *call.args[1:]), pure=False)
+            self.b.library(call, inputs, ())
+            self.b.close_origin(origin, call, inputs, ())
 
     def write(self, node: fx.Node) -> Value:
         target, source = node.args[0], self.argument(node.args[1])
@@ -313,6 +323,20 @@ def mutations(gm: fx.GraphModule) -> list[fx.Node]:
         )
         if n.target._schema.is_mutable and not kept:  # pyright: ignore[reportPrivateUsage]
             found.append(n)
+    return found
+
+
+def counted_nodes(gm: fx.GraphModule) -> list[str]:
+    """Names of the nodes that coverage counts: neither views, arithmetic on host scalars, nor checks."""
+    found: list[str] = []
+    for n in gm.graph.nodes:
+        entry, name = TABLE.get(n.target), _display(n.target)
+        view = n.target is operator.getitem or (entry is not None and entry.view)
+        scalar = isinstance(n.meta.get("val"), _NUMBERS) and (
+            not isinstance(n.target, OpOverload) or "sym_" in name
+        )
+        if n.op == "call_function" and not view and not scalar and library_reason(n.target) != CHECK:
+            found.append(name)
     return found
 
 

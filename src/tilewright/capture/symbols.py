@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy import functions as fn
 from torch.utils._sympy.numbers import int_oo
 
@@ -21,10 +21,14 @@ _LIMIT = 1 << 63
 
 
 class Symbols:
-    """Translates the numbers of one captured graph; `env` is its ShapeEnv, or None if every size is a constant."""
+    """Translates the numbers of one captured graph; `env` is its ShapeEnv, or None if every size is a constant.
 
-    def __init__(self, env: ShapeEnv | None) -> None:
+    Ranges of sizes that come from data hold because the program asserts them. To translate an assertion itself, give
+    `asserted` False, and such sizes have no range."""
+
+    def __init__(self, env: ShapeEnv | None, *, asserted: bool = True) -> None:
         self._env = env
+        self._asserted = asserted
         self._memo: dict[sympy.Basic, Expr] = {}
 
     def expr(self, value: SymbolicNumber) -> Expr:
@@ -79,7 +83,8 @@ class Symbols:
     def _symbol(self, e: sympy.Symbol) -> Expr:
         low: int = -_LIMIT
         high: int | None = None
-        bound = self._env.var_to_range.get(e) if self._env is not None else None
+        free = not self._asserted and bool(free_unbacked_symbols(e))
+        bound = self._env.var_to_range.get(e) if self._env is not None and not free else None
         if bound is not None:
             if bound.lower not in (-int_oo, -sympy.oo):
                 low = int(bound.lower)

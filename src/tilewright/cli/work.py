@@ -48,6 +48,21 @@ class KernelRecord(Protocol):
     def reason(self) -> str: ...
 
 
+class CallRecord(Protocol):
+    """One call that no kernel was generated for: whose code it is, why, and what it makes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ops(self) -> Sequence[str]: ...
+    @property
+    def how(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def results(self) -> Sequence[str]: ...
+
+
 class Trace(Protocol):
     """What a compilation did."""
 
@@ -62,6 +77,8 @@ class Compiled(Protocol):
     def coverage(self) -> object: ...
     @property
     def kernels(self) -> Sequence[KernelRecord]: ...
+    @property
+    def calls(self) -> Sequence[CallRecord]: ...
     @property
     def trace(self) -> Trace: ...
     def __call__(self, *inputs: Tensor) -> object: ...
@@ -118,6 +135,7 @@ def show_compiled(request: Request, compiled: Compiled) -> None:
     rows: list[Sequence[Cell]] = [(name, seconds * 1e3) for name, seconds in phases]
     screen.table("phases", ("phase", "ms"), [*rows, ("all", total * 1e3)])
     screen.facts["coverage"] = coverage
+    screen.facts["calls"] = [_call_facts(call) for call in compiled.calls]
     screen.facts["phases"] = [{"name": name, "seconds": seconds} for name, seconds in phases]
 
 
@@ -146,6 +164,22 @@ def _show_kernels(request: Request, compiled: Compiled, with_source: bool) -> No
     bound = sum(kernel.bytes_lower_bound or 0 for kernel in compiled.kernels)
     request.screen.line(f"{len(compiled.kernels)} kernels move {size(moved)}; lower bound {size(bound)}")
     request.screen.facts["kernels"] = [_kernel_facts(k, with_source) for k in compiled.kernels]
+
+
+def _call_facts(call: CallRecord) -> dict[str, Json]:
+    return {
+        "name": call.name, "ops": list(call.ops), "how": call.how, "reason": call.reason, "results": list(call.results)
+    }  # fmt: skip
+
+
+def _show_calls(request: Request, compiled: Compiled) -> None:
+    columns = ("call", "whose", "why", "makes", "ops")
+    rows: list[Sequence[Cell]] = [
+        (call.name, call.how, call.reason, " ".join(call.results), " ".join(call.ops))
+        for call in compiled.calls
+    ]
+    if rows:
+        request.screen.table("calls", columns, rows)
 
 
 # The verbs.
@@ -248,6 +282,7 @@ def explain_model(request: Request, with_source: bool) -> int:
         compiled = compile_for(request, model, inputs_of(request, model) if named else None)
     show_compiled(request, compiled)
     _show_kernels(request, compiled, with_source)
+    _show_calls(request, compiled)
     if with_source:
         for kernel in compiled.kernels:
             request.screen.line(f"\n// {kernel.name}", style="bold")

@@ -43,12 +43,17 @@ class Operand:
     index: int
 
 
+CHECK = "check"
+"""The reason of a call that only raises or does nothing."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryCall:
     """A call that is not generated. `name` is for display; `function` is called with `args` and `kwargs`, in which
     `Operand`s stand for the op's inputs and `Expr`s for host scalars. `strides` are those of the results, as the
     library returns them. `reason` says why it may be called: "contraction", "convolution", "sort", "random", ... or
-    "no declaration". `pure` calls may be dropped or repeated.
+    "no declaration". `pure` calls may be dropped or repeated; `own` ones are code of
+    ours rather than a library's.
 
     The rest is what capture knows of faster forms. `specialise` gets the call itself, the frozen tensors by operand
     number, a maker of products if there is one, and the machine; it returns a faster call on the operands that are
@@ -71,6 +76,7 @@ class LibraryCall:
     rows: int | None = None
     channel: int = -1
     reuses: int | None = None
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +216,7 @@ class Graph:
     def symbols(self) -> list[Expr]:
         """Every size symbol of the graph, in order of first use."""
         found: dict[Expr, None] = {}
-        values = list(self.inputs) + [v for op in self.ops for v in op.outputs]
+        values = [*self.inputs, *(v for op in self.ops for v in (*op.outputs, *op.binds))]
         for v in values:
             for e in v.shape if isinstance(v, Value) else (v,):
                 found |= dict.fromkeys(dims.symbols_of(e))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..ir import dims
 from ..ir.expr import Expr, axes_of
 from ..ir.graph import Graph, LibraryCall, Op, Origin, Value
+from ..rewrite.normalise import binds, bound_symbols
 
 
 def is_contraction(op: Op) -> bool:
@@ -73,11 +74,13 @@ def select(graph: Graph) -> Graph:
 
 
 def live(graph: Graph) -> Graph:
-    """The graph with only the ops whose results somebody reads (or that have effects), and the constants they read."""
-    needed = set(graph.kept())
+    """The graph with only the ops whose results somebody reads (or that have effects or bind sizes), and the constants
+    they read."""
+    needed, bound = set(graph.kept()), bound_symbols(graph)
     kept: list[Op] = []
     for op in reversed(graph.ops):
-        if set(op.outputs) & needed or (op.call is not None and not op.call.pure):
+        effects = op.call is not None and not op.call.pure
+        if effects or set(op.outputs) & needed or binds(op, bound):
             kept.append(op)
             needed |= set(op.inputs)
     constants = {v: t for v, t in graph.constants.items() if v in needed}

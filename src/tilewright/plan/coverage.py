@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from tilewright.ir.graph import LibraryCall
+from tilewright.ir.graph import CHECK, LibraryCall, Origin
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 
 BY_CHOICE = frozenset({"contraction", "convolution", "attention"})
 """Reasons that count as choice: a kernel could be generated, and the library is taken as the faster one."""
 ADMITTED = frozenset({*BY_CHOICE, "sort", "random"})
 """Reasons that `strict` admits."""
+
+How = Literal["own", "choice", "need"]
+"""Who runs what no kernel was generated for: a routine of our own, a library by choice, a library by need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +30,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Captured nodes (pure views are not counted) by how they run. Prints as one line."""
+    """Captured nodes (pure views and run-time checks are not counted) by how they run. Prints as one line."""
 
     ops: int
     generated: int
     kernels: int
     choice: tuple[Row, ...] = ()
     need: tuple[Row, ...] = ()
+    own: tuple[Row, ...] = ()
 
     def refused(self) -> tuple[str, ...]:
         """Names of library calls by need that `strict` does not admit."""
@@ -46,12 +51,17 @@ class Coverage:
             self.kernels + other.kernels,
             _merged(self.choice + other.choice),
             _merged(self.need + other.need),
+            _merged(self.own + other.own),
         )
 
     def __str__(self) -> str:
         plural = "kernel" if self.kernels == 1 else "kernels"
         parts = [f"generated {self.generated} of {self.ops} ops in {self.kernels} {plural}"]
-        for rows, how in ((self.choice, "as library calls by choice"), (self.need, "as library calls")):
+        for rows, how in (
+            (self.own, "in routines of our own"),
+            (self.choice, "as library calls by choice"),
+            (self.need, "as library calls"),
+        ):
             if rows:
                 listed = ", ".join(f"{r.name} x{r.count} ({r.reason})" for r in rows)
                 parts.append(f"{sum(r.count for r in rows)} {how}: {listed}")
@@ -75,24 +85,34 @@ def _merged(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     )
 
 
+def how(step: LibraryStep, call: LibraryCall) -> How:
+    """Who runs a step that calls `call`."""
+    if call.own:
+        return "own"
+    return "choice" if step.choice or call.reason in BY_CHOICE else "need"
+
+
+def counted(origin: Origin) -> bool:
+    """Whether coverage counts a captured node: views do no work, and a check guards work of others."""
+    return not origin.view and (origin.call is None or origin.call.reason != CHECK)
+
+
 def coverage_of(cover: Cover) -> Coverage:
     """Count the captured nodes of `cover.graph` by how its steps run them.
 
     A node is generated unless a library step stands for it: also one that was folded away or became a view."""
-    calls: dict[int, tuple[LibraryCall, bool]] = {}
-    loose: list[Row] = []
+    calls: dict[int, tuple[LibraryCall, How]] = {}
+    rows: dict[How, list[Row]] = {"own": [], "choice": [], "need": []}
     for step in cover.steps:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         call = step.op.call
-        chosen = step.choice or call.reason in BY_CHOICE
         origins = step.origins or ((step.op.origin,) if step.op.origin >= 0 else ())
         for origin in origins:
-            calls.setdefault(origin, (call, chosen))
-        if not origins:
-            loose.append(Row(call.name, call.reason, 1))
-    ops = [o for o in cover.graph.origins if not o.view]
-    rows: dict[bool, list[Row]] = {True: [], False: list(loose)}
+            calls.setdefault(origin, (call, how(step, call)))
+        if not origins and call.reason != CHECK:
+            rows["need"].append(Row(call.name, call.reason, 1))
+    ops = [o for o in cover.graph.origins if counted(o)]
     generated = 0
     for origin in ops:
         found = calls.get(origin.id)
@@ -101,4 +121,5 @@ def coverage_of(cover: Cover) -> Coverage:
         else:
             rows[found[1]].append(Row(origin.name, found[0].reason, 1))
     kernels = sum(isinstance(step, Kernel) for step in cover.steps)
-    return Coverage(len(ops), generated, kernels, _merged(tuple(rows[True])), _merged(tuple(rows[False])))
+    parts = {who: _merged(tuple(found)) for who, found in rows.items()}
+    return Coverage(len(ops), generated, kernels, parts["choice"], parts["need"], parts["own"])

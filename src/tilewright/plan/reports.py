@@ -1,4 +1,4 @@
-"""What a user may know of a generated kernel."""
+"""What a user may know of a generated kernel, and of a call that none was generated for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tilewright.ir import dims
 from tilewright.ir.expr import Expr, cost
 from tilewright.ir.graph import Value
 from tilewright.ir.host import size
-from tilewright.ir.kernel import Cover, Scheduled
+from tilewright.ir.kernel import Cover, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.reduction import Reduction
 from tilewright.plan.bind import names_in
+from tilewright.plan.coverage import How, how
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,36 @@ class KernelReport:
     def __str__(self) -> str:
         figures = f"{self.moved} bytes ({self.bound} at least), {self.work} flops"
         return f"{self.name}: {', '.join(self.ops)}; {figures}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """One call that no kernel was generated for: `ops` are the captured nodes that it does, by name; `how` says whose
+    code it is ("own", or a library's by "choice" or "need"), `reason` why; `results` are what it makes."""
+
+    name: str
+    ops: tuple[str, ...]
+    how: How
+    reason: str
+    results: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.how}, {self.reason}): {', '.join(self.ops)} -> {', '.join(self.results)}"
+
+
+def calls_of(cover: Cover) -> tuple[CallReport, ...]:
+    """The calls of a cover, in order."""
+    found: list[CallReport] = []
+    for step in cover.steps:
+        if not isinstance(step, LibraryStep) or step.op.call is None:
+            continue
+        op, call = step.op, step.op.call
+        origins = step.origins or ((op.origin,) if op.origin >= 0 else ())
+        named = [cover.graph.origins[o] for o in origins]
+        ops = tuple(o.name for o in named if not o.view) or (op.name,)
+        made = tuple(f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in op.outputs)
+        found.append(CallReport(call.name, ops, how(step, call), call.reason, made))
+    return tuple(found)
 
 
 def _bytes(values: Sequence[Value]) -> Expr:

@@ -106,13 +106,13 @@ def share(graph: Graph) -> Graph:
 
     An output of the graph is never shared with another: the caller may change one in place."""
     kept = graph.kept()
-    bound = _bound_symbols(graph)
+    bound = bound_symbols(graph)
     seen: dict[object, Op] = {}
     same: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in graph.ops:
         op = tidy_operands(replace(op, inputs=tuple(same.get(v, v) for v in op.inputs)))
-        key = None if _binds(op, bound) else _identity(op)
+        key = None if binds(op, bound) else _identity(op)
         first = op if key is None else seen.setdefault(key, op)
         if first is op or kept & set(op.outputs):
             ops.append(op)
@@ -162,13 +162,13 @@ class _Same:
         return id(self.of)
 
 
-def _bound_symbols(graph: Graph) -> set[Expr]:
+def bound_symbols(graph: Graph) -> set[Expr]:
     """The sizes that the inputs bind."""
     shapes = [v.shape if isinstance(v, Value) else (v,) for v in graph.inputs]
     return {s for shape in shapes for e in shape for s in dims.symbols_of(e)}
 
 
-def _binds(op: Op, bound: set[Expr]) -> bool:
+def binds(op: Op, bound: set[Expr]) -> bool:
     """Whether `op` is a library call that binds a size."""
     return (
         bool(op.binds)
@@ -244,9 +244,9 @@ def drop_dead(graph: Graph) -> Graph:
     views that the library call of an origin reads, if that origin reduces (other origins are never worth a
     call)."""
     producer = graph.producer()
-    bound = _bound_symbols(graph)
+    bound = bound_symbols(graph)
     live: set[Op] = set()
-    stack = [op for op in graph.ops if op.call is not None and (not op.call.pure or _binds(op, bound))]
+    stack = [op for op in graph.ops if op.call is not None and (not op.call.pure or binds(op, bound))]
     stack += [producer[v] for v in graph.kept() if v in producer]
     used = set(graph.kept())
     while stack:

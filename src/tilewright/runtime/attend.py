@@ -63,8 +63,9 @@ def attention_call(owner: Owner, task: Attention) -> LibraryCall | None:
     strides: tuple[Expr, ...] = (inner[0], inner[2], inner[1], inner[3])
     operands = tuple(Operand(k) for k in range(4 if task.masked else 3))
     return LibraryCall(
-        "attention", _function(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1
-    )
+        "attention", _function(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1,
+        own=True,
+    )  # fmt: skip
 
 
 def _function(owner: Owner, task: Attention, fixed: Tensor | None) -> Callable[..., Tensor]:

@@ -125,6 +125,7 @@ class Executable:
         trusted: bool = False,
         conditions: Sequence[Expr] = (),
     ) -> None:
+        self.record: object = None
         self.plan = plan
         self.constants = tuple(constants)
         self.unit = unit

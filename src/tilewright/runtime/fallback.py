@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.fx import counted_nodes
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
 from tilewright.runtime.executable import Argument, Result, deliver
@@ -18,6 +19,7 @@ class Captured:
 
     def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> None:
         names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+        self.record: object = None
         self._gm = gm
         self._fixed = tuple((k, frozen[n]) for k, n in enumerate(names) if n in frozen)
         self._count = len(names)
@@ -44,9 +46,7 @@ class Captured:
 
 def captured_coverage(gm: fx.GraphModule, reason: str) -> Coverage:
     """Every op of the graph as a library call by need."""
-    names = Counter(
-        str(n.target) for n in gm.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)
-    )
+    names = Counter(counted_nodes(gm))
     rows = tuple(Row(name, reason, count) for name, count in names.most_common())
     return Coverage(sum(names.values()), 0, 0, need=rows)
 
@@ -59,6 +59,7 @@ class Region:
         rows = tuple(Row(name, "control flow that depends on data", 1) for name in dict.fromkeys(names))
         self.coverage = Coverage(len(rows), 0, 0, need=rows)
         self.kernels: tuple[object, ...] = ()
+        self.calls: tuple[object, ...] = ()
         self.trace: object = None
 
     def admits(self, leaves: Sequence[object]) -> bool:

@@ -44,6 +44,11 @@ class Way(Protocol):
         ...
 
     @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        ...
+
+    @property
     def trace(self) -> object:
         """Every phase's name, time and result, of the graph compiled last."""
         ...
@@ -104,6 +109,11 @@ class CompiledModel:
     def kernels(self) -> tuple[object, ...]:
         """Generated kernels: name, ops, bytes moved, bytes of the lower bound, flops, source."""
         return self._way.kernels
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """What runs besides kernels: name, ops, how (own routine, library by choice or by need), reason, results."""
+        return self._way.calls
 
     @property
     def trace(self) -> object:

@@ -92,8 +92,13 @@ def as_tensors(value: object) -> object:
 def by_name(
     target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """Arguments by parameter name. Raises InputError where they do not fit the signature."""
+    """Arguments by parameter name (by number, `arg0` and so on, for builtins, which tell no names). Raises InputError
+    where they do not fit the signature."""
     forward = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        inspect.signature(forward)
+    except ValueError:
+        return {**{f"arg{k}": a for k, a in enumerate(args)}, **kwargs}
     try:
         return dict(inspect.signature(forward).bind(*args, **kwargs).arguments)
     except TypeError as error:

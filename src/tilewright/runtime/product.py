@@ -230,6 +230,7 @@ class _Form:
             rows=None if image or self.added else 0,
             channel=1 if image else -1,
             reuses=-1,
+            own=True,
         )
 
     def epilogues(self) -> list[Epilogue]:

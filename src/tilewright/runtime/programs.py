@@ -52,6 +52,11 @@ class Built(Protocol):
         """One entry per generated kernel."""
         ...
 
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        ...
+
 
 BuildGraph = Callable[[fx.GraphModule, Mapping[str, Tensor]], Built]
 """Compiles a functional graph whose placeholders named in the mapping are constants."""
@@ -78,6 +83,11 @@ class ProgramWay:
     def kernels(self) -> tuple[object, ...]:
         """One entry per generated kernel."""
         return self.built.kernels
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        return self.built.calls
 
     @property
     def trace(self) -> object:

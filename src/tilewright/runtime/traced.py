@@ -42,6 +42,11 @@ class Sessions(Protocol):
         ...
 
     @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        ...
+
+    @property
     def trace(self) -> object:
         """Of the graph compiled last."""
         ...
@@ -71,6 +76,11 @@ class TracedWay:
     def kernels(self) -> tuple[object, ...]:
         """One entry per generated kernel."""
         return self.session.kernels
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        return self.session.calls
 
     @property
     def trace(self) -> object:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from ...ir.graph import CHECK
+
 _REASONS: dict[str, str] = {
     "sort": "sort topk argsort kthvalue median nanmedian mode msort",
     "random": "rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout multinomial"
@@ -13,7 +15,7 @@ _REASONS: dict[str, str] = {
     " repeat_interleave bincount _local_scalar_dense item",
     "scatter": "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_copy masked_scatter put"
     " index_reduce col2im embedding_dense_backward",
-    "check": "_assert_scalar _assert_async _linalg_check_errors",
+    CHECK: "_assert_scalar _assert_tensor_metadata _assert_async _linalg_check_errors",
     "recurrent": "lstm gru rnn_tanh rnn_relu mkldnn_rnn_layer _cudnn_rnn _thnn_fused_lstm_cell",
 }
 _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -1,0 +1,131 @@
+"""What users are told: which graphs were compiled, whose code runs each op, what counts."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tilewright
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    tilewright.reset()
+
+
+def chain(x: Tensor) -> Tensor:
+    """Two elementwise ops and a library call."""
+    return torch.topk(torch.relu(x) * 2, 2).values
+
+
+# --- compilations ----------------------------------------------------------------
+
+
+def test_graphs_of_torch_compile_can_be_asked(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = torch.compile(chain, backend="tilewright")
+    with caplog.at_level(logging.INFO, logger="tilewright"):
+        compiled(torch.randn(3, 5))
+    (one,) = tilewright.compilations()
+    assert one.kind == "inference" and one.coverage.ops == 3 and len(one.kernels) == 1
+    assert [c.name for c in one.calls] == ["aten.topk"] and one.calls[0].how == "need"
+    assert one.trace["capture"] and "k0" in one.kernels[0].source
+    assert f"inference graph: {one.coverage}" in caplog.text
+
+
+def test_both_graphs_of_a_training_step_are_listed() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    torch.compile(chain, backend="tilewright")(x).sum().backward()
+    assert sorted(c.kind for c in tilewright.compilations()) == ["backward", "forward"]
+
+
+def test_a_graph_that_is_gone_is_not_listed() -> None:
+    kept, gone = (
+        tilewright.compile(chain, (torch.randn(3, 5),)),
+        tilewright.compile(chain, (torch.randn(4, 5),)),
+    )
+    assert len(tilewright.compilations()) == 2
+    del gone
+    torch._dynamo.reset()
+    gc.collect()
+    (left,) = tilewright.compilations()
+    assert left.coverage == kept.coverage
+    tilewright.reset()
+    assert tilewright.compilations() == ()
+
+
+# --- whose code ------------------------------------------------------------------
+
+
+def test_our_own_routines_are_named_as_such() -> None:
+    net = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)).eval()
+    with torch.no_grad():
+        compiled = tilewright.compile(net, (torch.randn(128, 64),), freeze=True, strict=True)
+    line = str(compiled.coverage)
+    assert "in routines of our own: aten.addmm x2 (contraction)" in line and "library" not in line
+    assert [(c.name, c.how) for c in compiled.calls] == [("linear", "own")] * 2  # type: ignore[attr-defined]
+    assert "aten.gelu" in compiled.calls[0].ops  # type: ignore[attr-defined]
+
+
+def test_products_of_the_library_stay_a_choice() -> None:
+    compiled = tilewright.compile(torch.mm, (torch.randn(8, 8), torch.randn(8, 8)))
+    assert "1 as library calls by choice: aten.mm x1 (contraction)" in str(compiled.coverage)
+    assert compiled.calls[0].how == "choice"  # type: ignore[attr-defined]
+
+
+# --- what counts -----------------------------------------------------------------
+
+
+def test_checks_are_neither_counted_nor_refused() -> None:
+    def program(x: Tensor, mask: Tensor) -> Tensor:
+        n = mask.sum().item()
+        torch._check(n >= 2)
+        torch._check(n <= 7)
+        return x.relu() * n
+
+    x, places = torch.randn(4), torch.arange(9)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = tilewright.compile(program)
+        torch.testing.assert_close(compiled(x, places < 3), x.relu() * 3)
+    for count in (1, 9):  # the range that it asserts must not prove the assertion
+        with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+            compiled(x, places < count)
+    assert "_assert" not in str(compiled.coverage)
+    assert compiled.coverage.refused() == ("aten._local_scalar_dense",)
+    assert [c.reason for c in compiled.calls].count("check") == 2  # type: ignore[attr-defined]
+
+
+def test_a_size_is_bound_where_only_the_size_is_read() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.relu() * x.nonzero().shape[0]
+
+    x = torch.tensor([0.0, 2.0, 3.0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = tilewright.compile(program)
+        torch.testing.assert_close(compiled(x), x * 2)
+
+
+def test_builtins_compile() -> None:
+    """They tell no names of their parameters."""
+    x = torch.randn(3)
+    torch.testing.assert_close(tilewright.compile(torch.sin, (x,))(x), x.sin())
+
+
+def test_a_graph_that_runs_as_captured_counts_the_same_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.errors import UnsupportedError
+
+    def program(x: Tensor) -> Tensor:
+        return (x.t().reshape(-1) * 2).split(3)[0].relu()
+
+    x = torch.randn(3, 4)
+    counted = tilewright.compile(program, (x,)).coverage.ops
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedError("not today", phase="capture")
+
+    monkeypatch.setattr("tilewright.compiler.from_fx", refuse)
+    tilewright.reset()
+    assert tilewright.compile(program, (x,)).coverage.ops == counted
