@@ -45,7 +45,12 @@ def commit() -> str:
     """The commit of the checkout, `+` if tracked files differ from it, empty outside a checkout."""
 
     def git(*arguments: str) -> str:
-        result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        try:
+            result = subprocess.run(
+                ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            return ""
         return result.stdout.strip() if result.returncode == 0 else ""
 
     head = git("rev-parse", "--short=12", "HEAD")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from PIL import Image
 
+from benchmarks.calibrate import calibrate
 from benchmarks.record import MODELS, ROOT
 from demo import ocr, search, weights
 from tilewright.measure import Workload
@@ -91,26 +92,6 @@ def _pixels(name: str, make: Callable[[], torch.nn.Module]) -> Callable[[], Work
         return Workload(name, model.eval(), (torch.randn(1, 3, 224, 224),))
 
     return build
-
-
-def calibrate(model: torch.nn.Module, images: torch.Tensor) -> None:
-    """Give every batch norm the statistics of `images`, in place."""
-    norms = [
-        module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-    ]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean over all passes
-        norm.train()
-    with torch.no_grad():
-        model(images)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    model.eval()
 
 
 def _bert() -> torch.nn.Module:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from benchmarks import compile_time, kernels, models, overhead, record
 from benchmarks.bandwidth import COMPILERS, Yardstick
-from benchmarks.zoo import ZOO, calibrate
+from benchmarks.calibrate import calibrate
+from benchmarks.zoo import ZOO
 
 from tilewright import measure
 from tilewright.measure import Prepared, Timing, Unavailable
