@@ -21,6 +21,7 @@ from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import library_reason
 from .aten.onednn import specialiser
+from .device import graph_device
 from .symbols import Symbols
 
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -50,6 +51,7 @@ class _Importer:
         self.gm = gm
         self.frozen = frozen
         env = _shape_env(gm)
+        self.device = graph_device(gm)
         self.symbols, self.claims = Symbols(env), Symbols(env, asserted=False)
         self.b = Builder()
         self.entries: dict[fx.Node, object] = {}
@@ -207,10 +209,20 @@ class _Importer:
         if results[0] is not None and (len(results) == 1 or _used(node) <= {0}):
             call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
         if made is None:
+            self.check_device(node, metas)
             made = self.called(call, inputs, results, metas)
         outputs = [v for v in made if isinstance(v, Value)]
         self.b.close_origin(origin, call, inputs, outputs, view=declared is not None and declared.view)
         return made if several else made[0]
+
+    def check_device(self, node: fx.Node, metas: Sequence[object]) -> None:
+        """A call must leave its results where kernels look for them."""
+        for t in metas:
+            if isinstance(t, torch.Tensor) and str(t.device) != self.device:
+                raise UnsupportedError(
+                    f"a result on {t.device} in a graph on {self.device}", phase="capture", op=_display(node.target),
+                    place=_place(node),
+                )  # fmt: skip
 
     def declared(self, node: fx.Node, entry: Entry, results: Sequence[_Result | None]) -> tuple[object, ...]:
         tensors = [r for r in results if r is not None]

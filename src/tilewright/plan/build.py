@@ -32,15 +32,23 @@ Kernels = Mapping[Kernel, tuple[int, tuple[Value, ...]]]
 
 
 def build_plan(
-    cover: Cover, kernels: Kernels, symbols: Sequence[str] = (), aliases: Sequence[bool] | None = None
+    cover: Cover,
+    kernels: Kernels,
+    symbols: Sequence[str] = (),
+    aliases: Sequence[bool] | None = None,
+    *,
+    device: str = "cpu",
+    host: Sequence[int] = (),
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `aliases[k]` says that output k may share memory
-    with an input or an earlier output, as in the program; other outputs get memory of their own. Raises VerifyError
-    where a value has no home or a size symbol cannot be found.
+    with an input or an earlier output, as in the program; other outputs get memory of their own. All is on
+    `device`; inputs numbered `host` are brought there. Raises VerifyError where a value has no home or a size symbol
+    cannot be found.
     """
-    return _Builder(cover, kernels, aliases).build(tuple(symbols))
+    plan = _Builder(cover, kernels, aliases).build(tuple(symbols))
+    return replace(plan, device=device, host=tuple(host))
 
 
 class _Builder:

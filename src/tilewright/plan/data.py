@@ -157,6 +157,10 @@ class Plan:
     written: tuple[int, ...] = ()
     symbols: tuple[str, ...] = ()
     """Size symbols in the order in which generated code receives them."""
+    device: str = "cpu"
+    """Where all buffers are."""
+    host: tuple[int, ...] = ()
+    """Inputs that come as CPU tensors without dims, and are brought to the device."""
 
     def show(self) -> str:
         """The plan as text."""

@@ -16,11 +16,11 @@ from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Unit
 from tilewright.runtime.steps import Act, Tensors
-from tilewright.runtime.tensors import empty_strided, torch_dtype
+from tilewright.runtime.tensors import maker_on, torch_dtype
 
 ALIGN = 64
-KEEP_BYTES = 1 << 28
-"""A workspace with more memory than this is not kept between calls."""
+GPU_ALIGN = 256
+"""Of what lies in an arena, in bytes."""
 
 
 class Layouts:
@@ -65,6 +65,7 @@ class Part:
         self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None
     ) -> None:
         self.plan = plan
+        self.make = maker_on(plan.device)
         self.segment = segment
         self.unit = unit
         self.layouts = Layouts(plan, sizes)
@@ -75,7 +76,7 @@ class Part:
             allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end)
             for k in arena
         ]
-        places, self.arena_bytes = allocate.pack(blocks, ALIGN)
+        places, self.arena_bytes = allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)
         self.place = dict(zip(arena, places, strict=True))
         self.outputs = tuple(
             (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
@@ -93,7 +94,7 @@ class Part:
         """Make the tensors that leave the plan, but those that the caller brought."""
         for b, shape, strides, dtype in self.outputs:
             if tensors[b] is None:
-                tensors[b] = empty_strided(shape, strides, dtype)
+                tensors[b] = self.make(shape, strides, dtype)
 
 
 class Workspace:
@@ -102,7 +103,7 @@ class Workspace:
     def __init__(self, part: Part, constants: Sequence[Tensor]) -> None:
         self.part = part
         plan = part.plan
-        self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8)
+        self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
         self.bases = array("Q", [0] * (len(plan.buffers) + 1))
         self.arena_slot = len(plan.buffers)
         self.bases[-1] = self.arena.data_ptr()

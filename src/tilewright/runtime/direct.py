@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import getitem, is_
 
 import torch
@@ -31,7 +31,7 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     if _modes() or _transform() is not None:
         raise TypeError("a mode is active")
     parts: list[object] = [
-        (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__)
+        (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
         if isinstance(a, Tensor)
         else (a.__class__, a)
         for a in args
@@ -39,7 +39,7 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     for name, a in kwargs.items():
         parts.append(name)
         parts.append(
-            (a.shape, a.stride(), a.dtype, a.requires_grad, a.__class__)
+            (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
             if isinstance(a, Tensor)
             else (a.__class__, a)
         )
@@ -166,7 +166,7 @@ def without_scalars(executable: Executable) -> Executable | None:
     bindings = bind_symbols(plan.inputs, scalars=False)
     if not {b.symbol for b in bindings} >= {b.symbol for b in plan.bindings}:
         return None
-    return Executable(replace(plan, bindings=bindings), executable.constants, executable.unit, trusted=True)
+    return executable.rebound(bindings)
 
 
 def direct_of(

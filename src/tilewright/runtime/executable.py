@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -18,12 +19,11 @@ from tilewright.ir.host import Number, number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Call, Home, Launches, Plan, Segment, Spec
 from tilewright.plan.data import Part as Where
-from tilewright.runtime.bound import KEEP_BYTES, Part, Workspace
+from tilewright.runtime.bound import Part, Workspace
 from tilewright.runtime.launch import Unit, raise_error
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.tensors import (
     copy_into,
-    empty_strided,
     memory_range,
     relaid,
     repeats_memory,
@@ -33,6 +33,8 @@ from tilewright.runtime.tensors import (
 
 PLANS = 256
 """Size tables kept per executable."""
+KEEP_BYTES = 1 << 28
+"""A workspace with more memory than this is not kept between calls."""
 
 Argument = Tensor | int | float | bool
 Result = Tensor | int | float | bool | None
@@ -49,6 +51,8 @@ def _is_quick(plan: Plan) -> bool:
 
 class Bound:
     """A plan whose input sizes are known: what the inputs must look like, and the parts that do the work."""
+
+    keep_bytes = KEEP_BYTES
 
     def __init__(
         self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor]
@@ -76,10 +80,22 @@ class Bound:
         except IndexError:
             return Workspace(self.first, self.constants)
 
+    def give_back(self, workspace: Workspace) -> None:
+        """What `workspace` gave is no longer used."""
+        if self.keep:
+            self.free.append(workspace)
+
+    def retain(self, keep: bool) -> None:
+        """Whether to keep workspaces from now on, if they are small enough."""
+        self.keep = keep and self.first.arena_bytes <= self.keep_bytes
+        if not keep:
+            self.free.clear()
+
     def quick_run(self) -> Quick:
         """The whole run where `quick`, as a function with everything at hand. It gives None if an input lies in memory
         in another way than compiled for."""
         inputs, outputs, free, order = self.inputs, self.first.outputs, self.free, self.order
+        make = self.first.make
         ordered = order == tuple(range(len(outputs)))
 
         def run(args: list[Argument]) -> list[Result] | None:
@@ -93,7 +109,7 @@ class Bound:
                 bases[b] = t.data_ptr()
             made: list[Result] = []
             for b, shape, strides, dtype in outputs:
-                t = empty_strided(shape, strides, dtype)
+                t = make(shape, strides, dtype)
                 bases[b] = t.data_ptr()
                 made.append(t)
             for launch in workspace.runs:
@@ -196,8 +212,7 @@ class Executable:
                     found = tensors[m.buffer]
                     sizes[m.symbol] = found.shape[m.dim] if isinstance(found, Tensor) else found  # pyright: ignore[reportArgumentType]  (a number, as the plan says)
         results = [_result(o, tensors, sizes) for o in self.plan.outputs]
-        if bound.keep:
-            bound.free.append(held[0])
+        bound.give_back(held[0])
         return results
 
     # --- sizes ---
@@ -208,7 +223,7 @@ class Executable:
         else:
             try:
                 key = tuple([
-                    (a.shape, a.dtype, a.is_cpu) if isinstance(a, Tensor) else (type(a), a) for a in args
+                    (a.shape, a.dtype, a.is_cpu or a.device) if isinstance(a, Tensor) else (type(a), a) for a in args
                 ])  # fmt: skip
             except TypeError as error:
                 raise InputError(f"an input cannot be used: {error}", phase="input") from error
@@ -223,13 +238,12 @@ class Executable:
         """Keep workspaces only of the sizes seen last."""
         recent, self._recent = self._recent, bound
         if recent is not None:
-            recent.keep = False
-            recent.free.clear()
-        bound.keep = bound.first.arena_bytes <= KEEP_BYTES
+            recent.retain(False)
+        bound.retain(True)
 
     def _miss(self, key: tuple[object, ...], args: Sequence[Argument]) -> Bound:
         sizes = solve(self.plan.bindings, args, self._readers) if self.trusted else self._checked(args)
-        bound = Bound(self.plan, sizes, self.unit, self.constants)
+        bound = self.bound(sizes)
         STATS.plan_misses += 1
         with self._lock:
             self._tables[key] = bound
@@ -238,6 +252,16 @@ class Executable:
         self._use(bound)
         return bound
 
+    def bound(self, sizes: dict[str, Number]) -> Bound:
+        """The plan for exact sizes."""
+        return Bound(self.plan, sizes, self.unit, self.constants)
+
+    def rebound(self, bindings: Sequence[Binding]) -> Executable:
+        """The same for callers that are trusted, with sizes found in another way."""
+        return Executable(
+            replace(self.plan, bindings=tuple(bindings)), self.constants, self.unit, trusted=True
+        )
+
     def _checked(self, args: Sequence[Argument]) -> dict[str, Number]:
         """The sizes that `args` determine. Raises InputError unless every input fits the plan."""
         plan = self.plan
@@ -245,7 +269,7 @@ class Executable:
             raise InputError(f"{len(args)} inputs were given, {len(plan.inputs)} are needed", phase="input")
         for k, (spec, a) in enumerate(zip(plan.inputs, args, strict=True)):
             if isinstance(spec, Spec):
-                _check_tensor(k, spec, a)
+                _check_tensor(k, spec, a, "cpu" if k in plan.host else plan.device)
             elif not isinstance(a, (bool, int, float)):
                 raise InputError(f"input {k} must be a number, not {type(a).__name__}", phase="input")
         sizes = solve(plan.bindings, args, self._readers)
@@ -317,9 +341,8 @@ class Executable:
             if not isinstance(b, int):
                 raise InputError("out= needs outputs that are tensors", phase="input", place=f"output {k}")
             buffer = self.plan.buffers[b]
-            _check_out(
-                k, given, torch_dtype(buffer.spec.dtype), layouts.shapes[b] if not buffer.segment else None
-            )
+            shape = layouts.shapes[b] if not buffer.segment else None
+            _check_out(k, given, torch_dtype(buffer.spec.dtype), self.plan.device, shape)
             _check_apart(k, given, ranges)
             fits = buffer.segment == 0 and same_layout(given.shape, given.stride(), layouts.strides[b])
             if fits and buffer.home is Home.OUTPUT and tensors[b] is None:
@@ -385,7 +408,7 @@ def solve(
     return sizes
 
 
-def _check_tensor(k: int, spec: Spec, a: object) -> None:
+def _check_tensor(k: int, spec: Spec, a: object, device: str) -> None:
     place = f"input {k}"
     if not isinstance(a, Tensor):
         raise InputError(f"input {k} must be a tensor, not {type(a).__name__}", phase="input", place=place)
@@ -397,21 +420,24 @@ def _check_tensor(k: int, spec: Spec, a: object) -> None:
             place=place,
             hint=f"convert it to {wanted}",
         )
-    if not a.is_cpu:
-        raise InputError(f"input {k} is on {a.device}, this was compiled for cpu", phase="input", place=place)
+    if str(a.device) != device:
+        raise InputError(
+            f"input {k} is on {a.device}, this was compiled for {device}", phase="input", place=place,
+            hint=f"move it with .to({device!r})",
+        )  # fmt: skip
     if a.dim() != len(spec.shape):
         raise InputError(
             f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place
         )
 
 
-def _check_out(k: int, given: object, dtype: torch.dtype, shape: tuple[int, ...] | None) -> None:
+def _check_out(k: int, given: object, dtype: torch.dtype, device: str, shape: tuple[int, ...] | None) -> None:
     place = f"out {k}"
     if not isinstance(given, Tensor):
         raise InputError(f"out {k} must be a tensor, not {type(given).__name__}", phase="input", place=place)
-    if given.dtype != dtype or not given.is_cpu:
+    if given.dtype != dtype or str(given.device) != device:
         raise InputError(
-            f"out {k} is {given.dtype} on {given.device}, {dtype} on cpu is needed",
+            f"out {k} is {given.dtype} on {given.device}, {dtype} on {device} is needed",
             phase="input",
             place=place,
         )
@@ -434,7 +460,7 @@ def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     ranges = [(f"input {k}", memory_range(t)) for k, t in enumerate(inputs)]
     for place, (k, given) in enumerate(zip(at, out, strict=True)):
         made = leaves[k]
-        _check_out(place, given, made.dtype, tuple(made.shape))
+        _check_out(place, given, made.dtype, str(made.device), tuple(made.shape))
         _check_apart(place, given, ranges)
     for k, given in zip(at, out, strict=True):
         copy_into(given, leaves[k].detach())

@@ -43,8 +43,19 @@ def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> 
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-empty_strided: Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor] = _short or _empty
+Make = Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]
+empty_strided: Make = _short or _empty
 """A new CPU tensor of a shape, strides in elements, and dtype."""
+
+
+def maker_on(device: str) -> Make:
+    """As `empty_strided`, on another device."""
+    if device == "cpu":
+        return empty_strided
+    quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if quick is not None and torch.cuda.device_count() == 1:  # it makes tensors on the current device
+        return quick
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def same_layout(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
@@ -62,7 +73,10 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 def relaid(source: Tensor, strides: Sequence[int]) -> Tensor:
     """A copy of `source` with these strides (elements)."""
-    out = empty_strided(tuple(source.shape), tuple(strides), source.dtype)
+    if source.is_cpu:
+        out = empty_strided(tuple(source.shape), tuple(strides), source.dtype)
+    else:
+        out = torch.empty_strided(source.shape, strides, dtype=source.dtype, device=source.device)
     copy_into(out, source)
     return out
 

@@ -1,0 +1,227 @@
+"""The executable on a GPU. Kernels and library calls go to the current stream of the plan's device, and a call returns
+before they have ended.
+
+Memory between kernels is kept per stream: what one call on a stream has used, the next call on that stream may use
+again, as it runs later; calls on other streams and calls that are captured into a graph of the caller's get their own
+from torch's allocator. Results always come from torch's allocator.
+"""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import TilewrightError
+from tilewright.ir.expr import Expr
+from tilewright.ir.host import Number
+from tilewright.plan.data import Binding, Plan
+from tilewright.runtime.bound import Workspace
+from tilewright.runtime.cuda_driver import Device, opened
+from tilewright.runtime.cuda_graph import Graphs
+from tilewright.runtime.executable import Argument, Bound, Executable, Quick, Result
+from tilewright.runtime.launch import Unit, raise_error
+
+KEEP_BYTES = 1 << 30
+"""A workspace with more memory than this is not kept between calls."""
+STREAMS = 32
+"""Streams that memory is kept for, per size table."""
+
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+
+
+class OutOfMemory(TilewrightError, torch.OutOfMemoryError):
+    """The device has no memory left for results or intermediates. `needed` and `free` are bytes; what library calls
+    need besides is not in `needed`."""
+
+    def __init__(self, device: str, needed: int, free: int, said: str) -> None:
+        self.needed, self.free = needed, free
+        super().__init__(
+            f"{needed} bytes are needed for results and intermediates, {free} are free on {device} ({said})",
+            phase="run",
+            hint="smaller inputs, or free tensors first",
+        )
+
+
+class CudaBound(Bound):
+    """As `Bound`, with workspaces per stream."""
+
+    keep_bytes = KEEP_BYTES
+
+    def __init__(
+        self,
+        plan: Plan,
+        sizes: dict[str, Number],
+        unit: Unit | None,
+        constants: Sequence[Tensor],
+        ordinal: int,
+    ) -> None:
+        self.ordinal = ordinal
+        self.by_stream: dict[int, list[Workspace]] = {}
+        super().__init__(plan, sizes, unit, constants)
+        _BOUNDS.add(self)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of results and intermediates, as far as their sizes are known before the call."""
+        part = self.first
+        return part.arena_bytes + sum(part.layouts.bytes_of(self.plan, b) for b, *_ in part.outputs)
+
+    def workspace(self) -> Workspace:
+        """One whose memory nothing uses that the current stream does not wait for."""
+        try:
+            if not capturing():
+                return self.by_stream[current_stream(self.ordinal)].pop()
+        except (KeyError, IndexError):
+            pass
+        return Workspace(self.first, self.constants)
+
+    def give_back(self, workspace: Workspace) -> None:
+        """Keep what the current stream has used for its next call."""
+        if self.keep and not capturing():
+            stream = current_stream(self.ordinal)
+            if stream not in self.by_stream and len(self.by_stream) >= STREAMS:
+                self.by_stream.clear()
+            self.by_stream.setdefault(stream, []).append(workspace)
+
+    def retain(self, keep: bool) -> None:
+        """Whether to keep workspaces from now on."""
+        super().retain(keep)
+        if not keep:
+            self.by_stream.clear()
+
+    def quick_run(self) -> Quick:
+        """As on the CPU."""
+        inputs, outputs, order, make = self.inputs, self.first.outputs, self.order, self.first.make
+        ordered = order == tuple(range(len(outputs)))
+
+        def run(args: list[Argument]) -> list[Result] | None:
+            workspace = self.workspace()
+            bases = workspace.bases
+            for k, b, strides in inputs:
+                t = cast(Tensor, args[k])
+                if t.stride() != strides:
+                    self.give_back(workspace)
+                    return None
+                bases[b] = t.data_ptr()
+            made: list[Result] = []
+            for b, shape, strides, dtype in outputs:
+                t = make(shape, strides, dtype)
+                bases[b] = t.data_ptr()
+                made.append(t)
+            for launch in workspace.runs:
+                code = launch()
+                if code:
+                    raise_error(code)
+            args.clear()
+            self.give_back(workspace)
+            return made if ordered else [made[k] for k in order]
+
+        return run
+
+
+class CudaExecutable(Executable):
+    """Runs a plan on a GPU. With `graphs`, calls of a size that was seen before replay a CUDA graph where one can be
+    captured (`graphs.report` says whether)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Sequence[Tensor] = (),
+        unit: Unit | None = None,
+        *,
+        trusted: bool = False,
+        conditions: Sequence[Expr] = (),
+        graphs: Graphs | None = None,
+    ) -> None:
+        super().__init__(plan, constants, unit, trusted=trusted, conditions=conditions)
+        self.ordinal = torch.device(plan.device).index or 0
+        self.graphs = graphs
+
+    def bound(self, sizes: dict[str, Number]) -> Bound:
+        """The plan for exact sizes."""
+        return CudaBound(self.plan, sizes, self.unit, self.constants, self.ordinal)
+
+    def rebound(self, bindings: Sequence[Binding]) -> Executable:
+        """The same for callers that are trusted, with sizes found in another way."""
+        plan = replace(self.plan, bindings=tuple(bindings))
+        return CudaExecutable(plan, self.constants, self.unit, trusted=True, graphs=self.graphs)
+
+    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found
+        wrong in an earlier call is raised here."""
+        try:
+            return self._call(args, out)
+        except torch.OutOfMemoryError as error:
+            said = _first_line(error)
+        if args:  # nothing has run yet
+            release()
+            try:
+                return self._call(args, out)
+            except torch.OutOfMemoryError as error:
+                said = _first_line(error)
+        bound = self._recent
+        needed = bound.needed if isinstance(bound, CudaBound) else 0
+        args.clear()
+        raise OutOfMemory(self.plan.device, needed, free_bytes(self.ordinal), said)
+
+    def _call(self, args: list[Argument], out: Sequence[Tensor] | None) -> list[Result]:
+        if self.graphs is not None and out is None and not capturing():
+            bound = self._bind(args)
+            replayed = self.graphs.run(self, bound, args)
+            if replayed is not None:
+                return replayed
+        return self.run_plainly(args, out)
+
+    def run_plainly(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Run without a graph."""
+        for k in self.plan.host:
+            t = args[k]
+            if isinstance(t, Tensor):
+                args[k] = t.to(self.plan.device, non_blocking=True)
+        return super().__call__(args, out)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split(". ")[0].split("\n")[0]
+
+
+def free_bytes(ordinal: int) -> int:
+    """Bytes that torch could still hand out on a device: the driver's, and those it keeps unused."""
+    free, _ = torch.cuda.mem_get_info(ordinal)
+    return free + torch.cuda.memory_reserved(ordinal) - torch.cuda.memory_allocated(ordinal)
+
+
+_BOUNDS: weakref.WeakSet[CudaBound] = weakref.WeakSet()
+"""Those that may keep workspaces."""
+
+
+def release() -> None:
+    """Give back all memory that is kept between calls, ours and torch's."""
+    for bound in list(_BOUNDS):
+        bound.by_stream.clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def synchronize() -> None:
+    """Wait for all GPUs that compiled graphs have used. Raises what their kernels found wrong, such as
+    IndexOutOfRange."""
+    codes = [_waited(device) for device in opened()]
+    for code in codes:
+        if code:
+            raise_error(code)
+
+
+def _waited(device: Device) -> int:
+    torch.cuda.synchronize(device.ordinal)
+    return device.failed()

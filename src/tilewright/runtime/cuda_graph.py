@@ -1,0 +1,197 @@
+"""CUDA graphs of a plan: one for each set of exact sizes, with memory of its own and a lock.
+
+An input that lies at the same address in two calls (a weight, as a rule) is read where it is; others are copied in.
+Results are copied out. A plan that cannot be captured runs without, and `Graphs.report` says why.
+"""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tilewright.plan.data import Call, Home, Plan
+from tilewright.runtime.cuda_driver import Device
+from tilewright.runtime.executable import Argument, Bound, Result
+from tilewright.runtime.launch import raise_error
+
+MOST_GRAPHS = 8
+"""Sizes of one plan that get a graph."""
+MOST_CAPTURES = 4
+"""Times that one of them is captured again because an input has moved."""
+UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow"})
+"""Reasons of library calls that a graph cannot replay."""
+
+
+_copy: Callable[[list[Tensor], list[Tensor]], None] = getattr(torch, "_foreach_copy_")  # noqa: B009 (torch hides it)
+
+
+class Plain(Protocol):
+    """Runs without a graph."""
+
+    plan: Plan
+
+    def run_plainly(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """The results; the list of arguments is emptied."""
+        ...
+
+
+def refusal(plan: Plan) -> str:
+    """Why `plan` cannot be captured; empty if it can, as far as it shows."""
+    if len(plan.segments) > 1:
+        return "sizes depend on data"
+    steps = [s for segment in plan.segments for s in segment.steps]
+    for s in steps:
+        if isinstance(s, Call) and (s.call.reason in UNCAPTURED or not s.call.pure):
+            return f"{s.call.name} ({s.call.reason if s.call.reason in UNCAPTURED else 'has effects'})"
+    roots = [_root(plan, o) for o in plan.outputs if isinstance(o, int)]
+    homes = {plan.buffers[b].home for b in roots}
+    if homes & {Home.INPUT, Home.NUMBER} or len(set(roots)) < len(roots):
+        return "a result is the memory of an input or of another result"
+    return ""
+
+
+def _root(plan: Plan, b: int) -> int:
+    while plan.buffers[b].source >= 0:
+        b = plan.buffers[b].source
+    return b
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """A graph with what it reads and writes: its own tensors for inputs that move, (input, address) of those that do
+    not, its results."""
+
+    graph: torch.cuda.CUDAGraph
+    moving: tuple[int, ...]
+    held: tuple[Tensor, ...]
+    fixed: tuple[tuple[int, int], ...]
+    results: tuple[Result, ...]
+
+
+class _Sizes:
+    """What is known of one set of sizes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.addresses: tuple[int, ...] | None = None
+        self.moved: set[int] = set()
+        self.captured: _Captured | None = None
+        self.captures = 0
+        self.stream: torch.cuda.Stream | None = None
+
+
+class Graphs:
+    """The CUDA graphs of one plan."""
+
+    def __init__(self, plan: Plan, device: Device | None) -> None:
+        """`device` may be None for a plan without kernels."""
+        self.refused = refusal(plan)
+        self._device = device
+        self._sizes: weakref.WeakKeyDictionary[Bound, _Sizes] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def report(self) -> str:
+        """One line: how many sizes replay a graph, or why none does."""
+        if self.refused:
+            return f"no CUDA graph: {self.refused}"
+        count = sum(s.captured is not None for s in list(self._sizes.values()))
+        return f"CUDA graphs for {count} sets of sizes" if count else "no CUDA graph yet"
+
+    def run(self, plain: Plain, bound: Bound, args: list[Argument]) -> list[Result] | None:
+        """The results of a replay; None where the call must run without (`args` is then untouched)."""
+        if self.refused:
+            return None
+        state = self._sizes.get(bound)
+        if state is None:
+            with self._lock:
+                if len(self._sizes) >= MOST_GRAPHS:
+                    return None
+                state = self._sizes.setdefault(bound, _Sizes())
+        with state.lock:
+            if state.captured is None or not _stands(state.captured, args):
+                if not self._ready(state, args) or state.captures >= MOST_CAPTURES:
+                    return None
+                self._capture(plain, state, args)
+                if state.captured is None:
+                    return None
+            return self._replay(state, state.captured, args, plain.plan)
+
+    def _ready(self, state: _Sizes, args: Sequence[Argument]) -> bool:
+        """Whether these sizes have been seen before; notes which inputs have moved since."""
+        now = tuple(a.data_ptr() if isinstance(a, Tensor) and a.is_cuda else -1 for a in args)
+        before, state.addresses = state.addresses, now
+        if before is None:
+            return False
+        state.moved |= {k for k, (a, b) in enumerate(zip(before, now, strict=True)) if a != b or b < 0}
+        return True
+
+    def _capture(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> None:
+        """Write down one run; where torch or the driver refuse, note why."""
+        plan = plain.plan
+        state.captured = None
+        state.captures += 1
+        inner: list[Argument] = list(args)
+        tensors = {k: a for k, a in enumerate(args) if isinstance(a, Tensor)}
+        moving = tuple(k for k in tensors if k in state.moved)
+        with torch.cuda.device(plan.device):
+            for k in moving:
+                t = tensors[k]
+                own = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=plan.device)
+                own.copy_(t)
+                inner[k] = own
+            held = tuple(t for k in moving if isinstance(t := inner[k], Tensor))
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                    results = tuple(plain.run_plainly(inner))
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.refused = f"capture failed: {str(error).splitlines()[0]}"
+                torch.cuda.synchronize()
+                return
+        fixed = tuple((k, t.data_ptr()) for k, t in tensors.items() if k not in moving)
+        state.captured = _Captured(graph, moving, held, fixed, results)
+
+    def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
+        code = self._device.failed() if self._device is not None else 0
+        if code:
+            raise_error(code)
+        stream = torch.cuda.current_stream(plan.device)
+        if state.stream is not None and state.stream != stream:
+            state.stream.synchronize()  # its memory may still be read there
+        state.stream = stream
+        given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
+        with torch.no_grad():
+            if given:
+                _copy(list(found.held), given)
+            with torch.cuda.device(plan.device):
+                found.graph.replay()
+            for k, t, own in zip(found.moving, given, found.held, strict=True):
+                if k in plan.written:
+                    t.copy_(own)
+            inside = [r for r in found.results if isinstance(r, Tensor)]
+            made = [torch.empty_strided(r.shape, r.stride(), dtype=r.dtype, device=r.device) for r in inside]
+            if made:
+                _copy(made, inside)
+        args.clear()
+        fresh = iter(made)
+        return [next(fresh) if isinstance(r, Tensor) else r for r in found.results]
+
+
+def _stands(found: _Captured, args: Sequence[Argument]) -> bool:
+    """Whether what the graph reads in place is still where it was."""
+    return all(isinstance(t := args[k], Tensor) and t.data_ptr() == address for k, address in found.fixed)
