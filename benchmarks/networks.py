@@ -143,6 +143,7 @@ def build_batch(
         ready.facts[setting] = {
             "build_s": time.perf_counter() - start,
             "accuracy": gpu_peers.verdict(result, eager, exact),
+            "coverage": str(getattr(call, "coverage", "")) if setting.peer == OURS else "",
         }
         ready.calls[setting] = (call, x)
         release(device)

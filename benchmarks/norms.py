@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -118,6 +118,8 @@ class Builder:
             ready.missing[name] = measure.one_line(error)
             return None
         attempt = gpu_peers.attempt(call, inputs, like)
+        if attempt.compiled.fallbacks:  # it would be eager under our name
+            attempt = replace(attempt, result="the graph was refused and runs as captured")
         if isinstance(attempt.result, str):
             ready.missing[name] = attempt.result
         else:
@@ -154,9 +156,13 @@ class Builder:
 def yardsticks(moved: int, device: torch.device) -> dict[str, tuple[Call, list[Tensors]]]:
     """Copies of `moved` bytes, half read and half written, and a read of `moved` bytes."""
     count = sets_needed(moved, device)
-    words = max(4, moved // 8)
-    pairs = [tuple(torch.ones(2, words, dtype=torch.int32, device=device)) for _ in range(count)]
-    whole = [(torch.ones(2 * words, device=device),) for _ in range(count)]
+    half = max(1, moved // 1024) * 512  # bytes; aligned like memory of the allocator
+
+    def half_random() -> torch.Tensor:
+        return torch.randint(-(1 << 31), 1 << 31, (half // 4,), dtype=torch.int32, device=device)
+
+    pairs = [(half_random(), half_random()) for _ in range(count)]
+    whole = [(torch.randn(half // 2, device=device),) for _ in range(count)]
     return {
         COPY: (lambda source, target: target.copy_(source), pairs),
         COPY_KERNEL: (lambda source, target: torch.bitwise_not(source, out=target), pairs),
