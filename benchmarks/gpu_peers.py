@@ -106,8 +106,9 @@ def compilations() -> Compilations:
     graphs = units = fallbacks = 0
     try:
         stats = importlib.import_module("tilewright").stats()
-        graphs, units, fallbacks = stats.graphs, stats.units + stats.cache_hits, stats.fallbacks
-    except Exception:  # noqa: BLE001 - without our compiler the peers are still counted
+        graphs, fallbacks = stats.graphs, stats.fallbacks
+        units = stats.units + stats.triton + stats.cache_hits
+    except ImportError:  # without our compiler the peers are still counted
         graphs = units = fallbacks = 0
     return Compilations(counters["stats"]["unique_graphs"], units, graphs, fallbacks, _triton_calls)
 
