@@ -33,7 +33,7 @@ from .keep import params_by_pass, worth_keeping
 from .passes import pass_numbers
 from .predicate import Truths
 from .ranges import Piece, segments, split_range
-from .roles import block_length, check_roles, grain
+from .roles import block_lengths, check_roles, grain
 from .schedule import Role, Schedule
 from .transport import degree
 
@@ -204,11 +204,11 @@ class _Lowering(Evaluation):
             for t in targets:
                 self.declare(t)
         self.hoist([r for i in (*targets, *outs) for r in i.roots], c)
-        length = block_length(c, targets, self.schedule) if outermost and not merged else None
-        if length is None:
-            self.walk(c, targets, outs, merged)
+        lengths = block_lengths(c, targets, self.schedule) if outermost and not merged else ()
+        if lengths:
+            self.walk_blocks(c, lengths, targets, outs)
         else:
-            self.walk_blocks(c, length, targets, outs)
+            self.walk(c, targets, outs, merged)
         if outermost:
             for t in targets:
                 self.finish(t, merged)
@@ -223,11 +223,17 @@ class _Lowering(Evaluation):
                 body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged), truths)
                 self.out.append(Loop(c, start, stop, tile, body))
 
-    def walk_blocks(self, c: Axis, length: int, targets: Sequence[Item], outs: Sequence[Item]) -> None:
-        """Two levels of states, so that no sum in floating point is one long chain."""
+    def walk_blocks(
+        self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item]
+    ) -> None:
+        """Several levels of states, so that no sum in floating point is one long chain."""
+        if not lengths:
+            self.walk(c, targets, outs, {})
+            return
         start, stop = self.range_of(c)
+        length, *rest = lengths
         step = dims.integer(length)
-        point = Axis(f"b{c.name[1:]}", dims.ceildiv(dims.sub(stop, start), step))
+        point = Axis(f"b{len(lengths)}_{c.name[1:]}", dims.ceildiv(dims.sub(stop, start), step))
         first = dims.add(start, dims.mul(axis(point), step))
         last = dims.add(first, step)
         whole = {t.id: self.states[t.id] for t in targets}
@@ -239,7 +245,7 @@ class _Lowering(Evaluation):
                 first,
                 last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
             )
-            self.walk(c, targets, outs, {})
+            self.walk_blocks(c, rest, targets, outs)
             self.ranges[c] = (start, stop)
             for t in targets:
                 assert t.reduction is not None

@@ -77,20 +77,34 @@ def grain(form: Form, schedule: Schedule) -> Expr:
     return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
 
 
-def block_length(c: Axis, targets: Sequence[Item], schedule: Schedule) -> int | None:
-    """Values of class `c` per block such that no float sum of `targets` is a chain of more than `chain` additions; None
-    if the loop is short enough as it is, or has to run in one go."""
+def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple[int, ...]:
+    """Values of class `c` per block, outermost level first, such that no float sum of `targets` is a chain of more than
+    `chain` additions at any level; none if the loop is short enough as it is, or has to run in one go."""
     sums = [
         t
         for t in targets
         if t.reduction is not None and t.reduction.combiner == "add" and t.body[0].dtype.is_float
     ]
     if not sums or any(t.scan is not None for t in targets):
-        return None
+        return ()
+    chain, tile = schedule.chain, schedule.plan(c).tile
     inside = 1
     for a in {a for t in sums for a in t.reduce if a != c}:
-        inside *= max(1, (dims.static(a.extent) or schedule.chain) // schedule.plan(a).tile)
-    tile = schedule.plan(c).tile
-    length = tile * max(1, schedule.chain // inside)
+        inside *= max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
     extent = dims.static(c.extent)
-    return None if extent is not None and extent <= 2 * length else length
+    if extent is None:
+        first = tile * max(1, chain // inside)
+        return first * chain, first
+    steps = -(-extent // tile)
+    if steps * inside <= 2 * chain:
+        return ()
+    levels = 2
+    while chain**levels < steps * inside:
+        levels += 1
+    even = 2
+    while even**levels < steps * inside:
+        even *= 2
+    lengths = [max(1, even // inside)]
+    for _ in range(levels - 2):
+        lengths.append(lengths[-1] * even)
+    return tuple(tile * n for n in reversed(lengths) if n < steps)

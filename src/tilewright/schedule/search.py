@@ -16,6 +16,12 @@ TYPICAL = 64
 CHUNK = 4096
 """Elements of a parallel class that one task walks."""
 
+ROW = 1024
+"""Elements of a row that one task folds into those above it: a page of memory; the nearest cache holds the states."""
+
+MANY = 64
+"""Rows from which on the way to memory counts, not states that leave the registers."""
+
 BLOCK = 64
 """Side of the square that one task transposes."""
 
@@ -48,15 +54,15 @@ def heuristic(form: Form, target: Target) -> Schedule:
     scans = {i.scan for i in form.items if i.scan is not None}
     classes = form.classes()
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
-    lane = _lane(form, [a for a in classes if a not in scans])
+    lane = pick_lane(form, [a for a in classes if a not in scans])
     width = lanes(target)
     across = _across(form, grid, lane, width)
     if lane is not None and across is not None:
         return _transposing(form, target, grid, lane, across, width)
-    tile = _tile(form, lane, width)
+    tile = _tile(form, grid, lane, target)
     if lane in grid and _short(form, lane, len(grid) == 1):
         grid.remove(lane)
-    inner = _nest_order(form, [a for a in classes if a not in grid], lane)
+    inner = nest_order(form, [a for a in classes if a not in grid], lane)
     plans = [ClassPlan(a, Role.GRID) for a in grid if a != lane]
     if lane in grid:
         assert lane is not None
@@ -64,7 +70,8 @@ def heuristic(form: Form, target: Target) -> Schedule:
         plans.append(ClassPlan(lane, Role.GRID, tile, tile if folded else CHUNK))
     for a in inner:
         plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, tile if a == lane else 1))
-    made = Schedule(tuple(plans), lane, keep=_keep(form, target), stream=_stream(form, target))
+    wide = tile if lane in grid else 1
+    made = Schedule(tuple(plans), lane, keep=_keep(form, target, wide), stream=_stream(form, target))
     return replace(made, ahead=_ahead(form, made, target))
 
 
@@ -105,17 +112,22 @@ def _short(form: Form, lane: Axis, alone: bool) -> bool:
     return not alone and extent is not None and extent <= 4 * CHUNK and not any(i.is_fold for i in form.items)
 
 
-def _tile(form: Form, lane: Axis | None, width: int) -> int:
-    """Several registers per block where one chain of dependent merges would wait for itself."""
+def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target) -> int:
+    """Several registers per block where one chain of dependent merges would wait for itself; whole stretches of memory
+    where every step of a fold reads another row."""
     if lane is None:
         return 1
+    width = lanes(target)
     folds = [i for i in form.items if i.is_fold and lane in i.axes]
     extent = dims.static(lane.extent)
     limit = width
     if folds and all(i.reduction is not None and len(i.reduction.state) == 1 for i in folds):
         limit = 4 * width
-    elif folds:
-        limit = width
+        rows = min(estimate(dims.prod(a.extent for a in i.reduce)) for i in folds)
+        if extent is not None and lane in grid and rows >= MANY:
+            share = estimate(dims.prod(a.extent for a in grid)) // (2 * target.cores)
+            while 2 * limit <= min(ROW, share):
+                limit *= 2
     while limit > width and extent is not None and extent < limit:
         limit //= 2
     while limit > 1 and extent is not None and extent <= limit // 2:
@@ -123,7 +135,8 @@ def _tile(form: Form, lane: Axis | None, width: int) -> int:
     return limit
 
 
-def _lane(form: Form, classes: list[Axis]) -> Axis | None:
+def pick_lane(form: Form, classes: list[Axis]) -> Axis | None:
+    """The class along which most memory is contiguous, None if there is none."""
     score: dict[Axis, int] = {}
     for item in form.items:
         for _, offset in item.accesses():
@@ -141,7 +154,7 @@ def _lane(form: Form, classes: list[Axis]) -> Axis | None:
     return best
 
 
-def _nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis]:
+def nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis]:
     """Kept classes outside the classes that a fold reduces; otherwise the lane innermost, short strides inside."""
     outside: dict[Axis, set[Axis]] = {a: set() for a in classes}
     for i in form.items:
@@ -157,11 +170,11 @@ def _nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis
     return order
 
 
-def _keep(form: Form, target: Target) -> int:
+def _keep(form: Form, target: Target, wide: int) -> int:
     capacity = target.core.capacity
     for i in form.items:
         row = estimate(dims.prod(a.extent for a in i.reduce)) if i.is_fold else 0
-        if 4 * row > capacity:
+        if 4 * row * wide > capacity:
             return 0
     return KEEP
 

@@ -1,0 +1,81 @@
+"""Long sums: how many additions follow each other at any level of states, and what that does to the error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.emit.harness import host_target
+from tests.schedule.corpus import Case
+from tests.schedule.run import build_cases, run
+from tests.schedule.test_classes import form_of
+from tilewright import accuracy
+from tilewright.ir import dims
+from tilewright.ir.program import Loop
+from tilewright.schedule.lower import lower
+from tilewright.schedule.roles import block_lengths
+from tilewright.schedule.schedule import ClassPlan, Schedule
+from tilewright.schedule.search import ROW, heuristic
+
+
+def columns(rows: int, width: int) -> Case:
+    return Case("columns", lambda x: x.sum(0), ((rows, width),), ({0: "n"},))
+
+
+@pytest.mark.parametrize("rows", [65, 128, 1000, 1025, 4096, 32768, 32769, 3_000_017])
+def test_no_level_is_a_long_chain(rows: int) -> None:
+    form = form_of(columns(rows, 3))
+    (fold,) = form.folds.values()
+    r = fold.reduce[0]
+    schedule = Schedule(tuple(ClassPlan(c.axis, c.role) for c in heuristic(form, host_target()).classes))
+    lengths = block_lengths(r, [fold], schedule)
+    edges = (rows, *lengths, 1)
+    assert all(-(-a // b) <= schedule.chain for a, b in zip(edges, edges[1:], strict=False))
+
+
+def test_short_and_exact_sums_run_in_one_go() -> None:
+    for case in (
+        columns(64, 3),
+        Case("whole", lambda x: x.long().sum(0), ((5000, 3),)),
+        Case("most", lambda x: x.amax(0), ((5000, 3),)),
+        Case("running", lambda x: x.cumsum(0), ((5000, 3),)),
+    ):
+        form = form_of(case)
+        (fold,) = form.folds.values()
+        assert block_lengths(form.classes()[0], [fold], heuristic(form, host_target())) == ()
+
+
+def test_an_unknown_length_gets_three_levels() -> None:
+    form = form_of(columns(100, 40), dynamic=True)
+    program = lower(form, heuristic(form, host_target()))
+    ends = {s.axis: s.stop for s in program.loops() if s.axis not in form.classes()}
+    assert len(ends) == 2 and all(dims.static(e) is None for e in ends.values())
+
+
+def test_columns_are_read_in_whole_stretches() -> None:
+    form = form_of(columns(4096, 4096))
+    made = heuristic(form, host_target())
+    assert made.lane is not None
+    assert made.plan(made.lane).tile == ROW
+    assert [s.tile for s in lower(form, made).statements() if isinstance(s, Loop)].count(ROW) == 1
+    few = form_of(columns(4096, 128))
+    made = heuristic(few, replace(host_target(), cores=2))
+    assert made.lane is not None
+    assert made.plan(made.lane).tile < 128  # a task for each core
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_error_of_tall_columns(tmp_path: Path, dynamic: bool) -> None:
+    case = columns(4111, 300)
+    unit, parts = build_cases(tmp_path, [(case, dynamic)])
+    (x,) = case.inputs()
+    (made,) = run(unit, 0, *parts[0], [x])
+    exact = x.double().sum(0)
+    assert accuracy.compare(torch.from_numpy(np.array(made)), x.sum(0), exact).passed
+    chain = np.cumsum(x.numpy(), 0, dtype=np.float32)[-1]  # what one chain would give
+    mean = lambda y: float(np.sqrt(np.mean((y - exact.numpy()) ** 2)))  # noqa: E731
+    assert mean(made) < 0.3 * mean(chain)
