@@ -11,14 +11,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.emit.cpp import emit_unit, emit_units
+from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.variant import Variant, variants
 from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op
@@ -35,6 +39,12 @@ from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
+from tilewright.runtime.cuda_build import build_kernels
+from tilewright.runtime.cuda_device import gpu_target, missing
+from tilewright.runtime.cuda_driver import device
+from tilewright.runtime.cuda_executable import CudaExecutable
+from tilewright.runtime.cuda_graph import Graphs
+from tilewright.runtime.cuda_unit import CudaUnit, usual
 from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
@@ -159,8 +169,9 @@ def compile_fx(
     run = Recorder()
     try:
         with _guard_free(gm):
-            graph = run("capture", lambda: from_fx(gm, frozen=frozen))
-            made = _generated(run, graph, options, output_aliases(gm), traced_sizes(gm))
+            place = _placed(gm, frozen or {})
+            graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen)))
+            made = _generated(run, graph, options, place, output_aliases(gm), traced_sizes(gm))
     except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
         if options.strict or isinstance(refused, CompilerMissing):
             raise
@@ -171,9 +182,8 @@ def compile_fx(
         STATS.fallbacks += 1
         covered = captured_coverage(gm, refused.message)
         return _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
-    constants = [t for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
     STATS.graphs += 1
-    executable = Executable(made.plan, constants, made.unit, trusted=trusted, conditions=conditions)
+    executable = _executable(made, options, trusted, conditions)
     cover = made.cover
     return _noted(executable, Compilation(kind, coverage_of(cover), run.trace, made.kernels, calls_of(cover)))
 
@@ -191,45 +201,109 @@ class _Made:
 
     cover: Cover
     plan: Plan
-    unit: NativeUnit | None = None
+    unit: NativeUnit | CudaUnit | None = None
     kernels: tuple[KernelReport, ...] = ()
 
 
-def _generated(
-    run: Recorder, graph: Graph, options: Options, aliases: tuple[bool, ...], sizes: Mapping[str, int]
-) -> _Made:
-    """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
+def _executable(made: _Made, options: Options, trusted: bool, conditions: Sequence[Expr]) -> Executable:
+    where = made.plan.device
+    held = [t.to(where) for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
+    if where == "cpu":
+        return Executable(made.plan, held, made.unit, trusted=trusted, conditions=conditions)
+    gpu = made.unit.device if isinstance(made.unit, CudaUnit) else None
+    graphs = Graphs(made.plan, gpu) if options.cuda_graphs else None
+    return CudaExecutable(made.plan, held, made.unit, trusted=trusted, conditions=conditions, graphs=graphs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The device of a graph, and which of its inputs are CPU tensors all the same."""
+
+    device: str
+    host: tuple[int, ...] = ()
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the device among its kind."""
+        return torch.device(self.device).index or 0
+
+
+def _placed(gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> _Place:
+    found = graph_device(gm)
+    if found == "cpu":
+        return _Place(found)
+    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    live = [k for k, name in enumerate(names) if name not in frozen]
+    outside = set(host_inputs(gm))
+    return _Place(found, tuple(i for i, k in enumerate(live) if k in outside))
+
+
+def _on_host(graph: Graph) -> Graph:
+    """With its constants where the interpreter can read them; they go to the device when all is compiled."""
+    held = {v: t.cpu() if isinstance(t, Tensor) else t for v, t in graph.constants.items()}
+    return replace(graph, constants=held)
+
+
+def _missing(options: Options, where: str) -> str:
+    """What keeps code from being generated; empty if nothing does. Either device needs a C++ compiler: kernels on the
+    CPU, launches on a GPU."""
     if find_compiler(options) is None:
-        warnings.warn(
-            "no C++ compiler was found: every op runs as a library call (install g++ or clang++)",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        return "no C++ compiler was found (install g++ or clang++)"
+    return missing(where) if where != "cpu" else ""
+
+
+def _generated(
+    run: Recorder, graph: Graph, options: Options, place: _Place, aliases: tuple[bool, ...], sizes: Mapping[str, int]
+) -> _Made:  # fmt: skip
+    """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
+    planned = partial(build_plan, aliases=aliases, device=place.device, host=place.host)
+    lacking = _missing(options, place.device)
+    if lacking:
+        warnings.warn(f"{lacking}: every op runs as a library call", RuntimeWarning, stacklevel=2)
         cover = run("partition", lambda: library_cover(graph))
         _check_strict(cover, options)
-        return _Made(cover, run("plan", lambda: build_plan(cover, {}, aliases=aliases)))
-    target = host_target()
+        return _Made(cover, run("plan", lambda: planned(cover, {})))
+    target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
     solver = Solver(target, options)
-    evaluate = interpret if graph.constants else None
-    frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    chosen = run("select", lambda: select(frozen))
-    normal = run("normalise", lambda: normalise(chosen, evaluate))
-    own = maker(target, Store(default_root(options)), options)
-    fast = run("specialise", lambda: normalise(specialise(normal, target, own), evaluate))
-    parted = run("split", lambda: split_folds(fast, solver.price))
+    normal = _normal(run, graph, target, options)
+    parted = run("split", lambda: split_folds(normal, solver.price))
     cover = run("partition", lambda: partition(parted, solver.price))
     _check_strict(cover, options)
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
     programs = list({id(s.program): s.program for s in scheduled}.values())
     number = {id(p): k for k, p in enumerate(programs)}
-    symbols = sorted({str(s) for s in fast.symbols()})
-    unit = _built(run, programs, symbols, target, options) if programs else None
+    symbols = sorted({str(s) for s in normal.symbols()})
+    unit: NativeUnit | CudaUnit | None = None
+    if programs and target.language == "triton":
+        unit = _built_for_gpu(run, programs, symbols, target, options, place.ordinal)
+    elif programs:
+        unit = _built(run, programs, symbols, target, options)
+    STATS.kernels += len(programs)
     numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
-    plan = run("plan", lambda: build_plan(cover, numbered, symbols, aliases))
-    printer = lambda program: emit_unit([program], symbols, target).text  # noqa: E731
+    plan = run("plan", lambda: planned(cover, numbered, symbols))
+    printer = _printer(symbols, target)
     reports = tuple(report_of(s, cover, number[id(s.program)], sizes, printer) for s in scheduled)
     return _Made(cover, plan, unit, reports)
+
+
+def _normal(run: Recorder, graph: Graph, target: Target, options: Options) -> Graph:
+    """The graph as partition takes it: library calls chosen, constants folded."""
+    evaluate = interpret if graph.constants else None
+    frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
+    chosen = run("select", lambda: select(frozen))
+    normal = run("normalise", lambda: normalise(chosen, evaluate))
+    if target.language != "cpp":
+        return normal
+    own = maker(target, Store(default_root(options)), options)
+    return run("specialise", lambda: normalise(specialise(normal, target, own), evaluate))
+
+
+def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], str]:
+    """What shows the source of a program."""
+    if target.language == "triton":
+        return lambda program: emit_triton(program, symbols, target, variants(program)[0], "kernel").text
+    return lambda program: emit_unit([program], symbols, target).text
 
 
 def _built(
@@ -243,8 +317,24 @@ def _built(
         STATS.cache_hits += 1
     else:
         STATS.units += 1
-    STATS.kernels += len(programs)
     return run("load", lambda: NativeUnit(path, store, options))
+
+
+def _built_for_gpu(
+    run: Recorder, programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options,
+    ordinal: int,
+) -> CudaUnit:  # fmt: skip
+    def printed(kernel: int, variant: Variant) -> TritonSource:
+        return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
+
+    store = Store(default_root(options))
+    wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p)]
+    sources = run("emit", lambda: [printed(k, v) for k, v in wanted])
+    builder = partial(build_kernels, target=target, store=store)
+    built = run("build", lambda: builder(sources))
+    known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
+    gpu = run("load", lambda: device(ordinal, store, options))
+    return CudaUnit(programs, symbols, printed, builder, gpu, known)
 
 
 def _check_strict(cover: Cover, options: Options) -> None:

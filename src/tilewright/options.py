@@ -52,6 +52,9 @@ class Options:
     trim: Trim = "assume_finite"
     """Skip masked work trusting that masked values are finite (`assume_finite`), or never (`exact`)."""
 
+    cuda_graphs: bool = False
+    """Replay CUDA graphs for sizes that were seen before, where a graph can be captured."""
+
     pin_threads: bool = False
     """Pin worker threads to cores. For benchmarks on quiet machines; changes no thread of the caller."""
 
@@ -122,6 +125,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "compiler": (_is_text, "a path or none"),
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),
+    "cuda_graphs": (_is_flag, "true or false"),
     "pin_threads": (_is_flag, "true or false"),
 }
 

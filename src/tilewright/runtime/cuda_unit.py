@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -66,7 +67,7 @@ class Ready:
 
 
 class CudaUnit:
-    """Kernels of `programs` on one device. Variants are built when asked for by `prepare_variants` or by a call."""
+    """Kernels of `programs` on one device. Variants that are not among `known` are built when a call needs them."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class CudaUnit:
         printed: Print,
         build: Build,
         device: Device,
+        known: Mapping[tuple[int, Variant], tuple[TritonSource, Built]] = MappingProxyType({}),
     ) -> None:
         """`symbols`: names of sizes in the order in which `prepare` gets them."""
         self.programs = tuple(programs)
@@ -83,21 +85,10 @@ class CudaUnit:
         self._print, self._build = printed, build
         self._possible = tuple(variants(p) for p in self.programs)
         self._reach = tuple(reach(p) for p in self.programs)
-        self._built: dict[tuple[int, Variant], tuple[TritonSource, Built]] = {}
+        self._built = dict(known)
         self._lock = threading.Lock()
 
     # --- variants ---
-
-    def prepare_variants(self) -> tuple[TritonSource, ...]:
-        """Build every variant that calls with usual sizes need: narrow ones if there are any, else wide ones."""
-        wanted = [
-            (k, v)
-            for k, possible in enumerate(self._possible)
-            for v in possible
-            if v.wide == all(p.wide for p in possible)
-        ]
-        self._ensure(wanted)
-        return tuple(self._built[w][0] for w in wanted)
 
     def _ensure(self, wanted: Sequence[tuple[int, Variant]]) -> None:
         with self._lock:
@@ -193,6 +184,12 @@ class CudaUnit:
         record.slots, record.offsets = slots.buffer_info()[0], offsets.buffer_info()[0]
         record.places, record.arguments = places.buffer_info()[0], arguments.buffer_info()[0]
         return values, slots, offsets, places, arguments
+
+
+def usual(program: TileProgram) -> tuple[Variant, ...]:
+    """The variants that calls with usual sizes need: narrow ones if there are any, else wide ones."""
+    possible = variants(program)
+    return tuple(v for v in possible if v.wide == all(p.wide for p in possible))
 
 
 def _shape(source: TritonSource) -> list[tuple[str, int, str]]:

@@ -1,0 +1,90 @@
+"""What the GPUs of this machine are: the preset that fits, corrected by what the device says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import torch
+
+from tilewright.errors import UnsupportedError
+from tilewright.runtime import triton_compat
+from tilewright.target import PRESETS, MemoryKind, Target
+
+REACHED = 0.88
+"""The part of a memory's nominal rate that a copy reaches (measured on one H200: 4.25 of 4.8 TB/s)."""
+
+
+class Properties(Protocol):
+    """What torch tells of a device, as far as it is read here."""
+
+    @property
+    def major(self) -> int:
+        """Of the compute capability."""
+        ...
+
+    @property
+    def minor(self) -> int:
+        """Of the compute capability."""
+        ...
+
+    @property
+    def multi_processor_count(self) -> int:
+        """Multiprocessors."""
+        ...
+
+    @property
+    def total_memory(self) -> int:
+        """Bytes."""
+        ...
+
+
+def missing(device: str) -> str:
+    """What keeps kernels from being generated for a GPU here; empty if nothing does."""
+    if torch.version.hip is not None:
+        return "kernels are not launched on AMD GPUs yet"
+    if torch.device(device).type != "cuda":
+        return f"no code is generated for {device}"
+    if triton_compat.version() is None:
+        return "Triton is not installed (pip install triton)"
+    return ""
+
+
+@functools.lru_cache(maxsize=16)
+def gpu_target(ordinal: int) -> Target:
+    """The machine behind GPU number `ordinal`. Raises UnsupportedError for one older than every preset."""
+    return target_of(torch.cuda.get_device_properties(ordinal))
+
+
+def target_of(found: Properties) -> Target:
+    """The newest preset that is not newer than the device, with the device's own numbers where it tells them."""
+    arch = 10 * found.major + found.minor
+    known = {int(t.arch): t for t in PRESETS.values() if t.backend == "cuda"}
+    older = [a for a in known if a <= arch]
+    if not older:
+        raise UnsupportedError(
+            f"a GPU of compute capability {found.major}.{found.minor}", phase="target",
+            hint=f"{min(known) // 10}.{min(known) % 10} is the oldest that code is generated for",
+        )  # fmt: skip
+    base = known[max(older)]
+    told = {
+        MemoryKind.DEVICE: found.total_memory,
+        MemoryKind.L2: getattr(found, "L2_cache_size", 0),
+        MemoryKind.SHARED: getattr(found, "shared_memory_per_block_optin", 0),
+    }
+    sizes = {kind: int(value) for kind, value in told.items() if value}
+    resized = base.resized(cores=found.multi_processor_count, capacities=sizes)
+    levels = tuple(
+        dataclasses.replace(level, bandwidth=_bandwidth(found) or level.bandwidth)
+        if level.kind is MemoryKind.DEVICE
+        else level
+        for level in resized.levels
+    )
+    return dataclasses.replace(resized, name=f"sm_{arch}", arch=str(arch), levels=levels)
+
+
+def _bandwidth(found: Properties) -> float:
+    """Bytes per second that a copy reaches, of clock (kHz, two transfers each) and width (bits); 0 if not told."""
+    clock, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
+    return REACHED * 2e3 * clock * width / 8
