@@ -18,7 +18,7 @@ constexpr int across = 4, down = 6;  // 24 sums, 4 weights, 1 input: 29 of 32 re
 constexpr int across = 2, down = 6;  // 12 sums, 2 weights, 1 input: 15 of 16 registers
 #endif
 constexpr int panel = lanes * across;
-constexpr i64 chain = 192;
+constexpr i64 chain = 128;  // a panel of so many fits a core's nearest cache
 constexpr i64 most_rows = 96, most_taps = 64;
 typedef vec<float, lanes> V;
 typedef V::raw R;
@@ -43,9 +43,10 @@ struct Run {
 
 inline R broadcast(float a) { return a - R{}; }
 
+// Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
 // tile[r][:] = (more ? tile[r][:] : 0) + sum over taps and k < n of rows[t][r][k] * weights[t][k][:], on J vectors
 template <int M, int J>
-TW_NOINLINE void sums(const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more) {
+TW_NOINLINE void sums(const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more, const float* ahead, i64 step) {
   R acc[M][J];
 #pragma GCC unroll 8
   for (int r = 0; r < M; r++)
@@ -55,7 +56,8 @@ TW_NOINLINE void sums(const float* const* rows, i64 taps, i64 n, const float* w,
     const float* a[M];
 #pragma GCC unroll 8
     for (int r = 0; r < M; r++) a[r] = rows[t * down + r];
-    for (i64 k = 0; k < n; k++) {
+    for (i64 k = 0; k < n; k++, ahead += step) {
+      __builtin_prefetch(ahead, 0, 2);
       R b[J];
 #pragma GCC unroll 8
       for (int j = 0; j < J; j++) b[j] = *(const R*)(w + j * lanes);
@@ -77,14 +79,16 @@ TW_NOINLINE void sums(const float* const* rows, i64 taps, i64 n, const float* w,
     }
 }
 
-template <int J> void sums_of(int m, const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more) {
+template <int J>
+void sums_of(
+    int m, const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more, const float* ahead = nullptr, i64 step = 0) {
   switch (m) {
-    case 1: return sums<1, J>(rows, taps, n, w, tile, more);
-    case 2: return sums<2, J>(rows, taps, n, w, tile, more);
-    case 3: return sums<3, J>(rows, taps, n, w, tile, more);
-    case 4: return sums<4, J>(rows, taps, n, w, tile, more);
-    case 5: return sums<5, J>(rows, taps, n, w, tile, more);
-    default: return sums<6, J>(rows, taps, n, w, tile, more);
+    case 1: return sums<1, J>(rows, taps, n, w, tile, more, ahead, step);
+    case 2: return sums<2, J>(rows, taps, n, w, tile, more, ahead, step);
+    case 3: return sums<3, J>(rows, taps, n, w, tile, more, ahead, step);
+    case 4: return sums<4, J>(rows, taps, n, w, tile, more, ahead, step);
+    case 5: return sums<5, J>(rows, taps, n, w, tile, more, ahead, step);
+    default: return sums<6, J>(rows, taps, n, w, tile, more, ahead, step);
   }
 }
 
@@ -183,7 +187,10 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
         const int m = int(first + count * (s + 1) / strips - row);
         float* tile = tiles + (whole ? 0 : row - first) * panel;
         locate(run, row, m, t, taps, k, rows);
-        sums_of<J>(m, rows, taps, n_k, weights + (t * p.inner + k) * panel, tile, t + c > 0);
+        const float* here = weights + (t * p.inner + k) * panel;
+        // While the rows pass this chain, the next one comes into the core's cache, a part of it with each strip.
+        const i64 part = panel / strips, steps = taps * n_k;
+        sums_of<J>(m, rows, taps, n_k, here, tile, t + c > 0, here + steps * (panel + s * part), part);
         if (whole) ended(row, m, tile);
       }
     }
