@@ -15,16 +15,16 @@ from torch import Tensor, fx
 
 from tilewright.capture.exported import Exported, exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
-from tilewright.capture.onnx import OnnxModule, bind_inputs, load
+from tilewright.capture.onnx import OnnxModule, bind_inputs, load, split
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.compiler import COMPILATIONS, Compilation, Compiled, Trace, compile_fx
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.direct import Direct
-from tilewright.runtime.fallback import Region
 from tilewright.runtime.model import CompiledModel, Way
 from tilewright.runtime.naming import DimsLike, Naming
+from tilewright.runtime.pieces import Pieces
 from tilewright.runtime.programs import ProgramWay
 from tilewright.runtime.stats import STATS, Stats
 from tilewright.runtime.traced import TracedWay
@@ -185,7 +185,7 @@ class FileWay:
         self.module = module
         self.options = options
         self.naming = naming
-        self._ways: list[ProgramWay | Region] = []
+        self._ways: list[ProgramWay | Pieces] = []
         self._lock = threading.Lock()
         self.names = tuple(s.name for s in module.input_specs)
         self._dims = self._dynamic()
@@ -264,7 +264,7 @@ class FileWay:
                 return
         raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
 
-    def _chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Region:
+    def _chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces:
         list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
         sizes: dict[str, int] = {}
         equal = True
@@ -277,7 +277,7 @@ class FileWay:
                     return way
             return self._traced(inputs, equal)
 
-    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Region:
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces:
         """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
         size 0 and 1 fixed."""
         wanted = [self._dims[n] for n in self.names]
@@ -303,7 +303,8 @@ class FileWay:
                 self._ways.append(program_way(program, self.options))
                 return self._ways[-1]
         if self.module.data_dependent and not self.options.strict:
-            STATS.fallbacks += 1
-            self._ways.append(Region(self.module, self.module.data_dependent))
-            return self._ways[-1]
+            pieces = Pieces(split(self.module), lambda program: program_way(program, self.options))
+            pieces.run(inputs, None)  # what lies between is compiled for what really comes there
+            self._ways.append(pieces)
+            return pieces
         raise refused or InputError("the model does not fit these inputs", phase="input")

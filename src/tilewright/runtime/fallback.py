@@ -52,11 +52,14 @@ def captured_coverage(gm: fx.GraphModule, reason: str) -> Coverage:
 
 
 class Region:
-    """A whole model as one library region: what runs where its control flow depends on data (the nodes `names`)."""
+    """A module that runs eagerly, as library calls of its nodes `names`; by default because control flow in it depends
+    on data."""
 
-    def __init__(self, module: torch.nn.Module, names: Sequence[str]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, names: Sequence[str], why: str = "control flow that depends on data"
+    ) -> None:
         self._module = module
-        rows = tuple(Row(name, "control flow that depends on data", 1) for name in dict.fromkeys(names))
+        rows = tuple(Row(name, why, 1) for name in dict.fromkeys(names))
         self.coverage = Coverage(len(rows), 0, 0, need=rows)
         self.kernels: tuple[object, ...] = ()
         self.calls: tuple[object, ...] = ()
