@@ -15,6 +15,7 @@ from tilewright.plan.bind import names_in
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Unit
+from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
 from tilewright.runtime.steps import Act, Tensors
 from tilewright.runtime.tensors import maker_on, torch_dtype
 
@@ -83,6 +84,8 @@ class Part:
             for k in mine
             if plan.buffers[k].home is Home.OUTPUT
         )
+        if plan.device == "cpu" and any(self.layouts.bytes_of(plan, k) >= LARGE for k, *_ in self.outputs):
+            self.make = large_maker(self.make)
 
     def lay_measured(self, measured: Sequence[int], tensors: Tensors) -> None:
         """Results whose sizes were unknown when their call ended, in the layout that was promised."""
@@ -104,6 +107,8 @@ class Workspace:
         self.part = part
         plan = part.plan
         self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
+        if plan.device == "cpu" and part.arena_bytes >= LARGE:
+            on_large_pages(self.arena)
         self.bases = array("Q", [0] * (len(plan.buffers) + 1))
         self.arena_slot = len(plan.buffers)
         self.bases[-1] = self.arena.data_ptr()
