@@ -14,11 +14,11 @@ from typing import Literal
 from tilewright.errors import VerifyError
 from tilewright.ir.dims import symbols_of
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Expr, Symbol
-from tilewright.ir.program import TileProgram, expressions
+from tilewright.ir.expr import Symbol
+from tilewright.ir.program import TileProgram
 from tilewright.target import Target
 
-from .triton_block import Body, block_axes, check_size
+from .triton_block import Body, block_axes, check_size, printed
 from .triton_expr import Expressions, count_reads
 from .triton_helpers import Helpers
 from .triton_scope import UNARY, Lines, Term, memory_type
@@ -78,9 +78,7 @@ def emit_triton(
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
     printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers)
-    printer.counts = count_reads(
-        [*_decoded(program), *(e for s in program.statements() for e in expressions(s))]
-    )
+    printer.counts = count_reads(printed(program))
     pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
     _grid(program, printer)
     Body(program, printer, pointers).body(program.body)
@@ -90,19 +88,13 @@ def emit_triton(
     return TritonSource(text, name, arguments, program.warps, program.stages, variant)
 
 
-def _decoded(program: TileProgram) -> list[Expr]:
-    """Extents of the grid that a point needs to know its place."""
-    return [g.extent for g in program.grid[1:]]
-
-
 def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:
     """Pointers, the sizes that the text uses, and the error word."""
     found = [
         Argument("pointer", f"p{k}", f"*{memory_type(b.dtype)}", k, variant.aligned)
         for k, b in enumerate(program.params)
     ]
-    of = [*_decoded(program), *(e for s in program.statements() for e in expressions(s))]
-    used = {s.value.name for e in of for s in symbols_of(e) if isinstance(s.value, Symbol)}
+    used = {s.value.name for e in printed(program) for s in symbols_of(e) if isinstance(s.value, Symbol)}
     multiples = aligning(program) if variant.aligned else ()
     order = {name: k for k, name in enumerate(symbols)}
     for name, k in sorted(((name, order[name]) for name in used), key=lambda x: x[1]):
@@ -118,16 +110,16 @@ def _grid(program: TileProgram, printer: Expressions) -> None:
         printer.lines.put(f"point = {point}")
         point = "point"
     for k in reversed(range(len(names))):
-        axis = program.grid[k].axis
-        printer.axes[axis] = Term(names[k])
-        if not k:
-            printer.lines.put(f"{names[k]} = {point}")
+        printer.axes[program.grid[k].axis] = Term(names[k])
+        extent = printer.term(program.grid[k].extent).at(UNARY) if k else ""
+        if not k or extent == "1":
+            printer.lines.put(f"{names[k]} = {point if not k else 0}")
             continue
-        extent = printer.term(program.grid[k].extent).at(UNARY)
         printer.lines.put(f"{names[k]} = point % {extent}")
         if k > 1:
             printer.lines.put(f"point = point // {extent}")
-        point = f"point // {extent}"
+        else:
+            point = f"point // {extent}"
 
 
 def _heading(program: TileProgram, arguments: Sequence[Argument], helpers: Helpers) -> str:

@@ -24,6 +24,7 @@ from tilewright.ir.program import (
     TileProgram,
     Update,
     Var,
+    expressions,
     uses,
 )
 
@@ -45,6 +46,20 @@ def block_axes(program: TileProgram) -> dict[Axis, int]:
             raise VerifyError(f"axis {s.axis.name} has tile {s.tile}, no power of two", phase="emit")
         if s.tile > 1 and found.setdefault(s.axis, s.tile) != s.tile:
             raise VerifyError(f"axis {s.axis.name} has two tiles", phase="emit")
+    return found
+
+
+def is_binding(s: Loop) -> bool:
+    """Whether a loop has one step."""
+    length = dims.static(dims.sub(s.stop, s.start))
+    return length is not None and 0 < length <= s.tile
+
+
+def printed(program: TileProgram) -> list[Expr]:
+    """The expressions that the text of a program has, as often as it has them."""
+    found = [g.extent for g in program.grid[1:]]
+    for s in program.statements():
+        found += [s.start] if isinstance(s, Loop) and is_binding(s) else expressions(s)
     return found
 
 
@@ -108,13 +123,11 @@ class Body:
 
     def loop(self, s: Loop) -> None:
         """A loop of one step only binds its axis."""
-        length = dims.static(dims.sub(s.stop, s.start))
         start = self.printer.term(s.start)
         number = self._fresh(s.axis)
-        if length is not None and length <= s.tile:
-            if length > 0:
-                self.bind(s, start, number)
-                self.nested(s.body)
+        if is_binding(s):
+            self.bind(s, start, number)
+            self.nested(s.body)
             return
         bounds = [start.text, self.printer.term(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
         head = f"range({', '.join(bounds)})"

@@ -362,13 +362,31 @@ class Expressions:
                 continue
             use = self.offset if as_offset else self.term if is_index(e) else self.data
             parts.append(self._signed(x, use))
+        return self._total(parts)
+
+    def _total(self, parts: list[tuple[bool, Term]]) -> Term:
+        """The sum of (subtracted?, term): terms with equal axes first."""
+        wanted = self.union(p for _, p in parts)
         parts.sort(key=lambda p: (len(p[1].dims), [self.position[a] for a in p[1].dims], p[0]))
-        negative, total = parts[0]
-        if negative:
-            total = Term(f"-{total.at(PRODUCT)}", UNARY, total.dims, total.number)
-        for negative, part in parts[1:]:
-            total = self.infix("-" if negative else "+", SUM, [total, part])
-        return total
+        groups: list[tuple[bool, Term]] = []
+        for negative, part in parts:
+            before = groups[-1][1] if groups else None
+            if before is None or (before.dims and before.dims != part.dims):
+                groups.append((negative, part))
+                continue
+            groups[-1] = (False, self._plus(*groups[-1], negative, part))
+        total = groups[0]
+        for group in groups[1:]:
+            fitted = (group[0], self.fit(group[1], wanted))
+            total = (False, self._plus(total[0], self.fit(total[1], wanted), *fitted))
+        return self._negated(total[1]) if total[0] else total[1]
+
+    def _plus(self, first: bool, a: Term, second: bool, b: Term) -> Term:
+        return self.infix("-" if second else "+", SUM, [self._negated(a) if first else a, b])
+
+    @staticmethod
+    def _negated(term: Term) -> Term:
+        return Term(f"-{term.at(PRODUCT)}", UNARY, term.dims, term.number)
 
     def _signed(self, x: Expr, use: Callable[[Expr], Term]) -> tuple[bool, Term]:
         """One term of a sum: whether it is subtracted, and its size."""
