@@ -178,7 +178,8 @@ def _interleaved(runs: Mapping[str, Run], rounds: int, device: torch.device) -> 
 
 
 BLOCK = 2e-3
-"""Seconds of calls in one sample of `wall_clock`."""
+FEWEST = 3
+"""Seconds and least number of calls in one sample of `wall_clock`."""
 
 
 def wall_clock(runs: Mapping[str, Run], device: torch.device, rounds: int) -> dict[str, Timing]:
@@ -190,7 +191,7 @@ def wall_clock(runs: Mapping[str, Run], device: torch.device, rounds: int) -> di
     counts: dict[str, int] = {}
     for name, run in runs.items():
         once = min(_interleaved({name: run}, 3, device)[name])
-        counts[name] = max(1, math.ceil(BLOCK / max(once, 1e-7)))
+        counts[name] = max(FEWEST, math.ceil(BLOCK / max(once, 1e-7)))
         blocks[name] = _repeated(run, counts[name])
     samples = _interleaved(blocks, rounds, device)
     return {name: Timing(tuple(s / counts[name] for s in values)) for name, values in samples.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.gpu_cases import RMS_NORM
 from benchmarks.gpu_peers import EAGER, FUSED, INDUCTOR, INDUCTOR_DYNAMIC, OURS, OURS_DYNAMIC
@@ -14,6 +14,7 @@ from tilewright.measure import geomean
 LARGE = 64.0
 """MiB of the largest tensor from which on a kernel counts as bound by memory alone."""
 
+COPY, COPY_KERNEL = "copy", "copy (kernel)"
 SPECIAL = "rms norm 4096x4096 float16"
 PEERS = (EAGER, FUSED, INDUCTOR, INDUCTOR_DYNAMIC)
 
@@ -31,6 +32,8 @@ class Row:
     times: Mapping[str, float]
     faults: tuple[str, ...]
     """What is wrong with a contestant's results or timing."""
+    flushed: Mapping[str, float]
+    """Microseconds of single runs, each after a write that clears the cache; copies too."""
 
     @property
     def name(self) -> str:
@@ -67,6 +70,13 @@ class Row:
         return self.times[OURS_DYNAMIC] / self.ours if self.ours and OURS_DYNAMIC in self.times else None
 
     @property
+    def single(self) -> Row | None:
+        """The same row with its times of single runs after a flush."""
+        copies = [self.flushed[name] for name in (COPY, COPY_KERNEL) if name in self.flushed]
+        times = {name: time for name, time in self.flushed.items() if name in self.times}
+        return replace(self, copy=min(copies), times=times) if copies else None
+
+    @property
     def large(self) -> bool:
         """Whether it counts for the figures of kernels bound by memory."""
         return self.mebibytes >= LARGE
@@ -97,6 +107,7 @@ def _row(case: str, point: Mapping[str, object]) -> Row:
         float(point["copy_us"]),  # type: ignore[arg-type]
         times,
         tuple(faults),
+        dict(point.get("after_a_flush_us", {})),  # type: ignore[call-overload,attr-defined]
     )
 
 
@@ -104,7 +115,8 @@ def figures(found: Sequence[Row], recompiles: Mapping[str, int]) -> list[Figure]
     """The lines of the table, in its order. `recompiles` counts ours per case and type."""
     large = [row for row in found if row.large]
     return [
-        *_bandwidth(large),
+        *_bandwidth(large, f">= {LARGE:g} MiB"),
+        *_bandwidth([row.single for row in large if row.single], f">= {LARGE:g} MiB, single runs"),
         *_rms_norm(found, large),
         *_dynamic(found, recompiles),
         *_right(found),
@@ -116,7 +128,7 @@ def known(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _bandwidth(large: Sequence[Row]) -> list[Figure]:
+def _bandwidth(large: Sequence[Row], how: str) -> list[Figure]:
     even = [row for row in large if not row.odd]
     shares, speeds = known([r.share for r in even]), known([r.speed for r in even])
 
@@ -132,16 +144,16 @@ def _bandwidth(large: Sequence[Row]) -> list[Figure]:
         slow = sum(v < 0.97 for v in values)
         return f"worst {min(values):.3f}x, {slow} of {len(values)} slower", slow == 0
 
-    size = f">= {LARGE:g} MiB"
     return [
-        figure(f"share of copy bandwidth, {size}", shares, share, ">= 90 %, hope 95 %"),
-        figure(f"speed over the best peer, {size}", speeds, fast, "geomean >= 1.05x"),
-        figure(f"speed over the best peer, {size}", speeds, never_slow, "none < 0.97x"),
+        figure(f"share of copy bandwidth, {how}", shares, share, ">= 90 %, hope 95 %"),
+        figure(f"speed over the best peer, {how}", speeds, fast, "geomean >= 1.05x"),
+        figure(f"speed over the best peer, {how}", speeds, never_slow, "none < 0.97x"),
     ]
 
 
 def _rms_norm(found: Sequence[Row], large: Sequence[Row]) -> list[Figure]:
-    special = known([row.ours for row in found if row.special])
+    # Single runs after a flush, as the limit was measured.
+    special = known([row.single.ours for row in found if row.special and row.single])
     norms = [
         row for row in (*large, *(r for r in found if r.special)) if row.case == RMS_NORM and not row.odd
     ]

@@ -63,6 +63,19 @@ def text_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     return "\n".join([title, line(columns), rule, *map(line, rows), ""])
 
 
+def grouped(reasons: Sequence[tuple[str, str]], most: int = 24, width: int = 180) -> str:
+    """Places and reasons as lines, each reason once, with how often and where it stood first."""
+    places: dict[str, list[str]] = {}
+    for place, reason in reasons:
+        places.setdefault(reason, []).append(place)
+    made = [
+        f"  {found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {reason}"[:width]
+        for reason, found in places.items()
+    ]
+    more = [f"  and {len(made) - most} more reasons"] if len(made) > most else []
+    return "\n".join([*made[:most], *more])
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that all GPU benchmarks have."""
     made = argparse.ArgumentParser(description=description)
@@ -72,7 +85,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--only", action="append", default=[], metavar="NAME", help="some rows; may be repeated"
     )
     made.add_argument("--rounds", type=int, default=50, help="samples per contestant")
-    made.add_argument("--commit", default="", help="recorded where the files are not in a checkout")
+    made.add_argument("--commit", default="", help="recorded instead of the checkout's own")
     return made
 
 
@@ -90,7 +103,7 @@ def child_options(made: argparse.ArgumentParser) -> None:
 def provenance(device: torch.device, commit: str) -> Facts:
     """Device, versions, command, commit and date."""
     facts = record.provenance(torch.get_num_threads())
-    facts["commit"] = facts["commit"] or commit
+    facts["commit"] = commit or facts["commit"]
     versions: Facts = {}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

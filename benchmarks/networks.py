@@ -1,9 +1,9 @@
 """`python -m benchmarks.networks --device cuda`: whole networks in half precision against eager and Inductor.
 
-Each network has a process of its own. Every contestant runs with and without CUDA graphs and, for networks
-of convolutions, in both memory formats; its best setting counts. Eager and Inductor are captured by this
-program, without copies of inputs and results; our compiler captures itself (`cuda_graphs`) and is captured
-from outside too.
+Each network and batch size has a process of its own. Every contestant runs with and without CUDA graphs
+and, for networks of convolutions, in both memory formats; its best setting counts. Eager and Inductor are
+captured by this program, without copies of inputs and results; our compiler captures itself (`cuda_graphs`)
+and is captured from outside too.
 """
 
 from __future__ import annotations
@@ -185,12 +185,12 @@ def _bound(call: Call, x: torch.Tensor) -> measure.Run:
 # --- a child ---------------------------------------------------------------------
 
 
-def child(name: str, arguments: argparse.Namespace) -> Facts:
-    """Build, check and time one network at all batch sizes; writes its facts after each."""
+def child(item: str, arguments: argparse.Namespace) -> Facts:
+    """Build, check and time one network at one batch size; `item` names both, as in `resnet50 64`."""
     device = torch.device(arguments.device)
     turns = Turns(arguments.turns)
-    facts: Facts = {"phase": BUILDING, "rows": []}
-    rows: list[Facts] = []
+    name, _, batch = item.rpartition(" ")
+    facts: Facts = {"phase": BUILDING, "network": name, "batch": int(batch)}
 
     def write(**news: record.Json) -> None:
         facts.update(news)
@@ -202,16 +202,11 @@ def child(name: str, arguments: argparse.Namespace) -> Facts:
         start = time.perf_counter()
         loaded = load(NETWORKS[name], device, torch.float16)
         models = layouts(loaded, NETWORKS[name])
-        ready = [build_batch(NETWORKS[name], models, batch, arguments) for batch in arguments.batches]
+        ready = build_batch(NETWORKS[name], models, int(batch), arguments)
         write(phase=TIMING, source=loaded.source, build_s=time.perf_counter() - start)
-    for item in ready:
-        with torch.no_grad(), turns.timing():
-            timed = time_batch(item, device, arguments.rounds)
-            release(device)
-        made = {setting.name: {**vars(setting), **known} for setting, known in timed.items()}
-        rows.append({"batch": item.batch, "settings": made})
-        write(rows=rows)
-    write(phase=DONE)
+    with torch.no_grad(), turns.timing():
+        timed = time_batch(ready, device, arguments.rounds)
+    write(phase=DONE, settings={setting.name: {**vars(setting), **known} for setting, known in timed.items()})
     return facts
 
 
@@ -232,7 +227,8 @@ class Row:
     network: str
     batch: int
     times: Mapping[Setting, float]
-    faults: tuple[str, ...]
+    faults: tuple[tuple[str, str], ...]
+    """Settings that are missing or wrong, and why."""
 
     def best(self, peer: str, *, graph: bool | None = None) -> tuple[float, Setting] | None:
         """The fastest setting of a contestant, with, without, or with or without CUDA graphs."""
@@ -252,22 +248,22 @@ class Row:
 
 def rows(networks: Mapping[str, Facts]) -> list[Row]:
     """From the recorded facts of all networks."""
-    return [_row(name, row) for name, facts in networks.items() for row in facts.get("rows", ())]  # type: ignore[union-attr,arg-type]
+    return [_row(facts) for facts in networks.values() if "settings" in facts]
 
 
-def _row(name: str, row: Mapping[str, object]) -> Row:
+def _row(row: Mapping[str, object]) -> Row:
     times: dict[Setting, float] = {}
-    faults: list[str] = []
+    faults: list[tuple[str, str]] = []
     for title, facts in row["settings"].items():  # type: ignore[attr-defined]
         setting = Setting(facts["peer"], facts["channels_last"], facts["frozen"], facts["graph"])
         judged = facts.get("accuracy", {})
         if "not_available" in facts:
-            faults.append(f"{title}: not available: {facts['not_available']}")
+            faults.append((title, f"not available: {facts['not_available']}"))
         elif judged.get("passed") is False:
-            faults.append(f"{title}: {judged.get('reason', 'wrong')}")
+            faults.append((title, str(judged.get("reason", "wrong"))))
         elif "median_us" in facts:
             times[setting] = facts["median_us"]
-    return Row(name, int(row["batch"]), times, tuple(faults))  # type: ignore[call-overload]
+    return Row(str(row["network"]), int(row["batch"]), times, tuple(faults))  # type: ignore[call-overload]
 
 
 def figures(found: Sequence[Row]) -> list[Figure]:
@@ -311,13 +307,10 @@ def summary(networks: Mapping[str, Facts]) -> str:
     """Everything that is printed at the end."""
     found = rows(networks)
     parts = [table(found)]
-    faults = [f"  {row.network} {row.batch}, {fault}" for row in found for fault in row.faults]
-    faults += [f"  {name}: {facts['failed']}" for name, facts in networks.items() if "failed" in facts]
+    faults = [(f"{row.network} {row.batch} {title}", why) for row in found for title, why in row.faults]
+    faults += [(name, str(facts["failed"])) for name, facts in networks.items() if "failed" in facts]
     if faults:
-        more = [f"  and {len(faults) - 24} more"] if len(faults) > 24 else []
-        parts.append(
-            "\n".join(["wrong, failed or absent:", *(fault[:180] for fault in faults[:24]), *more, ""])
-        )
+        parts.append(f"wrong, failed or absent:\n{gpu_report.grouped(faults)}\n")
     lines = [item.row() for item in figures(found)]
     parts.append(gpu_report.text_table("wanted figures", ["figure", "value", "wanted", ""], lines))
     return "\n".join(parts)
@@ -353,7 +346,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.child:
         child(arguments.child, arguments)
         return 0
-    names = arguments.only or list(NETWORKS)
+    names = [f"{name} {batch}" for batch in arguments.batches for name in arguments.only or NETWORKS]
     head = gpu_report.provenance(device, arguments.commit) | {"rounds": arguments.rounds}
     start = time.time()
 
@@ -365,7 +358,7 @@ def main(given: Sequence[str] | None = None) -> int:
     limits = Limits(arguments.build or 0.6 * arguments.budget, arguments.budget)
     passed = [
         f"--device={arguments.device}", f"--rounds={arguments.rounds}", f"--peers={','.join(arguments.peers)}",
-        f"--batches={','.join(map(str, arguments.batches))}", f"--weights={arguments.weights}",
+        f"--weights={arguments.weights}",
     ]  # fmt: skip
     networks = gpu_turns.run(
         "benchmarks.networks", names, passed, limits, arguments.jobs or len(names), report

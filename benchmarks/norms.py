@@ -20,7 +20,7 @@ import torch
 from benchmarks import gpu_peers, gpu_report, gpu_turns, record
 from benchmarks.gpu_cases import CASES, RMS_NORM, Case, Shape, Tensors, compulsory
 from benchmarks.gpu_clock import Timed, after_flush, release, sets_needed, time_runs
-from benchmarks.gpu_figures import Row, figures, rows
+from benchmarks.gpu_figures import COPY, COPY_KERNEL, LARGE, Row, figures, rows
 from benchmarks.gpu_peers import DYNAMIC, EAGER, NAMES, OURS, OURS_DYNAMIC, Attempt, Call, Compilations
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
@@ -36,8 +36,8 @@ JUDGED = 64 << 20
 """Bytes up to which results are judged while others build; larger ones take more memory than many at once
 could have."""
 
-PEAK = 512 << 20
-COPY, COPY_KERNEL, READ = "copy", "copy (kernel)", "read"
+PEAK = 2 << 30
+READ = "read"
 YARDSTICKS = (COPY, COPY_KERNEL, READ)
 
 
@@ -193,7 +193,8 @@ def time_point(ready: Ready, case: Case, device: torch.device, rounds: int) -> F
         del made, right
     sets = [inputs, *(case.inputs(shape) for _ in range(sets_needed(moved, device) - 1))]
     calls = {name: (call, sets) for name, call in ready.calls.items() if name not in ready.missing}
-    timed = time_runs({**yardsticks(moved, device), **calls}, device, rounds)
+    measures = yardsticks(moved, device)
+    timed = time_runs({**measures, **calls}, device, rounds)
     copy = min(timed[name].timing.median for name in (COPY, COPY_KERNEL))
     fastest = max(peak(device), moved / min(timed[name].timing.median for name in YARDSTICKS))
     facts: Facts = {
@@ -214,8 +215,9 @@ def time_point(ready: Ready, case: Case, device: torch.device, rounds: int) -> F
         }
         | {name: {"not_available": reason} for name, reason in ready.missing.items()},
     }
-    if point.special:
-        single = after_flush({name: (call, inputs) for name, (call, _) in calls.items()}, device, rounds)
+    if point.special or point.mebibytes >= LARGE:
+        some = {name: measures[name] for name in (COPY, COPY_KERNEL)} | calls
+        single = after_flush({name: (call, group[0]) for name, (call, group) in some.items()}, device, rounds)
         facts["after_a_flush_us"] = {name: timing.median * 1e6 for name, timing in single.items()}
     return facts
 
@@ -319,33 +321,31 @@ def summary(cases: Mapping[str, Facts], dtypes: Sequence[str]) -> str:
     """Everything that is printed at the end."""
     found = rows(cases)
     parts = [table(found, dtype) for dtype in dtypes if any(row.dtype == dtype for row in found)]
-    faults = [f"  {row.name}: {fault}" for row in found for fault in row.faults]
-    faults += [f"  {case}: {facts['failed']}" for case, facts in cases.items() if "failed" in facts]
+    faults = [(row.name, fault) for row in found for fault in row.faults]
+    faults += [(case, str(facts["failed"])) for case, facts in cases.items() if "failed" in facts]
     faults += _absent(cases)
     if faults:
-        more = [f"  and {len(faults) - 24} more"] if len(faults) > 24 else []
-        parts.append(
-            "\n".join(["wrong, failed or absent:", *(fault[:160] for fault in faults[:24]), *more, ""])
-        )
+        parts.append(f"wrong, failed or absent:\n{gpu_report.grouped(faults)}\n")
     for row in found:
         if row.special:
             times = ", ".join(f"{name} {time_:.1f}" for name, time_ in row.times.items())
-            parts.append(f"{row.name}, us: copy {row.copy:.1f}, {times}\n")
+            parts.append(f"{row.name}, us: copy {row.copy:.1f}, {times}")
+            flushed = ", ".join(f"{name} {time_:.1f}" for name, time_ in row.flushed.items())
+            parts.append(f"  single runs after a flush: {flushed}\n")
     lines = [figure.row() for figure in figures(found, recompiled(cases))]
     parts.append(gpu_report.text_table("wanted figures", ["figure", "value", "wanted", ""], lines))
     return "\n".join(parts)
 
 
-def _absent(cases: Mapping[str, Facts]) -> list[str]:
-    """Why our compiler is missing, each reason once."""
-    reasons: dict[str, list[str]] = {}
-    for case, facts in cases.items():
-        for point in facts.get("points", ()):  # type: ignore[union-attr]
-            for name in (OURS, OURS_DYNAMIC):
-                reason = point["contestants"].get(name, {}).get("not_available")  # type: ignore[index,call-overload,union-attr]
-                if reason:
-                    reasons.setdefault(f"{name}: {reason}", []).append(case)
-    return [f"  {len(found)} x {reason} ({found[0]}, ...)" for reason, found in reasons.items()]
+def _absent(cases: Mapping[str, Facts]) -> list[tuple[str, str]]:
+    """Where our compiler is missing, and why."""
+    return [
+        (f"{case} {point['dtype']}", f"{name} not available: {reason}")  # type: ignore[index,call-overload]
+        for case, facts in cases.items()
+        for point in facts.get("points", ())  # type: ignore[union-attr]
+        for name in (OURS, OURS_DYNAMIC)
+        if (reason := point["contestants"].get(name, {}).get("not_available"))  # type: ignore[index,call-overload,union-attr]
+    ]
 
 
 def options(given: Sequence[str] | None) -> argparse.Namespace:

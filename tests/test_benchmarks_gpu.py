@@ -216,13 +216,11 @@ def lines(cases: Mapping[str, Facts]) -> dict[tuple[str, str], gpu_report.Figure
 
 def test_figures_pass_and_miss() -> None:
     added = {"captured": 0, "units": 2, "graphs": 0, "fallbacks": 0, "triton": 0}
+    flushed = {"copy": 18.0, "copy (kernel)": 17.0, OURS: 19.0}
+    special = point(18.0, 20.0, mebibytes=32, special=True, after_a_flush_us=flushed)
     cases: dict[str, Facts] = {
         "rms norm": {
-            "points": [
-                point(10.0, 12.0),
-                point(18.0, 20.0, mebibytes=32, special=True),
-                point(10.0, 12.0, odd=True),
-            ],
+            "points": [point(10.0, 12.0), special, point(10.0, 12.0, odd=True)],
             "recompiles": {f"{OURS_DYNAMIC}, float16": added, "inductor dynamic, float16": added},
         }
     }
@@ -230,7 +228,8 @@ def test_figures_pass_and_miss() -> None:
     large = ">= 64 MiB"
     assert found[f"share of copy bandwidth, {large}", ">= 90 %, hope 95 %"].passed is True
     assert found[f"speed over the best peer, {large}", "geomean >= 1.05x"].value == "geomean 1.200x of 1"
-    assert found[gpu_figures.SPECIAL, "<= 20 us, hope 17"].passed is True
+    assert found[gpu_figures.SPECIAL, "<= 20 us, hope 17"].value == "19.00 us"
+    assert found[f"share of copy bandwidth, {large}, single runs", ">= 90 %, hope 95 %"].passed is None
     assert found["rms norm over composed eager", ">= 5x"].passed is True
     assert found["dynamic over static, multiples of 16", "<= 1.05x"].passed is False
     assert found["dynamic over static, odd sizes", "<= 1.15x"].passed is True
@@ -262,6 +261,18 @@ def test_an_impossible_timing_is_said() -> None:
     assert "impossible" not in norms.contestant(timed, 1000, 2e-6, 1.02e-6, {})
 
 
+def test_single_runs_are_a_row_of_their_own() -> None:
+    flushed = {"copy": 12.0, "copy (kernel)": 11.0, OURS: 20.0, FUSED: 22.0}
+    (row,) = gpu_figures.rows({"softmax": {"points": [point(10.0, 12.0, after_a_flush_us=flushed)]}})
+    assert row.single is not None
+    assert row.single.share == pytest.approx(0.55) and row.single.speed == pytest.approx(1.1)
+
+
+def test_reasons_are_told_once() -> None:
+    text = gpu_report.grouped([("a", "no time"), ("b", "wrong"), ("c", "no time")], most=1)
+    assert text.splitlines() == ["  a and 1 more: no time", "  and 1 more reasons"]
+
+
 def test_tables_are_aligned() -> None:
     text = gpu_report.text_table("title", ["name", "us"], [["a", "1.0"], ["longer", "10.0"]])
     assert text.splitlines() == ["title", "name      us", "------------", "a        1.0", "longer  10.0"]
@@ -283,7 +294,7 @@ def test_the_best_right_setting_of_each_counts() -> None:
         setting_facts("tilewright", 50.0, networks.OWN),
         setting_facts("tilewright", 20.0, networks.OUTSIDE, accuracy={"passed": False, "reason": "NaN"}),
     ]
-    facts: dict[str, Facts] = {"net": {"rows": [{"batch": 1, "settings": dict(enumerate(settings))}]}}  # type: ignore[dict-item]
+    facts: dict[str, Facts] = {"net 1": {"network": "net", "batch": 1, "settings": dict(enumerate(settings))}}  # type: ignore[dict-item]
     (row,) = networks.rows(facts)
     assert row.speed() == pytest.approx(80 / 50) and row.speed(graph=False) == pytest.approx(0.9)
     by_name = {(item.name, item.wanted): item for item in networks.figures([row])}
@@ -320,20 +331,13 @@ def tiny() -> torch.nn.Module:
 
 def test_a_small_network_runs_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "NETWORKS", {"tiny": gpu_models.Network((("here", tiny),), pixels=8)})
-    given = [
-        "--device=cpu",
-        "--batches=2,1",
-        "--weights=inputs",
-        "--peers=eager",
-        "--rounds=2",
-        "--child=tiny",
-    ]
+    given = ["--device=cpu", "--weights=inputs", "--peers=eager", "--rounds=2", "--child=tiny 2"]
     assert networks.main([*given, f"--child-json={tmp_path / 'a.json'}"]) == 0
     facts = json.loads((tmp_path / "a.json").read_text())
     assert facts["phase"] == "done" and facts["source"] == "here"
-    rows = networks.rows({"tiny": facts})
-    assert [row.batch for row in rows] == [2, 1]
-    assert {setting.name for setting in rows[0].times} == {"eager", "eager channels-last"}
+    (row,) = networks.rows({"tiny 2": facts})
+    assert row.network == "tiny" and row.batch == 2
+    assert {setting.name for setting in row.times} == {"eager", "eager channels-last"}
 
 
 # --- programs --------------------------------------------------------------------
