@@ -266,7 +266,7 @@ def _generated(
     target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
     solver = Solver(target, options)
     normal = _normal(run, graph, target, options)
-    parted = run("split", lambda: split_folds(normal, solver.price))
+    parted = run("split", lambda: split_folds(normal, solver.price, target))
     cover = run("partition", lambda: partition(parted, solver.price))
     _check_strict(cover, options)
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]

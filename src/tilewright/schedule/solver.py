@@ -12,11 +12,14 @@ from ..ir.program import TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import Target
+from .blocks import blocks
 from .cost import seconds
+from .form import Form
 from .lower import lower
 from .refine import make_form
 from .schedule import Schedule
 from .search import heuristic
+from .waves import seconds_in_waves
 
 Layouts = Mapping[Value, Layout]
 
@@ -50,14 +53,25 @@ class Solver:
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
-                schedule = replace(heuristic(form, self.target), trim=self.options.trim != "exact")
-                found = _Solution(schedule, lower(form, schedule), seconds(form, schedule, self.target))
+                schedule = replace(choose(form, self.target), trim=self.options.trim != "exact")
+                found = _Solution(schedule, lower(form, schedule), modelled(form, schedule, self.target))
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found
         if isinstance(found, IllegalSchedule):
             raise found
         return found
+
+
+def modelled(form: Form, schedule: Schedule, target: Target) -> float:
+    """Modelled seconds of a form under a schedule."""
+    model = seconds_in_waves if target.lanes > 1 else seconds
+    return model(form, schedule, target)
+
+
+def choose(form: Form, target: Target) -> Schedule:
+    """The schedule of a form: vectors where threads are alone, blocks where many work in step."""
+    return blocks(form, target) if target.lanes > 1 else heuristic(form, target)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

@@ -9,7 +9,7 @@ The parts are merged in index order, and P follows from the sizes alone, so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import IllegalSchedule
@@ -19,23 +19,30 @@ from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.reduction import Reduction
 from ..ir.tensor import TensorExpr
+from ..target import Target
 from .search import estimate
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 SMALLEST = 1 << 14
-"""Elements folded into one result below which a split is not tried."""
+"""Elements folded into one result below which a split for few cores is not tried."""
 
 LEAST_PARTS, LARGEST_PARTS = 8, 64
 
+MANY_PARTS = (4, 16, 64, 256, 1024)
+"""What is tried on a machine whose cores run many blocks at once."""
 
-def split_folds(graph: Graph, price: Price) -> Graph:
+PART = 64
+"""Elements that a part folds at least on such a machine."""
+
+
+def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     """Split each fold whose two kernels are modelled as faster than one."""
     fresh = 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)
     ops: list[Op] = []
     for op in graph.ops:
-        halves = split_fold(op, fresh)
-        if halves is not None and _cheaper(op, halves, graph.layouts, price):
+        halves = _best(op, split_fold(op, fresh, target), graph.layouts, price)
+        if halves is not None:
             fresh += len(halves[0].outputs)
             ops += halves
         else:
@@ -43,30 +50,45 @@ def split_folds(graph: Graph, price: Price) -> Graph:
     return graph.with_ops(ops)
 
 
-def _cheaper(op: Op, halves: tuple[Op, Op], layouts: Mapping[Value, Layout], price: Price) -> bool:
+def _best(
+    op: Op, splits: Sequence[tuple[Op, Op]], layouts: Mapping[Value, Layout], price: Price
+) -> tuple[Op, Op] | None:
+    """The fastest of `splits`, None if none is faster than the whole."""
+    best: tuple[Op, Op] | None = None
     try:
-        whole = price(Kernel((op,), op.outputs), layouts)
-        return sum(price(Kernel((h,), h.outputs), layouts) for h in halves) < whole
+        least = price(Kernel((op,), op.outputs), layouts) if splits else 0.0
+        for halves in splits:
+            both = sum(price(Kernel((h,), h.outputs), layouts) for h in halves)
+            if both < least:
+                best, least = halves, both
     except IllegalSchedule:
-        return False
+        return None
+    return best
 
 
-def split_fold(op: Op, fresh: int) -> tuple[Op, Op] | None:
-    """The two halves of a fold (their partial results numbered from `fresh`), or None if it is too small, ordered, or
-    its reduction has no neutral element."""
+def split_fold(op: Op, fresh: int, target: Target) -> list[tuple[Op, Op]]:
+    """The halves of a fold (their partial results numbered from `fresh`) for each number of parts worth a try; none if
+    it is too small, ordered, or its reduction has no neutral element."""
     expr = op.expr
     if expr is None or expr.reduction is None or expr.scan is not None:
-        return None
+        return []
     neutral = _neutral(expr.reduction)
-    whole = estimate(dims.prod(a.extent for a in expr.reduce))
-    kept = estimate(dims.prod(expr.shape))
-    if neutral is None or whole < SMALLEST or kept >= LARGEST_PARTS:
-        return None
+    if neutral is None:
+        return []
     wide = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]
     r = wide[0] if wide else max(expr.reduce, key=lambda a: estimate(a.extent))
+    return [_halves(op, expr, r, dims.integer(p), neutral, fresh) for p in _parts(expr, r, target)]
+
+
+def _parts(expr: TensorExpr, r: Axis, target: Target) -> list[int]:
+    whole = estimate(dims.prod(a.extent for a in expr.reduce))
+    kept = estimate(dims.prod(expr.shape))
+    if target.lanes > 1:
+        return [p for p in MANY_PARTS if p * PART <= whole and 2 * p <= estimate(r.extent)]
+    if whole < SMALLEST or kept >= LARGEST_PARTS:
+        return []
     most = min(LARGEST_PARTS, estimate(r.extent), whole // (SMALLEST // 4))
-    parts = dims.integer(1 << (most.bit_length() - 1))
-    return _halves(op, expr, r, parts, neutral, fresh)
+    return [1 << (most.bit_length() - 1)]
 
 
 def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:

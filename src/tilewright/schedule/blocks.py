@@ -1,0 +1,222 @@
+"""Schedules for machines whose threads share a grid point: every class in blocks, whose lengths are powers of two.
+
+A grid point is a block of a few thousand elements, worked on by a few warps. Rows that fit the registers stay in them;
+longer ones are streamed. All figures follow from the target's: bytes of one access, threads in step, cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import dims
+from ..ir.expr import Axis, axis
+from ..target import Target
+from .form import Form, folds_read
+from .schedule import ClassPlan, Role, Schedule
+from .search import estimate, nest_order, pick_lane
+
+ACCESSES = 2
+"""Full-width accesses per thread and value: enough under way to hide memory, few enough for registers."""
+
+LONGEST = 1 << 14
+"""Elements of a row that a block of the widest kind keeps in registers."""
+
+WARPS, MOST_WARPS = 4, 32
+
+SQUARE = 64
+"""Side of a block that is read along one class and written along another."""
+
+COLUMN_BYTES = 256
+"""Contiguous bytes that a block takes of a row while it folds columns."""
+
+COLUMN_STEP = 16
+"""Rows per step while columns are folded."""
+
+ENOUGH = 128
+"""Contiguous elements from which on a longer tile brings nothing."""
+
+NARROW = 16
+"""A class that loops or folds walk is the contiguous one of a block only from this extent on."""
+
+STAGES = 3
+
+CHAIN = 256
+"""A block adds its lanes as a tree at the end, so a long chain per lane is short beside the whole sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a form looks like: its grid, the classes that loops or blocks walk, the running one, the contiguous ones."""
+
+    grid: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    scan: Axis | None
+    lane: Axis | None
+    across: Axis | None
+    element: int
+    """Bytes of the narrowest element that is accessed along the lane."""
+
+
+def blocks(form: Form, target: Target) -> Schedule:
+    """A schedule of power-of-two blocks."""
+    shape = _shape(form)
+    access = power(target.vector_bytes // shape.element + 1) // 2 or 1
+    per_warp = target.lanes * access * ACCESSES
+    tiles = _inner_tiles(form, shape, per_warp * WARPS, target)
+    tiles |= _grid_tiles(form, shape, tiles, per_warp * WARPS, target)
+    plans = [_grid_plan(a, tiles) for a in shape.grid]
+    plans += [_inner_plan(a, shape, tiles) for a in shape.inner]
+    held = 1
+    for p in plans:
+        held *= p.tile
+    warps = max(1, min(MOST_WARPS, held // per_warp))
+    streamed = any(p.role is Role.STREAMED for p in plans)
+    return Schedule(
+        tuple(plans),
+        shape.lane,
+        online=streamed,
+        peel=False,
+        lanes=not (streamed and _cascaded(form)),
+        chain=CHAIN,
+        warps=1 << (warps.bit_length() - 1),
+        stages=STAGES if streamed else 1,
+    )
+
+
+def _shape(form: Form) -> _Shape:
+    reduced = {a for i in form.items for a in i.reduce}
+    scans = {i.scan for i in form.items if i.scan is not None}
+    classes = form.classes()
+    grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
+    wide = [a for a in classes if a in grid or not _narrow(a)]
+    lane = pick_lane(form, wide) or _stored_along(form, wide) or pick_lane(form, classes)
+    inner = nest_order(form, [a for a in classes if a not in grid], lane)
+    across = None
+    if lane in grid and not any(i.is_fold for i in form.items):
+        across = _across(form, grid, lane)
+    widths = [
+        form.params[param].dtype.bytes
+        for item in form.items
+        for param, offset in item.accesses()
+        if lane is not None and dims.coefficient(offset, axis(lane)) is dims.ONE
+    ]
+    return _Shape(tuple(grid), tuple(inner), next(iter(scans), None), lane, across, min(widths, default=4))
+
+
+def _narrow(a: Axis) -> bool:
+    """Whether a class is too short to fill the threads of a warp, as the window of a pooling is."""
+    extent = dims.static(a.extent)
+    return extent is not None and extent < NARROW
+
+
+def _stored_along(form: Form, classes: Sequence[Axis]) -> Axis | None:
+    """The class along which an output is contiguous."""
+    found = [a for o in form.outputs for a in classes if dims.coefficient(o.offset, axis(a)) is dims.ONE]
+    return found[0] if found else None
+
+
+def _across(form: Form, grid: Sequence[Axis], lane: Axis | None) -> Axis | None:
+    """The class that is contiguous in accesses where the lane is not, if there are such accesses."""
+    weight: dict[Axis, int] = {}
+    for item in form.items:
+        for _, offset in item.accesses():
+            if lane is None or dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO):
+                continue
+            for a in grid:
+                if a != lane and dims.coefficient(offset, axis(a)) is dims.ONE:
+                    weight[a] = weight.get(a, 0) + estimate(dims.prod(x.extent for x in item.axes))
+    return max(weight, key=lambda a: weight[a], default=None)
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def fitting(a: Axis, most: int) -> int:
+    """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
+    extent = dims.static(a.extent)
+    if extent is None:
+        return most
+    tiles = [1 << k for k in range(min(most, power(extent)).bit_length())][::-1]
+    waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
+    close = next(t for t in tiles if waste[t] <= 1 / 8)
+    rough = next(t for t in tiles if waste[t] <= 1 / 2)
+    return close if close >= min(rough, ENOUGH) else rough
+
+
+def _inner_tiles(form: Form, shape: _Shape, budget: int, target: Target) -> dict[Axis, int]:
+    """Tiles of the classes that are not on the grid."""
+    tiles = dict.fromkeys(shape.inner, 1)
+    if not shape.inner:
+        return tiles
+    if shape.lane not in shape.inner:
+        near = max(shape.inner, key=lambda a: estimate(a.extent)) if shape.scan is None else shape.scan
+        if not _narrow(near):
+            tiles[near] = COLUMN_STEP
+        return tiles
+    again = _cascaded(form) or any(shape.lane in o.axes for o in form.outputs)
+    limit = LONGEST if again else 4 * budget
+    held = 1
+    for a in reversed(shape.inner):
+        extent = dims.static(a.extent)
+        if extent is not None and held * power(extent) <= limit:
+            tiles[a] = power(extent)
+        elif a == shape.lane:
+            tiles[a] = min(2 * budget, limit) if extent is None else min(2 * budget, power(extent))
+        held *= tiles[a]
+    return tiles
+
+
+def _cascaded(form: Form) -> bool:
+    """Whether a fold reads another one."""
+    return any(folds_read(i.roots) for i in form.folds.values())
+
+
+def _grid_tiles(
+    form: Form, shape: _Shape, inner: dict[Axis, int], budget: int, target: Target
+) -> dict[Axis, int]:
+    """Tiles of the grid's classes: the contiguous ones first, then whatever fills the block."""
+    tiles = dict.fromkeys(shape.grid, 1)
+    held = 1
+    for t in inner.values():
+        held *= t
+    if shape.across is not None and shape.lane is not None:
+        tiles[shape.lane] = fitting(shape.lane, SQUARE)
+        tiles[shape.across] = fitting(shape.across, SQUARE)
+        held *= tiles[shape.lane] * tiles[shape.across]
+    elif shape.lane in tiles:
+        assert shape.lane is not None
+        wide = max(target.lanes, COLUMN_BYTES // shape.element) if shape.inner else budget
+        tiles[shape.lane] = fitting(shape.lane, wide)
+        held *= tiles[shape.lane]
+    spare = _spare(form, shape, target)
+    for a in reversed(shape.grid):
+        room = min(budget // held, spare // max(1, held)) if spare else budget // held
+        if tiles[a] == 1 and room > 1:
+            tiles[a] = fitting(a, 1 << (room.bit_length() - 1))
+            held *= tiles[a]
+    return tiles
+
+
+def _spare(form: Form, shape: _Shape, target: Target) -> int:
+    """Elements that a block may have if every core is to get some blocks; 0 if sizes are unknown (no limit)."""
+    sizes = [dims.static(dims.prod(a.extent for a in i.axes)) for i in form.items]
+    if any(s is None for s in sizes):
+        return 0
+    largest = max(s for s in sizes if s is not None)
+    return max(target.lanes, largest // (2 * target.cores))
+
+
+def _grid_plan(a: Axis, tiles: dict[Axis, int]) -> ClassPlan:
+    tile = tiles[a]
+    return ClassPlan(a, Role.GRID, tile, tile if tile > 1 else 0)
+
+
+def _inner_plan(a: Axis, shape: _Shape, tiles: dict[Axis, int]) -> ClassPlan:
+    if a == shape.scan:
+        return ClassPlan(a, Role.SCAN, tiles[a])
+    extent = dims.static(a.extent)
+    whole = extent is not None and tiles[a] >= extent
+    return ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a])

@@ -1,0 +1,69 @@
+"""Modelled time of a kernel on a machine whose threads share grid points: bytes, special functions, flops, waves.
+
+Blocks run in waves over the cores. Memory is only as fast as the bytes that are under way allow (Little's law), and a
+loop of dependent steps waits for memory once per step and stage.
+"""
+
+from __future__ import annotations
+
+from ..ir.dtype import i64
+from ..ir.expr import SCALARS, Expr, walk
+from ..target import MemoryKind, Target
+from .cost import traffic
+from .form import Form
+from .schedule import Role, Schedule
+from .search import estimate, points
+
+LATENCY = 0.8e-6
+"""Seconds from a load to its data under load."""
+
+THREADS = 2048
+"""Threads that a core holds."""
+
+SPECIAL = 12
+"""From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
+
+
+def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
+    """Estimated seconds of one launch, symbols taken as typical sizes."""
+    moved = traffic(form)
+    cache = target.level(MemoryKind.L2)
+    near = cache is not None and moved < cache.capacity // 2
+    bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
+    count, steps, held = 1, 1, 1
+    for c in schedule.classes:
+        extent = max(1, estimate(c.axis.extent))
+        turns = -(-extent // c.tile)
+        if c.role is Role.GRID:
+            count *= turns
+        elif c.role is not Role.RESIDENT:
+            steps *= turns
+        held *= c.tile
+    threads = schedule.warps * target.lanes
+    places = target.cores * max(1, THREADS // threads)
+    under_way = min(count, places) * held * 4 * (schedule.stages if steps > 1 else 1)
+    share = min(1.0, under_way / (target.device.bandwidth * LATENCY))
+    waves = count / places
+    tail = -(-count // places) / waves if waves > 1 else 1.0
+    waiting = steps * LATENCY / schedule.stages * max(1.0, waves)
+    special, plain = _work(form)
+    busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
+    working = max(special / target.special, plain / target.flops) / busy
+    return max(moved / (bandwidth * share) * tail, waiting, working * tail) + target.launch_seconds
+
+
+def _work(form: Form) -> tuple[float, float]:
+    """Special functions and plain operations of all evaluations."""
+    special = plain = 0.0
+    for item in form.items:
+        seen: set[Expr] = set()
+        count = points(item)
+        for x in (x for root in item.body for x in walk(root)):
+            if x in seen or x.op not in SCALARS or x.dtype is i64:
+                continue
+            seen.add(x)
+            if SCALARS[x.op].cost >= SPECIAL:
+                special += count * SCALARS[x.op].cost / SPECIAL
+            else:
+                plain += count * SCALARS[x.op].cost
+    return special, plain

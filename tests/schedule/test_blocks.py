@@ -1,0 +1,92 @@
+"""Schedules in blocks: every program of the corpus for a machine whose threads share a grid point, run by the
+interpreter against eager; and machines that do not exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.interp.test_lowering import data, execute
+from tests.schedule.corpus import CASES, Case
+from tests.schedule.run import capture, one_kernel
+from tilewright.interp import FLOATS
+from tilewright.ir import dims
+from tilewright.ir.expr import Axis
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Scheduled
+from tilewright.ir.program import Loop, Prefix
+from tilewright.options import Options
+from tilewright.schedule.blocks import fitting, power
+from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.solver import Solver
+from tilewright.target import PRESETS, Target
+
+ALL = [(case, dynamic) for case in CASES for dynamic in ((False, True) if case.dynamic else (False,))]
+ODD = replace(PRESETS["toy3"], name="odd", lanes=4)
+"""Three levels, odd capacities, four threads in step: nothing of it is a real machine's."""
+
+
+def solved(graph: Graph, target: Target) -> Scheduled:
+    return Solver(target, Options()).solve(one_kernel(graph), graph.layouts)
+
+
+@pytest.mark.parametrize(("case", "dynamic"), ALL, ids=lambda x: getattr(x, "name", str(x)))
+def test_same_meaning_in_blocks(case: Case, dynamic: bool) -> None:
+    graph = capture(case, dynamic)
+    for target in (PRESETS["sm_90"],) if dynamic else (PRESETS["sm_90"], ODD):
+        check_meaning(case, graph, solved(graph, target))
+
+
+def check_meaning(case: Case, graph: Graph, scheduled: Scheduled) -> None:
+    program = scheduled.program
+    tiles = [s.tile for s in program.loops()]
+    assert all(t & (t - 1) == 0 for t in tiles) and not program.scratch
+    made = execute(graph, scheduled, data(case, graph, FLOATS), FLOATS)
+    wanted = case.run(*case.inputs())
+    for v, w in zip(
+        [v for v in graph.outputs if isinstance(v, Value)],
+        [wanted] if isinstance(wanted, torch.Tensor) else wanted,
+        strict=True,
+    ):
+        np.testing.assert_allclose(np.asarray(made[v]), w.numpy(), rtol=3e-5, atol=3e-5)
+
+
+def plain(shape: tuple[int, ...], run: object) -> tuple[Schedule, list[Loop]]:
+    case = Case("made", run, (shape,))  # pyright: ignore[reportArgumentType]
+    scheduled = solved(capture(case, False), PRESETS["sm_90"])
+    assert isinstance(scheduled.schedule, Schedule)
+    return scheduled.schedule, scheduled.program.loops()
+
+
+def single(loop: Loop) -> bool:
+    return dims.static(dims.sub(loop.stop, loop.start)) == loop.tile
+
+
+def test_a_row_that_fits_stays_on_chip() -> None:
+    _, loops = plain((600, 4096), lambda x: torch.softmax(x, -1))
+    assert [s.tile for s in loops if s.tile > 1] == [4096] and all(map(single, loops))
+
+
+def test_a_long_row_is_read_twice() -> None:
+    schedule, loops = plain((600, 131072), lambda x: torch.softmax(x, -1))
+    assert schedule.online and len([s for s in loops if not single(s)]) == 2
+
+
+def test_running_fold_advances_in_blocks() -> None:
+    case = Case("cumsum", lambda x: torch.cumsum(x, -1), ((3, 5000),))
+    scheduled = solved(capture(case, False), PRESETS["sm_90"])
+    assert any(isinstance(s, Prefix) for s in scheduled.program.statements())
+
+
+@pytest.mark.parametrize(
+    ("extent", "most", "tile"), [(768, 1024, 256), (1000, 1024, 1024), (49, 64, 64), (1, 64, 1)]
+)
+def test_fitting(extent: int, most: int, tile: int) -> None:
+    assert fitting(Axis("a", dims.integer(extent)), most) == tile
+
+
+def test_power() -> None:
+    assert [power(n) for n in (1, 2, 3, 4, 5, 1025)] == [1, 2, 4, 4, 8, 2048]
