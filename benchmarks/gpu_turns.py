@@ -26,6 +26,10 @@ POLL = 0.25
 GRACE = 45.0
 """Seconds past the end of building after which a child that still builds is ended: one compilation's time."""
 
+CORES = 4
+"""Cores that a child and the compilers it starts may use: many starting as many processes as there are cores
+would need more memory than there is."""
+
 BUILDING, TIMING, DONE = "building", "timing", "done"
 
 
@@ -168,6 +172,20 @@ def _end_late(children: Sequence[Child], age: float, limits: Limits) -> None:
             child.end(f"not built after {limits.build + GRACE:.0f} s")
 
 
+@contextlib.contextmanager
+def _confined(number: int) -> Generator[None]:
+    """Processes started within it run on `CORES` cores only, another window of them for each number."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {before[(number + i) % len(before)] for i in range(CORES)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def _start(module: str, item: str, extra: Sequence[str], folder: Path, number: int) -> Child:
     path, log = folder / f"{number}.json", folder / f"{number}.log"
     environment = dict(os.environ)
@@ -177,7 +195,7 @@ def _start(module: str, item: str, extra: Sequence[str], folder: Path, number: i
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment.setdefault("OMP_NUM_THREADS", "2")
     command = [sys.executable, "-m", module, "--child", item, "--child-json", str(path), *extra]
-    with open(log, "wb") as file:
+    with open(log, "wb") as file, _confined(number):
         process = subprocess.Popen(
             command,
             env=environment,

@@ -323,7 +323,7 @@ def summary(cases: Mapping[str, Facts], dtypes: Sequence[str]) -> str:
     parts = [table(found, dtype) for dtype in dtypes if any(row.dtype == dtype for row in found)]
     faults = [(row.name, fault) for row in found for fault in row.faults]
     faults += [(case, str(facts["failed"])) for case, facts in cases.items() if "failed" in facts]
-    faults += _absent(cases)
+    faults += _noted(cases)
     if faults:
         parts.append(f"wrong, failed or absent:\n{gpu_report.grouped(faults)}\n")
     for row in found:
@@ -337,15 +337,18 @@ def summary(cases: Mapping[str, Facts], dtypes: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-def _absent(cases: Mapping[str, Facts]) -> list[tuple[str, str]]:
-    """Where our compiler is missing, and why."""
-    return [
-        (f"{case} {point['dtype']}", f"{name} not available: {reason}")  # type: ignore[index,call-overload]
-        for case, facts in cases.items()
-        for point in facts.get("points", ())  # type: ignore[union-attr]
-        for name in (OURS, OURS_DYNAMIC)
-        if (reason := point["contestants"].get(name, {}).get("not_available"))  # type: ignore[index,call-overload,union-attr]
-    ]
+def _noted(cases: Mapping[str, Facts]) -> list[tuple[str, str]]:
+    """Where our compiler is missing or a contestant could not be captured, and why."""
+    found: list[tuple[str, str]] = []
+    for case, facts in cases.items():
+        for point in facts.get("points", ()):  # type: ignore[union-attr]
+            for name, entry in point["contestants"].items():  # type: ignore[index,call-overload,union-attr]
+                place = f"{case} {point['dtype']} {point['mebibytes']:g} MiB"  # type: ignore[index,call-overload]
+                if name in (OURS, OURS_DYNAMIC) and "not_available" in entry:
+                    found.append((place, f"{name} not available: {entry['not_available']}"))
+                elif str(entry.get("method", "")).startswith("stream"):
+                    found.append((place, f"{name} timed without a graph, {entry['method']}"))
+    return found
 
 
 def options(given: Sequence[str] | None) -> argparse.Namespace:

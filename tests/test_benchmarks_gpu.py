@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -171,6 +172,8 @@ import json, sys, time
 from pathlib import Path
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 item, path = arguments["--child"], Path(arguments["--child-json"])
+import os
+assert len(os.sched_getaffinity(0)) <= 4
 assert Path(arguments["--turns"]).parent == path.parent and float(arguments["--build-until"]) > 0
 path.write_text(json.dumps({"phase": "timing", "rows": [item]}))
 if item == "crash":
@@ -185,6 +188,7 @@ def test_children_cost_only_their_own_rows(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "fake_benchmark.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     reports: list[Mapping[str, Facts]] = []
+    before = os.sched_getaffinity(0)
     items = ["good", "crash", "slow", "late"]
     found = gpu_turns.run("fake_benchmark", items, ["--rounds", "7"], Limits(1.0, 5.0), 3, reports.append)
     assert list(found) == items
@@ -193,6 +197,7 @@ def test_children_cost_only_their_own_rows(tmp_path: Path, monkeypatch: pytest.M
     assert found["slow"] == {"phase": "timing", "rows": ["slow"], "failed": "not finished after 5 s"}
     assert found["late"]["rows"] == ["late", "7"]
     assert reports[-1] == found
+    assert os.sched_getaffinity(0) == before
 
 
 # --- figures ---------------------------------------------------------------------
