@@ -1,4 +1,4 @@
-"""Tilewright compiles PyTorch modules, functions and ONNX files to fused C++ kernels.
+"""Tilewright compiles PyTorch modules, functions and ONNX files to fused kernels: C++ for CPUs, Triton for GPUs.
 
 `torch.compile(model, backend="tilewright")` needs no import of it.
 """
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from tilewright.options import Options
 
 if TYPE_CHECKING:
-    from tilewright.door import backend, compilations, compile, reset, stats
+    from tilewright.door import backend, compilations, compile, reset, stats, synchronize
     from tilewright.runtime.model import CompiledModel
 
-__all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats"]
+__all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats", "synchronize"]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -24,6 +24,7 @@ _HOME = {
     "compile": "tilewright.door",
     "reset": "tilewright.door",
     "stats": "tilewright.door",
+    "synchronize": "tilewright.door",
 }
 
 

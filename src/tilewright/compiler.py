@@ -135,6 +135,12 @@ class Compiled:
         """One entry per call that is not a generated kernel."""
         return self.compilation.calls
 
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """How many CUDA graphs replay, or why none does, in one line; nothing without the option."""
+        graphs = self.executable.graphs if isinstance(self.executable, CudaExecutable) else None
+        return () if graphs is None else (graphs.report,)
+
 
 class Recorder:
     """Runs phases and writes the trace."""

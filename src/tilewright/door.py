@@ -21,9 +21,10 @@ from tilewright.compiler import COMPILATIONS, Compilation, Compiled, Trace, comp
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
 from tilewright.plan.coverage import Coverage, total
+from tilewright.runtime import cuda_executable
 from tilewright.runtime.direct import Direct
 from tilewright.runtime.model import CompiledModel, Way
-from tilewright.runtime.naming import DimsLike, Naming
+from tilewright.runtime.naming import DimsLike, Naming, as_tensors
 from tilewright.runtime.pieces import Pieces
 from tilewright.runtime.programs import ProgramWay
 from tilewright.runtime.stats import STATS, Stats
@@ -85,6 +86,11 @@ class Session:
         return tuple(k for c in self.compiled for k in c.calls)
 
     @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return tuple(line for c in self.compiled for line in c.cuda_graphs)
+
+    @property
     def trace(self) -> Trace:
         """Of the graph compiled last."""
         return self.compiled[-1].trace if self.compiled else Trace()
@@ -99,6 +105,12 @@ def compilations() -> tuple[Compilation, ...]:
     """How each graph was compiled, oldest first, with its coverage, kernels, calls and trace: of graphs of any door
     that can still run, since the start of the process or the last `reset`."""
     return COMPILATIONS()
+
+
+def synchronize() -> None:
+    """Wait until the GPUs that compiled graphs have used are done. Raises what their kernels found wrong, such as
+    IndexOutOfRange, which else the next call raises."""
+    cuda_executable.synchronize()
 
 
 def reset() -> None:
@@ -130,8 +142,6 @@ def compile(
     Values other than tensors are read when compiling: arguments, module attributes, closures and globals are compared
     on each call, what lies deeper inside them is not.
     """
-    if device is not None and torch.device(device).type != "cpu":
-        raise UnsupportedError(f"device {device}", phase="input", hint="this version generates code for CPUs")
     wanted = Options.make(options)
     if strict:
         wanted = wanted.replace(strict=True)
@@ -140,7 +150,8 @@ def compile(
     if isinstance(dims, str) and dims != "oblivious":
         raise InputError(f"dims cannot be {dims!r}", phase="input", hint='a mapping or "oblivious"')
     naming = Naming(dims if isinstance(dims, Mapping) else {})
-    model = CompiledModel(_way(target, wanted, naming, oblivious=dims == "oblivious"))
+    way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
+    model = CompiledModel(way)
     if isinstance(example_inputs, Mapping):
         model.prepare((), dict(example_inputs))
     elif example_inputs is not None:
@@ -148,12 +159,27 @@ def compile(
     return model
 
 
-def _way(target: Target, options: Options, naming: Naming, *, oblivious: bool) -> Way:
+def _device(wanted: str | torch.device | None) -> torch.device | None:
+    try:
+        return None if wanted is None else torch.device(wanted)
+    except RuntimeError as error:
+        raise InputError(f"not a device: {wanted!r}", phase="input", hint='"cpu" or "cuda"') from error
+
+
+def _way(
+    target: Target, options: Options, naming: Naming, device: torch.device | None, *, oblivious: bool
+) -> Way:
     if isinstance(target, (str, os.PathLike)):
         path = os.fspath(target)
         if not path.endswith(".onnx"):
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
-        return FileWay(load(path), options, naming)
+        return FileWay(_moved(load(path), device), options, naming, device)
+    if device is not None:
+        held = target.parameters() if isinstance(target, torch.nn.Module) else ()
+        if any(t.device.type != device.type for t in held):
+            raise InputError(
+                f"the module is not on {device}", phase="input", hint=f"move it with .to({str(device)!r})"
+            )
     if isinstance(target, torch.export.ExportedProgram):
         return program_way(exported(target), options)
     if callable(target):
@@ -162,6 +188,16 @@ def _way(target: Target, options: Options, naming: Naming, *, oblivious: bool) -
         f"cannot compile a {type(target).__name__}", phase="input",
         hint="give a module, a function, an exported program, or the path of a model file",
     )  # fmt: skip
+
+
+def _moved(module: OnnxModule, device: torch.device | None) -> OnnxModule:
+    if device is None:
+        return module
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"there is no {device} here", phase="input", hint="torch.cuda.is_available() is False"
+        )
+    return module.to(device)
 
 
 def program_way(program: Exported, options: Options) -> ProgramWay:
@@ -181,8 +217,12 @@ class FileWay:
     """A model file. Its declared dynamic dims (or those of `naming`) are symbols; dims of one name are taken as equal
     while they are, and a call where they differ gets a graph in which each has its own symbol."""
 
-    def __init__(self, module: OnnxModule, options: Options, naming: Naming) -> None:
+    def __init__(
+        self, module: OnnxModule, options: Options, naming: Naming, device: torch.device | None = None
+    ) -> None:
+        """`module` is on `device` (None: the CPU), and numpy arrays are brought there."""
         self.module = module
+        self.device = device
         self.options = options
         self.naming = naming
         self._ways: list[ProgramWay | Pieces] = []
@@ -221,6 +261,11 @@ class FileWay:
         return tuple(k for w in self._ways for k in w.calls)
 
     @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return tuple(line for w in self._ways for line in w.cuda_graphs)
+
+    @property
     def trace(self) -> object:
         """Of the graph compiled last; compiles for typical sizes if there is none."""
         self._typical()
@@ -232,14 +277,24 @@ class FileWay:
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Compile for inputs like these."""
-        self._chosen(bind_inputs(self.module, args, kwargs))  # pyright: ignore[reportArgumentType]  (it checks them)
+        self._chosen(self._bound(args, kwargs))
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
     ) -> tuple[object, Direct | None]:
         """The outputs: a tensor, or a tuple of several."""
-        inputs = bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]
+        inputs = self._bound(args, kwargs)
         return self._chosen(inputs).run(inputs, out), None
+
+    def _bound(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Tensor, ...]:
+        if self.device is not None:
+            args = tuple(map(self._brought, args))
+            kwargs = {name: self._brought(a) for name, a in kwargs.items()}
+        return bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]  (it checks them)
+
+    def _brought(self, value: object) -> object:
+        made = as_tensors(value)
+        return made.to(self.device) if isinstance(made, Tensor) and made is not value else value
 
     def _typical(self) -> None:
         """Compile without inputs: declared sizes, and for the others the first of TYPICAL that the model takes."""
@@ -257,7 +312,12 @@ class FileWay:
                 for s in specs
             ]
             try:
-                self._chosen([torch.zeros(n, dtype=s.dtype) for n, s in zip(shapes, specs, strict=True)])
+                self._chosen(
+                    [
+                        torch.zeros(n, dtype=s.dtype, device=self.device)
+                        for n, s in zip(shapes, specs, strict=True)
+                    ]
+                )
             except UnsupportedError as error:
                 refused = refused or error
             else:

@@ -102,5 +102,5 @@ def hints(inputs: Sequence[Tensor], dynamic: Sequence[Mapping[int, object]]) -> 
     found: list[Tensor] = []
     for t, dims in zip(inputs, dynamic, strict=True):
         shape = [max(2, n) if d in dims else n for d, n in enumerate(t.shape)]
-        found.append(t if shape == list(t.shape) else torch.zeros(shape, dtype=t.dtype))
+        found.append(t if shape == list(t.shape) else torch.zeros(shape, dtype=t.dtype, device=t.device))
     return found

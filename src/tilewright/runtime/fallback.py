@@ -63,6 +63,7 @@ class Region:
         self.coverage = Coverage(len(rows), 0, 0, need=rows)
         self.kernels: tuple[object, ...] = ()
         self.calls: tuple[object, ...] = ()
+        self.cuda_graphs: tuple[str, ...] = ()
         self.trace: object = None
 
     def admits(self, leaves: Sequence[object]) -> bool:

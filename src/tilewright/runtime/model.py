@@ -49,6 +49,11 @@ class Way(Protocol):
         ...
 
     @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        ...
+
+    @property
     def trace(self) -> object:
         """Every phase's name, time and result, of the graph compiled last."""
         ...
@@ -114,6 +119,11 @@ class CompiledModel:
     def calls(self) -> tuple[object, ...]:
         """What runs besides kernels: name, ops, how (own routine, library by choice or by need), reason, results."""
         return self._way.calls
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`: how many CUDA graphs replay, or why none does."""
+        return self._way.cuda_graphs
 
     @property
     def trace(self) -> object:

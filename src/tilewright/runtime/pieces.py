@@ -45,6 +45,11 @@ class Pieces:
         return tuple(k for p in self._parts for k in p.calls)
 
     @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return tuple(line for p in self._parts for line in p.cuda_graphs)
+
+    @property
     def trace(self) -> object:
         """Of the piece compiled last."""
         return next((p.trace for p in reversed(self._parts) if p.trace is not None), None)
@@ -91,6 +96,11 @@ class Piece:
     def calls(self) -> tuple[object, ...]:
         """What runs besides kernels."""
         return tuple(k for _, w in self._ways for k in w.calls)
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return tuple(line for _, w in self._ways for line in w.cuda_graphs)
 
     @property
     def trace(self) -> object:

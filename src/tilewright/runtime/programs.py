@@ -57,6 +57,11 @@ class Built(Protocol):
         """One entry per call that is not a generated kernel."""
         ...
 
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        ...
+
 
 BuildGraph = Callable[[fx.GraphModule, Mapping[str, Tensor]], Built]
 """Compiles a functional graph whose placeholders named in the mapping are constants."""
@@ -88,6 +93,11 @@ class ProgramWay:
     def calls(self) -> tuple[object, ...]:
         """One entry per call that is not a generated kernel."""
         return self.built.calls
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return self.built.cuda_graphs
 
     @property
     def trace(self) -> object:

@@ -47,6 +47,11 @@ class Sessions(Protocol):
         ...
 
     @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        ...
+
+    @property
     def trace(self) -> object:
         """Of the graph compiled last."""
         ...
@@ -81,6 +86,11 @@ class TracedWay:
     def calls(self) -> tuple[object, ...]:
         """One entry per call that is not a generated kernel."""
         return self.session.calls
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return self.session.cuda_graphs
 
     @property
     def trace(self) -> object:

@@ -1,0 +1,392 @@
+"""Checks of the GPU runtime that are no op of a corpus. Each raises where something is wrong, and returns a remark."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+import tilewright
+from tilewright.errors import IndexOutOfRange, InputError
+from tilewright.runtime.cuda_executable import OutOfMemory
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def rms(x: Tensor, w: Tensor) -> Tensor:
+    """A row reduction and what follows it."""
+    h = x.float()
+    return (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6) * w).to(x.dtype)
+
+
+def chain(x: Tensor) -> Tensor:
+    """Softmaxes that cannot share a kernel: memory between kernels is needed."""
+    return torch.softmax(torch.softmax(torch.softmax(x, 1), 0), 1) * 3
+
+
+def network() -> torch.nn.Sequential:
+    """Products, and kernels between them."""
+    first, second = torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)
+    return torch.nn.Sequential(first, torch.nn.GELU(), second, torch.nn.LayerNorm(256)).eval()
+
+
+def compiled(function: Callable[..., object], *inputs: Tensor, **options: bool) -> Callable[..., Tensor]:
+    """Compiled and called once."""
+    run = tilewright.compile(function, inputs, options={"strict": True, **options})
+    run(*inputs)
+    return cast("Callable[..., Tensor]", run)
+
+
+def environment() -> str:
+    """What is here."""
+    p = torch.cuda.get_device_properties(0)
+    from tilewright.runtime.cuda_device import gpu_target
+
+    t = gpu_target(0)
+    return (
+        f"{p.name}, torch {torch.__version__}, {t.name}, {t.cores} multiprocessors, "
+        + ", ".join(f"{x.name} {x.capacity} at {x.bandwidth:.3g}" for x in t.levels)
+        + f", clock {getattr(p, 'memory_clock_rate', None)} width {getattr(p, 'memory_bus_width', None)}"
+    )
+
+
+def both_doors() -> str:
+    """torch.compile and tilewright.compile, with what they say of themselves."""
+    x, w = torch.randn(64, 4096).half(), torch.randn(4096)
+    run = tilewright.compile(rms, (x, w))
+    other = torch.compile(rms, backend="tilewright")
+    torch.testing.assert_close(run(x, w), rms(x, w))
+    torch.testing.assert_close(other(x, w), rms(x, w))
+    assert "tl.load" in run.kernels[0].source  # type: ignore[attr-defined]
+    return str(run.coverage)
+
+
+def training() -> str:
+    """Gradients."""
+    x, w = torch.randn(64, 512, requires_grad=True), torch.randn(512, requires_grad=True)
+    run = torch.compile(lambda x, w: rms(x, w).sin().sum(), backend="tilewright")
+    wanted = torch.autograd.grad(rms(x, w).sin().sum(), (x, w))
+    got = torch.autograd.grad(run(x, w), (x, w))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    return ""
+
+
+def library_calls() -> str:
+    """A network with products: calls and kernels in stream order."""
+    m = network()
+    x = torch.randn(128, 256)
+    run = tilewright.compile(m, (x,))
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(x), m(x), rtol=1e-4, atol=1e-4)
+    return str(run.coverage)
+
+
+def frozen_network() -> str:
+    """Weights as constants, batch norm folded into a convolution."""
+    m = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+    x = torch.randn(2, 3, 20, 20)
+    run = tilewright.compile(m, (x,), freeze=True)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), m(x), rtol=1e-4, atol=1e-4)
+    return str(run.coverage)
+
+
+def sizes_of_nothing_one_and_primes() -> str:
+    """One dynamic graph for many sizes, without building anything for them."""
+    run = tilewright.compile(
+        rms, (torch.randn(37, 64), torch.randn(64)), dims={"x": {0: "n", 1: "m"}, "w": {0: "m"}}
+    )
+    shapes = [(2, 2), (3, 127), (131, 16), (1021, 4093), (4096, 1024), (7, 65537), (0, 64)]
+    for n, m in shapes:
+        x, w = torch.randn(n, m), torch.randn(m)
+        torch.testing.assert_close(run(x, w), rms(x, w), rtol=1e-4, atol=1e-5)
+    return f"{tilewright.stats().triton} kernels built, {tilewright.stats().plan_misses} plans"
+
+
+def strange_memory() -> str:
+    """Misaligned, strided, transposed and expanded inputs."""
+    w = torch.randn(512)
+    flat = torch.randn(64 * 512 + 8)
+    views = [flat[k : k + 64 * 512].view(64, 512) for k in (0, 1, 2, 3, 4)]
+    views += [torch.randn(512, 64).t(), torch.randn(64, 1024)[:, ::2], torch.randn(1, 512).expand(64, 512)]
+    run = torch.compile(rms, backend="tilewright", dynamic=False)
+    for x in views:
+        torch.testing.assert_close(run(x, w), rms(x, w), **CLOSE)
+    h = torch.randn(64 * 512 + 8).half()
+    for k in (0, 1, 2, 3, 4, 8):
+        x = h[k : k + 64 * 512].view(64, 512)
+        torch.testing.assert_close(run(x, w), rms(x, w))
+    return ""
+
+
+def more_than_2_to_the_31() -> str:
+    """Offsets that need 64 bits."""
+    n = (1 << 31) + 4099
+    x = torch.randint(-5, 5, (n,), dtype=torch.int8)
+    run = compiled(lambda x: x * 2 + 1, x)
+    y = run(x)
+    for k in (0, (1 << 31) - 5, n - 4000):
+        assert torch.equal(y[k : k + 4000], x[k : k + 4000] * 2 + 1)
+    assert int((y.view(-1)[: 1 << 30] != x[: 1 << 30] * 2 + 1).sum()) == 0
+    return ""
+
+
+def out_tensors() -> str:
+    """Results into the caller's memory."""
+    x, w = torch.randn(64, 512), torch.randn(512)
+    run = tilewright.compile(rms, (x, w))
+    out = torch.empty(64, 512)
+    assert run(x, w, out=out) is out
+    torch.testing.assert_close(out, rms(x, w), **CLOSE)
+    return ""
+
+
+def writes() -> str:
+    """A program that writes into its input."""
+
+    def step(x: Tensor, s: Tensor) -> Tensor:
+        s.mul_(0.5).add_(x.mean(0))
+        return x - s
+
+    x = torch.randn(64, 32)
+    a, b = torch.zeros(32), torch.zeros(32)
+    run = torch.compile(step, backend="tilewright")
+    for _ in range(3):
+        torch.testing.assert_close(run(x, a), step(x, b), **CLOSE)
+        torch.testing.assert_close(a, b, **CLOSE)
+    return ""
+
+
+def cpu_numbers() -> str:
+    """A CPU tensor without dims is an operand; other CPU tensors are not."""
+    x, s = torch.randn(64), torch.tensor(3.0, device="cpu")
+
+    def scaled(x: Tensor, s: Tensor) -> Tensor:
+        return x * s + 1
+
+    run = tilewright.compile(scaled, (x, s), options={"strict": True})
+    for value in (3.0, 4.0, 5.0):
+        s = torch.tensor(value, device="cpu")
+        torch.testing.assert_close(run(x, s), x * value + 1)
+    mixed = torch.compile(lambda x: x.cpu() + 1, backend="tilewright")
+    assert mixed(x).device.type == "cpu"
+    return str(run.coverage)
+
+
+def wrong_device() -> str:
+    """A CPU tensor where a GPU tensor is needed."""
+    x, w = torch.randn(64, 512), torch.randn(512)
+    program = torch.export.export(_Rms(), (x, w))
+    run = tilewright.compile(program)
+    torch.testing.assert_close(run(x, w), rms(x, w), **CLOSE)
+    try:
+        run(x.cpu(), w)
+    except InputError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+class _Rms(torch.nn.Module):
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return rms(x, w)
+
+
+def bad_index() -> str:
+    """An index out of range is raised by synchronize, or by the next call; nothing else breaks."""
+    table, good = torch.randn(50, 64), torch.randint(0, 50, (30,))
+    run = compiled(lambda i, t: t[i] * 2, good, table)
+    bad = good.clone()
+    bad[3] = 5000
+    run(bad, table)
+    try:
+        tilewright.synchronize()
+        raise AssertionError("synchronize raised nothing")
+    except IndexOutOfRange as error:
+        said = str(error)
+    tilewright.synchronize()
+    run(bad, table)
+    torch.cuda.synchronize()
+    try:
+        run(good, table)
+        raise AssertionError("the next call raised nothing")
+    except IndexError:
+        pass
+    torch.testing.assert_close(run(good, table), table[good] * 2)
+    return said
+
+
+def out_of_memory() -> str:
+    """Our error with figures; nothing is leaked, and the next call works."""
+    x = torch.randn(1 << 20)
+    function = torch.compile(lambda x: (x[:, None] * x[None, :]).sin(), backend="tilewright", dynamic=True)
+    function(x[:100])
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    try:
+        function(x)
+        raise AssertionError("nothing was raised")
+    except OutOfMemory as error:
+        assert error.needed >= 4 << 40 and 0 < error.free < 1 << 40, (error.needed, error.free)
+        said = str(error)
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before, (torch.cuda.memory_allocated(), before)
+    torch.testing.assert_close(function(x[:77]), (x[:77, None] * x[None, :77]).sin(), **CLOSE)
+    return said
+
+
+def streams() -> str:
+    """Calls on several streams at once do not share memory that is in flight."""
+    inputs = [torch.randn(512, 512) for _ in range(6)]
+    run = compiled(chain, inputs[0])
+    wanted = [chain(x) for x in inputs]
+    torch.cuda.synchronize()
+    lines = [torch.cuda.Stream() for _ in range(6)]
+    for _ in range(50):
+        got: list[Tensor] = []
+        for line, x in zip(lines, inputs, strict=True):
+            with torch.cuda.stream(line):
+                got.append(run(x))
+        torch.cuda.synchronize()
+        for g, w in zip(got, wanted, strict=True):
+            torch.testing.assert_close(g, w, **CLOSE)
+    return ""
+
+
+def threads() -> str:
+    """Calls from several threads, on one stream and on streams of their own."""
+    inputs = [torch.randn(512, 512) for _ in range(4)]
+    run = compiled(chain, inputs[0])
+    wanted = [chain(x) for x in inputs]
+    failures: list[str] = []
+
+    def work(x: Tensor, want: Tensor, own: bool) -> None:
+        line = torch.cuda.Stream() if own else torch.cuda.default_stream()
+        with torch.cuda.stream(line):
+            for _ in range(100):
+                got = run(x)
+                line.synchronize()
+                if not torch.allclose(got, want, **CLOSE):
+                    failures.append("differs")
+
+    torch.cuda.synchronize()
+    for own in (False, True):
+        running = [
+            threading.Thread(target=work, args=(x, w, own)) for x, w in zip(inputs, wanted, strict=True)
+        ]
+        for t in running:
+            t.start()
+        for t in running:
+            t.join()
+    assert not failures, f"{len(failures)} results differ"
+    return ""
+
+
+def caller_s_graph() -> str:
+    """A caller captures compiled calls into a graph of his own."""
+    x = torch.randn(512, 512)
+    run = compiled(chain, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(x)
+    for _ in range(3):
+        x.copy_(torch.randn(512, 512))
+        run(torch.randn(512, 512))
+        graph.replay()
+        torch.testing.assert_close(y, chain(x), **CLOSE)
+    return ""
+
+
+def cuda_graphs() -> str:
+    """The option: results stay right when inputs move, when weights change, and on other streams."""
+    m = network()
+    x = torch.randn(128, 256)
+    run = tilewright.compile(m, (x,), options={"cuda_graphs": True})
+    kept: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for step in range(8):
+            if step == 5:
+                m[0].weight.mul_(1.5)
+            y = x if step < 3 else torch.randn(128, 256)
+            kept.append((run(y), m(y)))
+        line = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        for _ in range(5):
+            with torch.cuda.stream(line):
+                kept.append((run(x), m(x)))
+            kept.append((run(x), m(x)))
+        torch.cuda.synchronize()
+    for got, want in kept:
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    said = run.cuda_graphs
+    assert any("CUDA graphs for" in s for s in said), said
+    noisy = tilewright.compile(lambda x: torch.rand_like(x) * x, (x,), options={"cuda_graphs": True})
+    for _ in range(3):
+        noisy(x)
+    assert "random" in " ".join(noisy.cuda_graphs), noisy.cuda_graphs
+    return f"{said}; {noisy.cuda_graphs}"
+
+
+def _host_microseconds(run: Callable[[], object], repeats: int = 300) -> float:
+    """Median time until a call returns, on an idle device."""
+    found: list[float] = []
+    for k in range(repeats):
+        if k % 20 == 0:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return sorted(found)[repeats // 2] * 1e6
+
+
+def launch_overhead() -> str:
+    """Host time per kernel of a chain of kernels, outside a graph."""
+
+    def steps(count: int) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            for k in range(count):
+                x = torch.softmax(x, k % 2)
+            return x
+
+        return run
+
+    x = torch.randn(512, 512)
+    found: dict[int, tuple[float, int]] = {}
+    for count in (4, 20):
+        run = tilewright.compile(steps(count), (x,))
+        run(x)
+        run(x)
+        found[count] = _host_microseconds(lambda run=run: run(x)), len(run.kernels)
+    per = (found[20][0] - found[4][0]) / max(1, found[20][1] - found[4][1])
+    graphs = tilewright.compile(steps(20), (x,), options={"cuda_graphs": True})
+    for _ in range(4):
+        graphs(x)
+    eager = _host_microseconds(lambda: steps(20)(x))
+    replay = _host_microseconds(lambda: graphs(x))
+    said = f"{per:.2f} us per kernel ({found}); 20 replayed {replay:.1f} us, 20 eager {eager:.1f} us"
+    assert per <= 3.0, said
+    return said
+
+
+def call_overhead() -> str:
+    """Host time of a call with one small kernel."""
+    x = torch.randn(64)
+    run = compiled(lambda x: x * 2 + 1, x)
+    other = torch.compile(lambda x: x * 2 + 1, backend="tilewright")
+    other(x)
+    ours, theirs, eager = (_host_microseconds(lambda f=f: f(x)) for f in (run, other, lambda x: x * 2))
+    return f"tilewright.compile {ours:.2f} us, torch.compile {theirs:.2f} us, one eager op {eager:.2f} us"
+
+
+ALL: tuple[Callable[[], str], ...] = (
+    environment, both_doors, training, library_calls, frozen_network, sizes_of_nothing_one_and_primes, strange_memory,
+    out_tensors, writes, cpu_numbers, wrong_device, bad_index, out_of_memory, streams, threads, caller_s_graph,
+    cuda_graphs, call_overhead, launch_overhead, more_than_2_to_the_31,
+)  # fmt: skip
