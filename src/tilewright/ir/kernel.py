@@ -63,9 +63,13 @@ class Cover:
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
     """A kernel with its decisions and its tile program; `params[k]` is the value behind `program.params[k]` (inputs,
-    then outputs). `schedule` prints as one line."""
+    then outputs). `schedule` prints as one line.
+
+    `buckets` are further programs for the same parameters, each with a condition on the sizes under which it is right
+    and faster; the first that holds is taken, else `program`."""
 
     kernel: Kernel
     schedule: object
     program: TileProgram
     params: tuple[Value, ...]
+    buckets: tuple[tuple[Expr, TileProgram], ...] = ()

@@ -6,11 +6,11 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
-from ..ir.expr import Axis, axis
+from ..ir.expr import Axis, Expr, axis, call
 from ..target import Target
 from .form import Form, folds_read
 from .schedule import ClassPlan, Role, Schedule
@@ -21,6 +21,9 @@ ACCESSES = 2
 
 LONGEST = 1 << 14
 """Elements of a row that a block of the widest kind keeps in registers."""
+
+BUCKETS = (1 << 10, 1 << 12, 1 << 14)
+"""Lengths of rows for which there is a schedule of its own where the extent is unknown."""
 
 WARPS, MOST_WARPS = 4, 32
 
@@ -58,15 +61,16 @@ class _Shape:
     """Bytes of the narrowest element that is accessed along the lane."""
 
 
-def blocks(form: Form, target: Target) -> Schedule:
-    """A schedule of power-of-two blocks."""
+def blocks(form: Form, target: Target, limits: Mapping[Axis, int] | None = None) -> Schedule:
+    """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed."""
     shape = _shape(form)
+    most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
-    tiles = _inner_tiles(form, shape, per_warp * WARPS, target)
+    tiles = _inner_tiles(form, shape, per_warp * WARPS, most)
     tiles |= _grid_tiles(form, shape, tiles, per_warp * WARPS, target)
     plans = [_grid_plan(a, tiles) for a in shape.grid]
-    plans += [_inner_plan(a, shape, tiles) for a in shape.inner]
+    plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
     held = 1
     for p in plans:
         held *= p.tile
@@ -82,6 +86,18 @@ def blocks(form: Form, target: Target) -> Schedule:
         warps=1 << (warps.bit_length() - 1),
         stages=STAGES if streamed else 1,
     )
+
+
+def buckets(form: Form, target: Target) -> list[tuple[Expr, Schedule]]:
+    """Schedules for rows of unknown extent that fit the registers, each with the condition under which it serves; the
+    first one that serves is the best."""
+    shape = _shape(form)
+    open_ = [a for a in shape.inner if dims.static(a.extent) is None]
+    if len(open_) != 1 or shape.lane != open_[0] or shape.scan is not None:
+        return []
+    (a,) = open_
+    rows = [b for b in BUCKETS if b <= LONGEST]
+    return [(call("le", a.extent, dims.integer(b)), blocks(form, target, {a: b})) for b in rows]
 
 
 def _shape(form: Form) -> _Shape:
@@ -146,7 +162,7 @@ def fitting(a: Axis, most: int) -> int:
     return close if close >= min(rough, ENOUGH) else rough
 
 
-def _inner_tiles(form: Form, shape: _Shape, budget: int, target: Target) -> dict[Axis, int]:
+def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int]) -> dict[Axis, int]:
     """Tiles of the classes that are not on the grid."""
     tiles = dict.fromkeys(shape.inner, 1)
     if not shape.inner:
@@ -160,7 +176,7 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, target: Target) -> dict
     limit = LONGEST if again else 4 * budget
     held = 1
     for a in reversed(shape.inner):
-        extent = dims.static(a.extent)
+        extent = most.get(a)
         if extent is not None and held * power(extent) <= limit:
             tiles[a] = power(extent)
         elif a == shape.lane:
@@ -214,9 +230,8 @@ def _grid_plan(a: Axis, tiles: dict[Axis, int]) -> ClassPlan:
     return ClassPlan(a, Role.GRID, tile, tile if tile > 1 else 0)
 
 
-def _inner_plan(a: Axis, shape: _Shape, tiles: dict[Axis, int]) -> ClassPlan:
+def _inner_plan(a: Axis, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:
     if a == shape.scan:
         return ClassPlan(a, Role.SCAN, tiles[a])
-    extent = dims.static(a.extent)
-    whole = extent is not None and tiles[a] >= extent
+    whole = a in most and tiles[a] >= most[a]
     return ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a])

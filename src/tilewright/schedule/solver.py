@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import IllegalSchedule
+from ..ir.expr import Expr
 from ..ir.graph import Layout, Value
 from ..ir.kernel import Kernel, Scheduled
 from ..ir.program import TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import Target
-from .blocks import blocks
+from .blocks import blocks, buckets
 from .cost import seconds
 from .form import Form
 from .lower import lower
@@ -22,11 +23,13 @@ from .search import heuristic
 from .waves import seconds_in_waves
 
 Layouts = Mapping[Value, Layout]
+Buckets = tuple[tuple[Expr, TileProgram], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
     schedule: Schedule
+    form: Form
     program: TileProgram
     seconds: float
 
@@ -37,6 +40,7 @@ class Solver:
     def __init__(self, target: Target, options: Options) -> None:
         self.target, self.options = target, options
         self.known: dict[str, _Solution | IllegalSchedule] = {}
+        self.bucketed: dict[str, Buckets] = {}
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
@@ -44,17 +48,32 @@ class Solver:
 
     def solve(self, kernel: Kernel, layouts: Layouts) -> Scheduled:
         """Schedule and tile program of a kernel. Equal kernels get the same program object."""
-        found = self._solution(kernel, layouts)
-        return Scheduled(kernel, found.schedule, found.program, (*kernel.inputs, *kernel.outputs))
-
-    def _solution(self, kernel: Kernel, layouts: Layouts) -> _Solution:
         key = kernel_key(kernel, layouts)
+        found = self._solution(kernel, layouts, key)
+        rows = self.bucketed.get(key)
+        if rows is None:
+            rows = self.bucketed[key] = self._buckets(found.form)
+        return Scheduled(kernel, found.schedule, found.program, (*kernel.inputs, *kernel.outputs), rows)
+
+    def _buckets(self, form: Form) -> Buckets:
+        if self.target.lanes == 1:
+            return ()
+        made = buckets(form, self.target)
+        return tuple((condition, lower(form, self._trimmed(schedule))) for condition, schedule in made)
+
+    def _trimmed(self, schedule: Schedule) -> Schedule:
+        return replace(schedule, trim=self.options.trim != "exact")
+
+    def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> _Solution:
+        key = key or kernel_key(kernel, layouts)
         found = self.known.get(key)
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
-                schedule = replace(choose(form, self.target), trim=self.options.trim != "exact")
-                found = _Solution(schedule, lower(form, schedule), modelled(form, schedule, self.target))
+                schedule = self._trimmed(choose(form, self.target))
+                found = _Solution(
+                    schedule, form, lower(form, schedule), modelled(form, schedule, self.target)
+                )
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found

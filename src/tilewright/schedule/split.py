@@ -1,8 +1,8 @@
 """The role *split*, as a rewrite: a fold over much with few results becomes two, so that its parts run side by side.
 
     s[i] = sum over r < N of f(i, r)
- => t[i, p] = sum over q < Q of (f(i, p*Q + q) where p*Q + q < N)        Q = ceil(N / P)
-    s[i] = sum over p < P of t[i, p]
+ => t[p, i] = sum over q < Q of (f(i, p*Q + q) where p*Q + q < N)        Q = ceil(N / P)
+    s[i] = sum over p < P of t[p, i]
 
 The parts are merged in index order, and P follows from the sizes alone, so the result does not depend on threads.
 """
@@ -109,13 +109,13 @@ def _halves(
         body = [where(inside, b, n) for b, n in zip(body, neutral, strict=True)]
     state = replace(expr.reduction, finish=_slots(expr.reduction))
     reduce = tuple(q if a == r else a for a in expr.reduce)
-    partial = TensorExpr((*expr.axes, p), tuple(body), reduce, state)
+    partial = TensorExpr((p, *expr.axes), tuple(body), reduce, state)
     values = tuple(Value(fresh + k, partial.shape, t) for k, t in enumerate(state.results))
     first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
     index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in expr.axes]
     merge = TensorExpr(
         expr.axes,
-        tuple(read(k, (*index, axis(p)), v.dtype) for k, v in enumerate(values)),
+        tuple(read(k, (axis(p), *index), v.dtype) for k, v in enumerate(values)),
         (p,),
         expr.reduction,
     )
