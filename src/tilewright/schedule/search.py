@@ -63,7 +63,7 @@ def heuristic(form: Form, target: Target) -> Schedule:
     if lane in grid and _short(form, lane, len(grid) == 1):
         grid.remove(lane)
     inner = nest_order(form, [a for a in classes if a not in grid], lane)
-    plans = [ClassPlan(a, Role.GRID) for a in grid if a != lane]
+    plans = [ClassPlan(a, Role.GRID) for a in _as_read(form, [a for a in grid if a != lane])]
     if lane in grid:
         assert lane is not None
         folded = any(i.is_fold for i in form.items)
@@ -98,12 +98,34 @@ def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis
 def _transposing(
     form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int
 ) -> Schedule:
-    """Square register tiles over the two classes, in square blocks that a core's cache holds."""
+    """Register tiles over the two classes. Where stores are turned: two registers along memory, so that whole lines
+    are written, and neighbouring tiles read the same lines' pages; else square blocks that a core's cache holds."""
     plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
-    plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
+    written = all(dims.coefficient(i.offset, axis(across)) is dims.ONE for i in form.outputs)
+    if written and estimate(across.extent) >= 2 * width:
+        plans += [
+            ClassPlan(across, Role.GRID, 2 * width, 2 * width),
+            ClassPlan(lane, Role.GRID, width, 4 * BLOCK),
+        ]
+    else:
+        plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
     rest = [a for a in form.classes() if a not in grid]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest]
     return Schedule(tuple(plans), lane, stream=_stream(form, target))
+
+
+def _as_read(form: Form, grid: list[Axis]) -> list[Axis]:
+    """Grid classes of a kernel without folds in the order in which its largest input lies in memory, where that is
+    another one than the outputs': caches fetch ahead what is read in order, and stores do not wait."""
+    reads = [(points(i), offset) for i in form.outputs for p, offset in i.accesses() if p != i.param]
+    if any(i.is_fold for i in form.items) or not reads:
+        return grid
+    _, offset = max(reads, key=lambda r: r[0])
+    steps = {a: dims.coefficient(offset, axis(a)) for a in grid}
+    sizes = {a: estimate(e) for a, e in steps.items() if e is not None}
+    if len(sizes) < len(grid) or 0 in sizes.values():
+        return grid
+    return sorted(grid, key=lambda a: -abs(sizes[a]))
 
 
 def _short(form: Form, lane: Axis, alone: bool) -> bool:
