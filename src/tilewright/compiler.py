@@ -48,6 +48,7 @@ from tilewright.runtime.cuda_unit import CudaUnit, usual
 from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
+from tilewright.runtime.judge import Timer
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
@@ -271,7 +272,7 @@ def _generated(
         return _Made(cover, run("plan", lambda: planned(cover, {})))
     target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
     solver = Solver(target, options)
-    normal = _normal(run, graph, target, options)
+    normal = _normal(run, graph, target, options, sizes)
     parted = run("split", lambda: split_folds(normal, solver.price, target))
     cover = run("partition", lambda: partition(parted, solver.price))
     _check_strict(cover, options)
@@ -293,16 +294,18 @@ def _generated(
     return _Made(cover, plan, unit, reports)
 
 
-def _normal(run: Recorder, graph: Graph, target: Target, options: Options) -> Graph:
-    """The graph as partition takes it: library calls chosen, constants folded."""
+def _normal(run: Recorder, graph: Graph, target: Target, options: Options, sizes: Mapping[str, int]) -> Graph:
+    """The graph as partition takes it: library calls chosen, constants folded. `sizes` are typical ones."""
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     chosen = run("select", lambda: select(frozen))
     normal = run("normalise", lambda: normalise(chosen, evaluate))
     if target.language != "cpp":
         return normal
-    own = maker(target, Store(default_root(options)), options)
-    return run("specialise", lambda: normalise(specialise(normal, target, own), evaluate))
+    store = Store(default_root(options))
+    own = maker(target, store, options)
+    timer = Timer(target, store, options, sizes) if options.measure else None
+    return run("specialise", lambda: normalise(specialise(normal, target, own, timer), evaluate))
 
 
 def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], str]:

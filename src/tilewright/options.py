@@ -43,6 +43,10 @@ class Options:
     cache_dir: str | None = None
     """Directory of the kernel cache; None: the user's cache directory of the operating system."""
 
+    measure: bool = True
+    """Time the ways to do a product, convolution or attention when compiling and take the fastest; else the one that
+    is expected to be."""
+
     compiler: str | None = None
     """Path or name of the C++ compiler; None: the first usable one that is found."""
 
@@ -122,6 +126,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "threads": (_is_count, "a positive integer or none"),
     "cache": (_is_flag, "true or false"),
     "cache_dir": (_is_text, "a path or none"),
+    "measure": (_is_flag, "true or false"),
     "compiler": (_is_text, "a path or none"),
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),

@@ -61,7 +61,8 @@ class LibraryCall:
     are the strides that it would like its operands to have (None: any). With `rows`, operand number `rows` and the
     result may have any leading dims in place of one (the result is dense). `channel` is the dim of the result along
     which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
-    None if only the callable's schema tells."""
+    None if only the callable's schema tells. A call with `rivals` only stands for one of them, which is to be chosen;
+    `key` says what of its task its shapes do not."""
 
     name: str
     function: Callable[..., object]
@@ -77,6 +78,17 @@ class LibraryCall:
     channel: int = -1
     reuses: int | None = None
     own: bool = False
+    rivals: tuple[Rival, ...] = ()
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rival:
+    """One way to do what a call does. `make` packs what there is to pack, and gives the call on the same operands, or
+    None where this way does not fit."""
+
+    name: str
+    make: Callable[[], LibraryCall | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

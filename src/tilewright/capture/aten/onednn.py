@@ -14,12 +14,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...errors import VerifyError
 from ...ir import dims
 from ...ir.dtype import f32
 from ...ir.expr import Expr, Symbol, slot, substitute
-from ...ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand, Specialise, Value
+from ...ir.graph import (
+    Attention,
+    Epilogue,
+    FrozenProduct,
+    LibraryCall,
+    Maker,
+    Operand,
+    Rival,
+    Specialise,
+    Value,
+)
 from ...ir.ops.epilogue import activations, total
 from ...target import Target
+from . import mkl
 
 aten = torch.ops.aten
 onednn = torch.ops.mkldnn
@@ -55,6 +67,11 @@ def specialiser(target: object, inputs: Sequence[Value], shape: Sequence[Expr]) 
     return None
 
 
+def unchosen(*_: object) -> Tensor:
+    """Stands for the function of a call whose rivals are still to be chosen from."""
+    raise VerifyError("a call was run before one of its forms was chosen", phase="run")
+
+
 _ATTENTIONS: dict[object, tuple[int, int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: (3, -1),
     aten.scaled_dot_product_attention.default: (4, 3),
@@ -80,8 +97,21 @@ def _attention(
     if not dims.equal(q[-1], v[-1]) or not dims.equal(q[0], k[0]) or [a.index for a in operands] != [0, 1, 2]:
         return None
     held = frozen.get(mask.index) if mask is not None else None
-    open_mask = mask is not None and held is None
-    return maker(Attention(q, k, bool(args[dropout + 1]), scale, open_mask, held))
+    task = Attention(q, k, bool(args[dropout + 1]), scale, mask is not None and held is None, held)
+    own = lambda: maker(task)  # noqa: E731
+    rivals = (Rival("own", own), Rival("library", lambda: _bound(call, frozen)))
+    return replace(call, specialise=None, rivals=rivals, key=f"{task.causal} {scale} {mask is not None}")
+
+
+def _bound(call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
+    """The call with frozen operands in their places, on those that are left."""
+    if not frozen:
+        return replace(call, specialise=None)
+    count = 1 + max(a.index for a in (*call.args, *(v for _, v in call.kwargs)) if isinstance(a, Operand))
+    left = {k: Operand(n) for n, k in enumerate(k for k in range(count) if k not in frozen)}
+    put = lambda a: (left.get(a.index) or frozen[a.index]) if isinstance(a, Operand) else a  # noqa: E731
+    kwargs = tuple((name, put(a)) for name, a in call.kwargs)
+    return replace(call, args=tuple(map(put, call.args)), kwargs=kwargs, specialise=None)
 
 
 # --- what the library can do on its result -------------------------------------------------------
@@ -182,11 +212,18 @@ class _Product:
         if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
             return None
         matrix = held.detach().t() if slots.transposed else held.detach()
+        vector = vector if isinstance(vector, Tensor) else None
         task = FrozenProduct(matrix, vector, self.inputs[x.index].shape, self.shape)
-        made = maker(task) if maker is not None else None
-        if made is not None:
-            return made
-        return _Linear(_packed(matrix), vector if isinstance(vector, Tensor) else None, self.shape).call()
+        rivals = [
+            Rival("onednn", lambda: _Linear(_packed(matrix), vector, self.shape).call()),
+            *mkl.rivals(matrix, vector, self.shape),
+        ]
+        if maker is not None:
+            rivals.insert(0, Rival("own", lambda: maker(task)))
+        return LibraryCall(
+            "linear", unchosen, (Operand(0),), strides=(dims.dense_strides(self.shape),), reason="contraction", rows=0,
+            rivals=tuple(rivals), key=f"linear {tuple(matrix.shape)} {vector is not None}",
+        )  # fmt: skip
 
     def plain(self, x: Operand, weight: Operand, bias: object) -> LibraryCall | None:
         """The product with a weight that may change from call to call."""
@@ -312,17 +349,20 @@ class _Convolve:
         if not isinstance(groups, int) or any(n is None for n in numbers) or (transposed and rank != 2):
             return None
         steps, borders, spread, more = (n or [] for n in numbers)
-        source = self.inputs[x.index].shape
-        if maker is not None and not transposed:
-            numbers_of = (tuple(steps), tuple(borders), tuple(spread))
-            made = maker(FrozenProduct(held.detach(), vector, source, self.shape, *numbers_of, groups))
-            if made is not None:
-                return made
-        hint = [1, *(dims.static(s) or TYPICAL for s in source[1:])]
+        source, inner = self.inputs[x.index].shape, held.detach()
+        vector = vector.detach() if isinstance(vector, Tensor) else None
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
-        packed = window.pack(held.detach().contiguous(), hint)
-        bias_held = vector.detach().contiguous() if isinstance(vector, Tensor) else None
-        return _Conv(packed, bias_held, window, channels_last(source), channels_last(self.shape)).call()
+        rivals = [Rival("onednn", lambda: window.call(inner, vector, source, self.shape))]
+        if maker is not None and not transposed:
+            task = FrozenProduct(
+                inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups
+            )
+            rivals.insert(0, Rival("own", lambda: maker(task)))
+        return LibraryCall(
+            "convolution", unchosen, (Operand(0),), strides=(channels_last(self.shape),), reason="convolution",
+            wants=(channels_last(source),), channel=1, rivals=tuple(rivals),
+            key=f"convolution {tuple(held.shape)} {window} {vector is not None}",
+        )  # fmt: skip
 
 
 def _each(values: object, rank: int) -> list[int] | None:
@@ -343,6 +383,14 @@ class _Window:
     dilation: list[int]
     groups: int
     transposed: bool
+
+    def call(
+        self, weight: Tensor, bias: Tensor | None, source: Sequence[Expr], shape: Sequence[Expr]
+    ) -> LibraryCall:
+        """The call on a packed weight, for an input of shape `source`."""
+        packed = self.pack(weight.contiguous(), [1, *(dims.static(s) or TYPICAL for s in source[1:])])
+        vector = bias.contiguous() if bias is not None else None
+        return _Conv(packed, vector, self, channels_last(source), channels_last(shape)).call()
 
     def pack(self, weight: Tensor, size: list[int]) -> Tensor:
         """The weight in the library's own form, best for an input of `size`."""

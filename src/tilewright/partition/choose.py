@@ -1,0 +1,136 @@
+"""Which of several ways to do a library call is taken: the one that is fastest here, by measurement.
+
+What is compared is a region: the call with the pointwise readers that it can absorb. A way that cannot absorb them pays
+for the pass over memory that stays. Equal regions are measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ..ir.expr import Expr, cost
+from ..ir.graph import Graph, LibraryCall, Op, Value
+from .epilogue import Finder, Match, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What passes through memory once more, and the instructions that each element of it costs there."""
+
+    value: Value
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One way to do a region: its call on tensors like `inputs`, and the passes that are left behind it."""
+
+    name: str
+    call: LibraryCall
+    inputs: tuple[Value, ...]
+    passes: tuple[Pass, ...] = ()
+
+
+class Judge(Protocol):
+    """Measures, and remembers what it found."""
+
+    def size(self, e: Expr) -> int:
+        """The value of a size, typical ones for its symbols."""
+        ...
+
+    def verdict(self, task: str) -> str | None:
+        """The name of the entrant that has won this task before, if one has."""
+        ...
+
+    def measure(self, task: str, entrants: Sequence[Entrant]) -> str:
+        """Time the entrants and return the name of the fastest."""
+        ...
+
+
+def choose(graph: Graph, judge: Judge | None, *, exact: bool = True) -> Graph:
+    """The graph with one rival in the place of each call that has some; without a judge, the first that fits."""
+    waiting = [op for op in graph.ops if op.call is not None and op.call.rivals]
+    if not waiting:
+        return graph
+    chosen: dict[Op, Op] = {}
+    if judge is None:
+        for op in waiting:
+            chosen[op] = next(iter(_ways(op).values()))
+        return _with(graph, chosen)
+    finder = Finder(graph, exact)
+    verdicts: dict[str, str] = {}
+    for op in waiting:
+        task = _task(op, finder, judge)
+        name = verdicts.get(task) or judge.verdict(task)
+        ways = _ways(op, name)
+        if len(ways) > 1:
+            present = _with(graph, chosen)
+            name = judge.measure(task, _entrants(present, op, ways, exact))
+        verdicts[task] = name if name in ways else next(iter(ways))
+        chosen[op] = ways[verdicts[task]]
+    return _with(graph, chosen)
+
+
+def _with(graph: Graph, chosen: Mapping[Op, Op]) -> Graph:
+    return graph.with_ops([chosen.get(op, op) for op in graph.ops])
+
+
+def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
+    """The ways to do `op` that fit: only `name` if that is one of them."""
+    call = op.call
+    assert call is not None
+    for wanted in (name, None):
+        found: dict[str, Op] = {}
+        for rival in call.rivals:
+            made = rival.make() if wanted in (None, rival.name) else None
+            if made is not None:
+                # The leading dims may be others than at capture.
+                made = replace(made, strides=call.strides) if call.rows is not None else made
+                found[rival.name] = replace(op, call=made)
+        if found:
+            return found
+    raise AssertionError(f"no way to do {op.name} fits")
+
+
+def _task(op: Op, finder: Finder, judge: Judge) -> str:
+    """What is to be done, so that equal regions have equal texts."""
+    call = op.call
+    assert call is not None
+    shapes = ["x".join(str(judge.size(n)) for n in v.shape) + f" {v.dtype}" for v in (*op.inputs, op.output)]
+    run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
+    after = [str(finder.simplify(run.bodies[o.output])) for o in run.grow() if run.closed(o)]
+    return "\n".join([call.reason, call.key, *shapes, *after, str(_alone(op, finder))])
+
+
+def _alone(op: Op, finder: Finder) -> bool:
+    """Whether only library calls read what comes of `op` and its pointwise readers."""
+    end = op.output
+    while True:
+        readers = finder.consumers.get(end, [])
+        if len(readers) == 1 and readers[0].expr is not None and readers[0].expr.is_pointwise:
+            end = readers[0].output
+            continue
+        return all(r.call is not None for r in readers)
+
+
+def _entrants(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[Entrant]:
+    """Each way with what it can absorb, in the graph that holds what was chosen before."""
+    finder = Finder(graph, exact)
+    matches: dict[str, Match | None] = {name: finder.match(way) for name, way in ways.items()}
+    longest: tuple[Op, ...] = max((m.ops for m in matches.values() if m is not None), key=len, default=())
+    found: list[Entrant] = []
+    for name, way in ways.items():
+        match, call = matches[name], way.call
+        assert call is not None
+        done = match.ops if match is not None else ()
+        rest = longest[len(done) :] if _alone(op, finder) else ()
+        work = sum(cost(o.expr.body[0]) for o in rest if o.expr is not None)
+        passes = tuple(Pass(o.output, work) for o in rest[-1:])
+        inputs = op.inputs
+        if match is not None:
+            call = replace(match.call, strides=call.strides)
+            inputs = (*inputs, *(() if match.second is None else (match.second,)))
+        found.append(Entrant(name, call, inputs, passes))
+    return found

@@ -1,0 +1,118 @@
+"""One of several ways to do a call: measured once for equal regions, with what each way can absorb."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.partition.calls import agrees, calls, captured, fast, generated, products
+from torch import nn
+
+from tilewright.ir import dims
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph
+from tilewright.partition.choose import Entrant
+from tilewright.partition.library import select
+from tilewright.partition.specialise import specialise
+from tilewright.rewrite import interpret, normalise
+from tilewright.target import PRESETS
+
+
+class Fixed:
+    """A judge who prefers a way, and writes down what it is asked."""
+
+    def __init__(self, favourite: str, known: dict[str, str] | None = None) -> None:
+        self.favourite = favourite
+        self.known = known or {}
+        self.asked: dict[str, list[Entrant]] = {}
+
+    def size(self, e: Expr) -> int:
+        return dims.evaluate(e, {s.value.name: 50 for s in dims.symbols_of(e)})  # type: ignore[union-attr]
+
+    def verdict(self, task: str) -> str | None:
+        return self.known.get(task)
+
+    def measure(self, task: str, entrants: Sequence[Entrant]) -> str:
+        self.asked[task] = list(entrants)
+        return self.favourite
+
+
+def judged(graph: Graph, judge: Fixed) -> Graph:
+    """The graph with the ways that `judge` prefers."""
+    done = specialise(normalise(select(graph), interpret), PRESETS["x86-64-v4"], products(), judge)
+    done.verify()
+    return normalise(done, interpret)
+
+
+def layers(count: int = 2, act: type[nn.Module] = nn.GELU) -> nn.Module:
+    parts = [layer for _ in range(count) for layer in (nn.Linear(96, 96), act())]
+    return nn.Sequential(*parts).eval()
+
+
+@pytest.mark.parametrize(
+    ("favourite", "name"),
+    [("own", "linear"), ("onednn", "onednn.linear"), ("mkl", "mkl.linear"), ("plain", "mkl.linear")],
+)
+def test_the_favourite_is_taken_and_agrees(favourite: str, name: str) -> None:
+    if "mkl" in name and not torch.backends.mkl.is_available():
+        pytest.skip("torch without MKL")
+    m, x = layers(), torch.randn(3, 50, 96)
+    g = judged(captured(m, [x]), Fixed(favourite))
+    assert calls(g) == [name, name]
+    assert bool(generated(g)) == (name == "mkl.linear")  # which has no activations
+    agrees(g, m, [x])
+
+
+def test_equal_regions_are_measured_once() -> None:
+    judge = Fixed("own")
+    judged(captured(layers(4), [torch.randn(200, 96)]), judge)
+    assert len(judge.asked) == 1
+    judged(captured(layers(4, nn.SiLU), [torch.randn(200, 96)]), judge)
+    assert len(judge.asked) == 2  # another activation, another region
+    judged(captured(layers(4), [torch.randn(201, 96)]), judge)
+    assert len(judge.asked) == 3
+
+
+def test_a_known_verdict_is_not_measured_again() -> None:
+    m, x = layers(), torch.randn(200, 96)
+    judge = Fixed("own")
+    judged(captured(m, [x]), judge)
+    (task,) = judge.asked
+    again = Fixed("own", {task: "onednn"})
+    assert calls(judged(captured(m, [x]), again)) == ["onednn.linear"] * 2
+    assert not again.asked
+    gone = Fixed("own", {task: "a way of another version"})
+    assert calls(judged(captured(m, [x]), gone)) == ["linear"] * 2
+    assert list(gone.asked) == [task]
+
+
+def test_a_way_pays_for_what_it_cannot_absorb() -> None:
+    judge = Fixed("own")
+    judged(captured(layers(2, nn.ReLU), [torch.randn(200, 96)]), judge)
+    (entrants,) = judge.asked.values()
+    left = {e.name: sum(p.work for p in e.passes) for e in entrants}
+    assert left["own"] == 0 < left["onednn"]  # whose relu hides NaN
+
+
+def test_a_pass_that_goes_into_another_kernel_costs_nothing() -> None:
+    judge = Fixed("own")
+    judged(
+        captured(nn.Sequential(nn.Linear(96, 96), nn.ReLU(), nn.Softmax(-1)).eval(), [torch.randn(200, 96)]),
+        judge,
+    )
+    assert judge.asked
+    assert [e.passes for es in judge.asked.values() for e in es] == [()] * sum(map(len, judge.asked.values()))
+
+
+def test_convolutions_and_attention_are_judged() -> None:
+    m = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Conv2d(32, 32, 3, groups=32)).eval()
+    x = torch.randn(2, 16, 12, 12)
+    assert calls(judged(captured(m, [x]), Fixed("onednn"))) == ["onednn.convolution"] * 2
+    assert calls(judged(captured(m, [x]), Fixed("own"))) == ["convolution"] * 2
+
+
+def test_without_a_judge_the_first_way_is_taken() -> None:
+    m, x = layers(), torch.randn(200, 96)
+    assert calls(fast(captured(m, [x]), products())) == ["linear"] * 2
+    assert calls(fast(captured(m, [x]))) == ["onednn.linear"] * 2

@@ -1,0 +1,90 @@
+"""The timer: the fastest way wins, what fails or is impossible does not, and verdicts outlive the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tilewright.ir import dims
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import symbol
+from tilewright.ir.graph import LibraryCall, Operand, Value
+from tilewright.options import Options
+from tilewright.partition.choose import Entrant, Pass
+from tilewright.runtime.cache import Store
+from tilewright.runtime.device import host_target
+from tilewright.runtime.judge import Timer
+
+ROWS = symbol("rows")
+X = Value(0, (ROWS, dims.integer(256)), f32)
+
+
+def timer(store: Store, **sizes: int) -> Timer:
+    return Timer(host_target(), store, Options.make({}), sizes)
+
+
+def entrant(name: str, function: Callable[[Tensor], Tensor], *passes: Pass) -> Entrant:
+    return Entrant(name, LibraryCall(name, function, (Operand(0),)), (X,), passes)
+
+
+def slow(seconds: float) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        time.sleep(seconds)
+        return x
+
+    return run
+
+
+def fail(x: Tensor) -> Tensor:
+    raise RuntimeError("not here")
+
+
+def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
+    store = Store(tmp_path / "kernels")
+    ways = [
+        entrant("a", slow(0.006)),
+        entrant("b", slow(0.002)),
+        entrant("c", slow(0.009)),
+        entrant("d", fail),
+    ]
+    assert timer(store).measure("task", ways) == "b"
+    assert timer(store).verdict("task") == "b"
+    assert timer(Store(tmp_path / "kernels")).verdict("task") == "b"
+    assert timer(store).verdict("another task") is None
+
+
+def test_other_threads_are_another_verdict() -> None:
+    store = Store(None)
+    timer(store).measure("task", [entrant("a", slow(0.001))])
+    many = Timer(host_target(), store, Options.make({"threads": 7}), {})
+    assert many.verdict("task") is None
+
+
+def test_a_pass_behind_a_way_counts() -> None:
+    huge = Pass(Value(1, (dims.integer(1 << 22),), f32), 400)
+    ways = [entrant("a", slow(0.001), huge), entrant("b", slow(0.002))]
+    assert timer(Store(None)).measure("task", ways) == "b"
+
+
+def test_what_is_faster_than_memory_did_not_do_the_work() -> None:
+    ways = [entrant("honest", lambda x: x * 2), entrant("empty", lambda x: x)]
+    assert timer(Store(None), rows=1 << 16).measure("task", ways) == "honest"
+
+
+def test_ways_see_operands_of_the_example_sizes() -> None:
+    seen: set[torch.Size] = set()
+
+    def look(x: Tensor) -> Tensor:
+        seen.add(x.shape)
+        return x
+
+    timer(Store(None), rows=77).measure("task", [entrant("a", look)])
+    assert seen == {torch.Size([77, 256])}
+
+
+def test_if_all_fail_the_first_is_named() -> None:
+    assert timer(Store(None)).measure("task", [entrant("a", fail), entrant("b", fail)]) == "a"
