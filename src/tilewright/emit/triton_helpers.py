@@ -65,7 +65,7 @@ def power(a, b):
     odd = (b & 1) != 0
     square = a
     result = a * 0 + b * 0 + 1
-    for _ in tl.static_range(a.dtype.primitive_bitwidth):
+    for _ in range(64):
         result = tl.where((left & 1) != 0, result * square, result)
         square = square * square
         left = left >> 1

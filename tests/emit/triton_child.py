@@ -1,0 +1,121 @@
+"""Runs printed kernels in Triton's interpreter: `python triton_child.py FOLDER`, with TRITON_INTERPRET=1.
+
+FOLDER holds jobs.json, [{"file", "entry", "points", "sizes", "params"}, ...], and the memory of parameter p of job k as
+k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+
+LIBRARY: dict[str, Any] = {
+    "trunc": np.trunc, "rint": np.rint, "expm1": np.expm1, "log10": np.log10, "log1p": np.log1p, "tanh": np.tanh,
+    "erfc": np.vectorize(math.erfc), "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "atan2": np.arctan2, "fmod": np.fmod, "pow": np.power,
+}  # fmt: skip
+
+
+def _stand_in(function: Any) -> Any:
+    """The interpreter has no device library: the same function by numpy, computed in fp64."""
+
+    def call(*args: Any) -> Any:
+        wide = [a.handle.data.astype(np.float64) for a in args]
+        data = np.asarray(function(*wide)).astype(args[0].handle.data.dtype)
+        whole = max(args, key=lambda a: a.handle.data.size)
+        return tl.tensor(TensorHandle(data, args[0].handle.dtype), whole.type)
+
+    return call
+
+
+def _splat(self: Any, shape: Any, arg: Any) -> Any:
+    """The interpreter gives a scalar comparison that meets a block the type of what was compared."""
+    return TensorHandle(np.full(shape.shape, arg.data, arg.data.dtype), arg.dtype.scalar)
+
+
+def _truncate(self: Any, value: Any, want: Any) -> Any:
+    """The interpreter cuts off bits where a GPU rounds to the nearest bfloat16."""
+    if want.scalar != tl.bfloat16:
+        return self.cast_impl(value, want)
+    rounded = value.data.astype(np.float32).astype(ml_dtypes.bfloat16)
+    return TensorHandle(rounded.view(np.uint16), tl.bfloat16)
+
+
+def _merge(self: Any, first: list[Any], second: list[Any], types: list[Any]) -> list[Any]:
+    """The states of two blocks of lanes, by the function of the kernel, all lanes at once."""
+    found = self.combine_fn.fn(*map(self.to_tensor, first, types), *map(self.to_tensor, second, types))
+    return [t.handle.data.reshape(first[0].shape) for t in (found if isinstance(found, tuple) else (found,))]
+
+
+def _reduce(self: Any, parts: Any) -> list[Any]:
+    """Neighbours are merged first. (The interpreter does one lane at a time.)"""
+    types = [t.dtype for t in parts]
+    data = [np.moveaxis(t.handle.data, self.axis, 0) for t in parts]
+    while len(data[0]) > 1:
+        data = _merge(self, [d[0::2] for d in data], [d[1::2] for d in data], types)
+    return [self.to_tensor(d[0], t) for d, t in zip(data, types, strict=True)]
+
+
+def _scan(self: Any, parts: Any) -> list[Any]:
+    """Each lane is merged with those before it, in steps that double."""
+    types = [t.dtype for t in parts]
+    data = [np.moveaxis(t.handle.data, self.axis, 0) for t in parts]
+    step = 1
+    while step < len(data[0]):
+        later = _merge(self, [d[:-step] for d in data], [d[step:] for d in data], types)
+        data = [np.concatenate([d[:step], n]) for d, n in zip(data, later, strict=True)]
+        step *= 2
+    return [self.to_tensor(np.moveaxis(d, 0, self.axis), t) for d, t in zip(data, types, strict=True)]
+
+
+def _memory(path: Path, dtype: str) -> torch.Tensor:
+    data = torch.from_numpy(np.load(path))
+    return data.view(torch.bfloat16) if dtype == "bf16" else data
+
+
+def main(folder: Path) -> None:
+    """Run every job."""
+    for name, function in LIBRARY.items():
+        setattr(libdevice, name, _stand_in(function))
+    InterpreterBuilder.create_splat, InterpreterBuilder.create_fp_trunc = _splat, _truncate
+    ReduceOps.generic_reduce, ScanOps.generic_scan = _reduce, _scan
+    errors: list[int] = []
+    np.seterr(all="ignore")
+    for k, job in enumerate(json.loads((folder / "jobs.json").read_text())):
+        spec = importlib.util.spec_from_file_location(job["file"], folder / f"{job['file']}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        whole = [_memory(folder / f"{k}_{p}.npy", t) for p, t in enumerate(job["params"])]
+        inner = [t[job["guard"] : len(t) - job["guard"]] for t in whole]
+        word = torch.zeros(1, dtype=torch.int32)
+        started = time.perf_counter()
+        if job["points"]:
+            try:
+                getattr(module, job["entry"])[(job["points"],)](*inner, *job["sizes"], word)
+            except Exception as error:
+                raise RuntimeError(f"job {k}, {job['name']}") from error
+        print(f"{time.perf_counter() - started:.2f} s {job['name']}", file=sys.stderr, flush=True)
+        for p, t in enumerate(whole):
+            np.save(
+                folder / f"{k}_{p}.npy", (t.view(torch.int16) if t.dtype is torch.bfloat16 else t).numpy()
+            )
+        errors.append(int(word))
+    (folder / "errors.json").write_text(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

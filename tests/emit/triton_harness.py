@@ -1,0 +1,168 @@
+"""Runs printed kernels in Triton's interpreter, many in one child, and builds them for GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.variant import Variant
+from tilewright.interp.algebra import STORAGE
+from tilewright.interp.program import run_program
+from tilewright.ir import dims
+from tilewright.ir.dtype import DType, bool_
+from tilewright.ir.program import TileProgram
+from tilewright.runtime.cuda_job import Facts
+from tilewright.runtime.cuda_job import Job as BuildJob
+from tilewright.runtime.triton_compat import compile_job
+from tilewright.target import preset
+
+GUARD = 128
+"""Elements before and after every buffer that nobody may touch."""
+NARROW = Variant(aligned=False, wide=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a program: `inputs` are the contents of its parameters (None: an output)."""
+
+    program: TileProgram
+    inputs: Sequence[np.ndarray | None]
+    sizes: dict[str, int]
+    symbols: tuple[str, ...] = ()
+    variant: Variant = NARROW
+    name: str = ""
+
+    def source(self) -> TritonSource:
+        """The printed kernel."""
+        self.program.verify()
+        return emit_triton(
+            self.program, self.symbols or tuple(self.sizes), preset("sm_90"), self.variant, "k0"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The parameters after a run, and the error word."""
+
+    arrays: list[np.ndarray]
+    error: int
+
+
+def _poison(dtype: DType, output: bool) -> np.ndarray:
+    """One element of a guard zone: what must not be read among inputs, a known pattern around outputs."""
+    storage = STORAGE[dtype.name]
+    if dtype.is_float and not output:
+        return np.array(np.nan).astype(storage)
+    return np.frombuffer(b"\x5a" * storage.itemsize, storage)[0] if dtype is not bool_ else np.array(True)
+
+
+def _disk(array: np.ndarray) -> np.ndarray:
+    kind = {"bool": np.uint8, "bfloat16": np.int16}.get(str(array.dtype))
+    return array if kind is None else array.view(kind)
+
+
+def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
+    """Run every job in one child process. Raises AssertionError if a guard zone or an input changed."""
+    rows: list[dict[str, object]] = []
+    before: list[list[np.ndarray]] = []
+    texts: dict[str, str] = {}
+    for k, job in enumerate(jobs):
+        source = job.source()
+        file = texts.setdefault(source.text, f"kernel{len(texts)}")
+        (folder / f"{file}.py").write_text(source.text)
+        order = job.symbols or tuple(job.sizes)
+        points = [dims.evaluate(g.extent, job.sizes) for g in job.program.grid]
+        whole: list[np.ndarray] = []
+        for p, (buffer, given) in enumerate(zip(job.program.params, job.inputs, strict=True)):
+            size = dims.evaluate(buffer.size, job.sizes)
+            data = np.full(size + 2 * GUARD, _poison(buffer.dtype, given is None), STORAGE[buffer.dtype.name])
+            if given is not None:
+                data[GUARD : GUARD + size] = given.reshape(-1)[:size]
+            whole.append(data)
+            np.save(folder / f"{k}_{p}.npy", _disk(data))
+        before.append(whole)
+        rows.append({
+            "file": file, "entry": source.entry, "points": int(np.prod(points)), "guard": GUARD,
+            "sizes": [job.sizes[order[a.index]] for a in source.arguments if a.kind == "size"],
+            "params": [b.dtype.name for b in job.program.params], "name": job.name,
+        })  # fmt: skip
+    (folder / "jobs.json").write_text(json.dumps(rows))
+    child = Path(__file__).with_name("triton_child.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(child), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    errors: list[int] = json.loads((folder / "errors.json").read_text())
+    return [_outcome(folder, k, job, before[k], errors[k]) for k, job in enumerate(jobs)]
+
+
+def same_as_interpreter(job: Job, outcome: Outcome, *, rtol: float = 1e-5, atol: float = 1e-5) -> None:
+    """Raise AssertionError unless every buffer is as the meaning of the program says."""
+    want = run_program(job.program, list(job.inputs), job.sizes)
+    for buffer, expected, got in zip(job.program.params, want, outcome.arrays, strict=True):
+        about = f"{job.name} {buffer.name}"
+        if buffer.dtype.is_float:
+            wide, right = got.astype(np.float64), expected.astype(np.float64)
+            np.testing.assert_allclose(wide, right, rtol=rtol, atol=atol, err_msg=about)
+        else:
+            np.testing.assert_array_equal(got, expected, err_msg=about)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Machine code that was made for a GPU: its text (PTX, or AMD assembly) and facts."""
+
+    text: str
+    facts: Facts
+
+    @property
+    def accesses(self) -> Counter[int]:
+        """Bits of each access of global memory by one thread -> how many there are in the text."""
+        found: Counter[int] = Counter()
+        for vector, bits in re.findall(r"(?:ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.b(\d+)", self.text):
+            found[int(vector or 1) * int(bits)] += 1
+        for count in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], 0x(\w+)", self.text):
+            found[8 * int(count, 16)] += 1
+        return found
+
+
+MACHINES: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64),
+}  # fmt: skip
+
+
+def build(folder: Path, source: TritonSource, machine: str = "sm_90") -> Built:
+    """Build a kernel for a machine that need not be here."""
+    backend, arch, lanes = MACHINES[machine]
+    folder.mkdir(parents=True, exist_ok=True)
+    job = BuildJob(source.text, source.entry, tuple(source.signature.items()), source.divisible, source.warps,
+                   source.stages, backend, arch, lanes)  # fmt: skip
+    _, text, facts = compile_job(job, folder)
+    return Built(text, facts)
+
+
+def _outcome(folder: Path, k: int, job: Job, before: Sequence[np.ndarray], error: int) -> Outcome:
+    arrays: list[np.ndarray] = []
+    for p, (buffer, old) in enumerate(zip(job.program.params, before, strict=True)):
+        new = np.load(folder / f"{k}_{p}.npy").view(old.dtype)
+        for edge in (slice(0, GUARD), slice(len(new) - GUARD, len(new))):
+            same = new[edge].tobytes() == old[edge].tobytes()
+            assert same, f"{job.name}: {buffer.name} is written outside"
+        assert job.inputs[p] is None or new.tobytes() == old.tobytes(), f"{job.name}: input {p} changed"
+        arrays.append(new[GUARD : len(new) - GUARD])
+    return Outcome(arrays, error)
