@@ -30,6 +30,10 @@ from tilewright.runtime.cuda_unit import CudaUnit, usual
 
 N = symbol("n")
 STREAM = 0x5EED
+NUMBERS = (
+    "log_count", "fail_launch", "fail_load", "fail_graph", "context_depth", "stream_captures", "graphs_alive",
+    "nodes_set",
+)  # fmt: skip
 
 
 class Launch(ctypes.Structure):
@@ -62,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     native = ctypes.CDLL(str(library))
-    for name in ("log_count", "fail_launch", "fail_load", "context_depth"):
+    for name in NUMBERS:
         ctypes.c_int.in_dll(native, name).value = 0
     ctypes.c_void_p.in_dll(native, "current_context").value = None
     monkeypatch.setattr(cuda_unit, "_stream", lambda ordinal: STREAM + ordinal)
@@ -237,6 +241,67 @@ def test_variants_with_other_arguments_are_a_defect(gpu: Device, tmp_path: Path)
     some = CudaUnit((program(64),), ("m", "n"), odd, built_by(tmp_path), gpu)  # type: ignore[arg-type]
     with pytest.raises(VerifyError, match="differ in their arguments"):
         some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 64]))
+
+
+def number(fake: ctypes.CDLL, name: str) -> ctypes.c_int:
+    return ctypes.c_int.in_dll(fake, name)
+
+
+def test_long_runs_are_launched_as_one_bundle(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    bases = array("Q", [0x1000, 0x2000, 0x3000])
+    order = [[(0, 0), (1, 0)], [(1, 0), (2, 0)], [(2, 0), (1, 64)], [(1, 64), (2, 64)]]
+    run = unit(gpu, tmp_path).prepare([(0, p) for p in order], bases, array("q", [0, 32]))
+    wanted = [[bases[a] + i, bases[b] + j] for (a, i), (b, j) in order]
+    for call in range(4):
+        assert run() == 0
+        seen = launches(fake)[4 * call :]
+        assert [list(x.values)[:2] for x in seen] == wanted and {x.stream for x in seen} == {STREAM + 1}
+        assert number(fake, "graphs_alive").value == (call >= 2)
+    assert number(fake, "nodes_set").value == 0
+    bases[2] = 0x5000
+    run()
+    assert number(fake, "nodes_set").value == 3, "those that use it"
+    wanted = [[bases[a] + i, bases[b] + j] for (a, i), (b, j) in order]
+    assert [list(x.values)[:2] for x in launches(fake)[-4:]] == wanted
+    del run
+    assert number(fake, "graphs_alive").value == 0
+
+
+def test_a_bundle_is_not_used_where_it_does_not_fit(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    bases = array("Q", [0x1000, 0x2000])
+    run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])] * 4, bases, array("q", [0, 32]))
+    for _ in range(3):
+        run()
+    bases[0] = 0x1004
+    run()
+    assert [x.function for x in launches(fake)] == [b"k0a"] * 12 + [b"k0"] * 4
+    bases[0] = 0x1010
+    number(fake, "stream_captures").value = 1
+    run()
+    assert number(fake, "nodes_set").value == 0 and launches(fake)[-1].values[0] == 0x1010
+    number(fake, "stream_captures").value = 0
+    run()
+    assert number(fake, "nodes_set").value == 4, "what changed while it was not used"
+    assert [list(x.values)[:2] for x in launches(fake)[-4:]] == [[0x1010, 0x2000]] * 4
+
+
+def test_without_bundles(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number(fake, "fail_graph").value = 1
+    row = [(0, [(0, 0), (1, 0)])]
+    some = unit(gpu, tmp_path)
+    run = some.prepare(row * 4, array("Q", [0, 0]), array("q", [0, 32]))
+    for _ in range(4):
+        assert run() == 0
+    assert len(launches(fake)) == 16 and number(fake, "graphs_alive").value == 0
+    number(fake, "fail_graph").value = 0
+    few = some.prepare(row * 3, array("Q", [0, 0]), array("q", [0, 32]))
+    monkeypatch.setattr(cuda_unit, "LEAST_BUNDLE", 0)
+    never = some.prepare(row * 9, array("Q", [0, 0]), array("q", [0, 32]))
+    for _ in range(4):
+        assert few() == never() == 0
+    assert number(fake, "graphs_alive").value == 0
 
 
 def test_no_driver(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class Driver:
         native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, number, number, place, place]
         native.tw_cuda_launch.argtypes = [place, place]
         native.tw_cuda_launch.restype = number
+        native.tw_cuda_forget.argtypes = [place]
+        native.tw_cuda_forget.restype = None
         self.native = native
         self.launch: Callable[[int, int], int] = native.tw_cuda_launch
         """Runs the records at an address on a stream (see the native side)."""

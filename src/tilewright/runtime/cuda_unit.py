@@ -22,6 +22,9 @@ from tilewright.runtime.launch import Launching
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of one launch."""
+LEAST_BUNDLE = 4
+"""Launches that follow each other without a library call between are handed to the driver at once, as a graph whose
+addresses are set anew, if there are so many of them; 0: never. What a launch costs the host is then paid once."""
 
 Build = Callable[[Sequence[TritonSource]], Sequence[Built]]
 Print = Callable[[int, Variant], TritonSource]
@@ -42,6 +45,10 @@ class _Record(ctypes.Structure):
         ("offsets", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
         ("arguments", ctypes.c_void_p),
+        ("chosen", ctypes.c_void_p),
+        ("bundled", ctypes.c_void_p),
+        ("member", ctypes.c_void_p),
+        ("stale", ctypes.c_int64),
     )
 
 
@@ -51,7 +58,21 @@ class _Run(ctypes.Structure):
         ("records", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("bases", ctypes.c_void_p),
+        ("least", ctypes.c_int64),
+        ("calls", ctypes.c_int64),
+        ("bundle", ctypes.c_void_p),
     )
+
+
+class _Bundle:
+    """Keeps a run, and ends its bundle."""
+
+    def __init__(self, run: _Run, device: Device) -> None:
+        self.run, self.device = run, device
+
+    def __del__(self) -> None:
+        if self.run.bundle:
+            self.device.driver.native.tw_cuda_forget(ctypes.byref(self.run))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,8 +169,16 @@ class CudaUnit:
         kept: list[object] = [records, bases]
         for record, (ready, params) in zip(records, rows, strict=False):
             kept.append(self._fill(record, ready, params, sizes))
-        run = _Run(self.device.address, ctypes.addressof(records), len(rows), bases.buffer_info()[0])
-        kept.append(run)
+        run = _Run(
+            self.device.address,
+            ctypes.addressof(records),
+            len(rows),
+            bases.buffer_info()[0],
+            LEAST_BUNDLE,
+            0,
+            None,
+        )
+        kept.append(_Bundle(run, self.device))
         launch, address, ordinal, driver = (
             self.device.driver.launch, ctypes.addressof(run), self.device.ordinal, self.device.driver,
         )  # fmt: skip

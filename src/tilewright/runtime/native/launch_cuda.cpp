@@ -7,7 +7,13 @@
 
 namespace {
 typedef int result;  // CUresult; 0 is success
-typedef void *context, *module, *function, *stream;
+typedef void *context, *module, *function, *stream, *graph, *node, *executable;
+
+struct Node {  // CUDA_KERNEL_NODE_PARAMS, as `cuGraphAddKernelNode` takes it since it exists
+  function f;
+  unsigned grid[3], block[3], shared;
+  void **arguments, **extra;
+};
 
 struct Driver {
   result (*init)(unsigned flags);
@@ -25,6 +31,14 @@ struct Driver {
   result (*launch)(function f, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared, stream on, void** arguments, void** extra);
   result (*error_name)(result error, const char** text);
+  result (*stream_capturing)(stream on, int* status);
+  result (*graph_create)(graph* made, unsigned flags);
+  result (*graph_add)(node* made, graph in, const node* after, size_t count, const Node* what);
+  result (*graph_instantiate)(executable* made, graph from, unsigned long long flags);
+  result (*graph_set)(executable in, node which, const Node* what);
+  result (*graph_launch)(executable what, stream on);
+  result (*graph_destroy)(graph what);
+  result (*graph_end)(executable what);
 } driver;
 
 struct Symbol {
@@ -47,6 +61,14 @@ const Symbol symbols[] = {
     {&driver.function_get, "cuFuncGetAttribute"},
     {&driver.launch, "cuLaunchKernel"},
     {&driver.error_name, "cuGetErrorName"},
+    {&driver.stream_capturing, "cuStreamIsCapturing"},
+    {&driver.graph_create, "cuGraphCreate"},
+    {&driver.graph_add, "cuGraphAddKernelNode"},
+    {&driver.graph_instantiate, "cuGraphInstantiateWithFlags"},
+    {&driver.graph_set, "cuGraphExecKernelNodeSetParams"},
+    {&driver.graph_launch, "cuGraphLaunch"},
+    {&driver.graph_destroy, "cuGraphDestroy"},
+    {&driver.graph_end, "cuGraphExecDestroy"},
 };
 
 const int SHARED_DEFAULT = 48 << 10;  // above it, a function must ask
@@ -89,14 +111,81 @@ struct tw_record {  // pointer p is bases[slots[p]] + offsets[p] (bytes)
   const int64_t *slots, *offsets;
   uint64_t** places;  // where pointer p stands among the values that `arguments` shows
   void** arguments;
+  const tw_kernel *chosen, *bundled;  // the variant of this call, and of the node in the bundle
+  node member;
+  int64_t stale;  // a pointer has changed since the node was set
 };
 
 struct tw_run {
   const tw_device* device;
-  const tw_record* records;
+  tw_record* records;
   int64_t count;
   char* const* bases;
+  int64_t least;  // runs of so many records are launched as one bundle; 0: none are
+  int64_t calls;  // -1: no bundle can be made
+  executable bundle;
 };
+
+namespace {
+const int64_t PLAIN_CALLS = 2;  // before a bundle is made: most programs that run thrice run often
+
+Node describe(const tw_record& r) {
+  const tw_kernel* k = r.chosen;
+  return {k->entry, {(unsigned)r.blocks, 1, 1}, {(unsigned)k->threads, 1, 1}, (unsigned)k->shared, r.arguments, nullptr};
+}
+
+// Reads this call's addresses and chooses the variant.
+void fill(tw_record& r, char* const* bases) {
+  uint64_t bits = 0;
+  for (int64_t p = 0; p < r.pointers; p++) {
+    uint64_t address = (uint64_t)(bases[r.slots[p]] + r.offsets[p]);
+    if (*r.places[p] != address) {
+      *r.places[p] = address;
+      r.stale = 1;
+    }
+    bits |= address;
+  }
+  r.chosen = r.aligned && !(bits & 15) ? r.aligned : r.generic;
+}
+
+// The records of a run as a graph of the driver's, one after the other: one call launches all of them.
+bool make_bundle(tw_run* run) {
+  graph whole = nullptr;
+  if (driver.graph_create(&whole, 0)) return false;
+  bool good = true;
+  for (int64_t i = 0; i < run->count && good; i++) {
+    tw_record& r = run->records[i];
+    Node what = describe(r);
+    good = !driver.graph_add(&r.member, whole, i ? &run->records[i - 1].member : nullptr, i > 0, &what);
+    r.bundled = r.chosen;
+    r.stale = 0;
+  }
+  good = good && !driver.graph_instantiate(&run->bundle, whole, 0);
+  driver.graph_destroy(whole);
+  return good;
+}
+
+// Launches a run as a bundle; false if it must be launched record by record.
+bool launch_bundle(tw_run* run, stream on) {
+  int capturing = 0;
+  if (driver.stream_capturing(on, &capturing) || capturing) return false;
+  if (!run->bundle && !make_bundle(run)) {
+    run->calls = -1;
+    return false;
+  }
+  for (int64_t i = 0; i < run->count; i++) {
+    if (run->records[i].chosen != run->records[i].bundled) return false;
+  }
+  for (int64_t i = 0; i < run->count; i++) {
+    tw_record& r = run->records[i];
+    if (!r.stale) continue;
+    Node what = describe(r);
+    if (driver.graph_set(run->bundle, r.member, &what)) return false;
+    r.stale = 0;
+  }
+  return !driver.graph_launch(run->bundle, on);
+}
+}  // namespace
 
 // Finds the driver. Returns 0, a driver's error, or -1 with `text` set if the library is not there.
 TW_API int tw_cuda_open(const char* library, const char** text) {
@@ -151,7 +240,7 @@ TW_API int tw_cuda_load(const tw_device* device, const void* image, const char* 
 
 // Launches the records of one run on a stream, and returns at once. Gives the number of a check that failed in an
 // earlier launch (which is then forgotten, and nothing is launched), a driver's error as its negative, or 0.
-TW_API int64_t tw_cuda_launch(const tw_run* run, void* on) {
+TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   int32_t failed = *run->device->error;
   if (__builtin_expect(failed != 0, 0)) {
     *run->device->error = 0;
@@ -159,18 +248,27 @@ TW_API int64_t tw_cuda_launch(const tw_run* run, void* on) {
   }
   Current scope(run->device->primary);
   if (scope.error) return -scope.error;
+  for (int64_t i = 0; i < run->count; i++) fill(run->records[i], run->bases);
+  if (run->least && run->count >= run->least && run->calls >= 0) {
+    if (run->calls < PLAIN_CALLS) {
+      run->calls++;
+    } else if (launch_bundle(run, on)) {
+      return 0;
+    }
+  }
   for (int64_t i = 0; i < run->count; i++) {
     const tw_record& r = run->records[i];
-    uint64_t bits = 0;
-    for (int64_t p = 0; p < r.pointers; p++) {
-      uint64_t address = (uint64_t)(run->bases[r.slots[p]] + r.offsets[p]);
-      *r.places[p] = address;
-      bits |= address;
-    }
-    const tw_kernel* k = r.aligned && !(bits & 15) ? r.aligned : r.generic;
+    const tw_kernel* k = r.chosen;
     result error = driver.launch(k->entry, (unsigned)r.blocks, 1, 1, (unsigned)k->threads, 1, 1, (unsigned)k->shared, on,
                                  r.arguments, nullptr);
     if (error) return -error;
   }
   return 0;
+}
+
+// Forgets the bundle of a run that will not run again.
+TW_API void tw_cuda_forget(tw_run* run) {
+  Current scope(run->device->primary);
+  if (run->bundle) driver.graph_end(run->bundle);
+  run->bundle = nullptr;
 }
