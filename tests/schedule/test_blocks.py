@@ -17,7 +17,7 @@ from tilewright.ir import dims
 from tilewright.ir.expr import Axis
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
-from tilewright.ir.program import Loop, Prefix
+from tilewright.ir.program import Dot, Loop, Prefix
 from tilewright.options import Options
 from tilewright.schedule.blocks import fitting, power
 from tilewright.schedule.schedule import Schedule
@@ -90,3 +90,17 @@ def test_fitting(extent: int, most: int, tile: int) -> None:
 
 def test_power() -> None:
     assert [power(n) for n in (1, 2, 3, 4, 5, 1025)] == [1, 2, 4, 4, 8, 2048]
+
+
+def dots(name: str, dynamic: bool = False) -> int:
+    graph = capture(next(c for c in CASES if c.name == name), dynamic)
+    return sum(isinstance(s, Dot) for s in solved(graph, PRESETS["sm_90"]).program.statements())
+
+
+@pytest.mark.parametrize(("name", "count"), [("matmul_bias", 1), ("attention", 2), ("gram", 1), ("gemv", 0)])
+def test_contractions_go_to_matrix_units(name: str, count: int) -> None:
+    assert dots(name) == count
+
+
+def test_attention_of_unknown_length_computes_scores_in_each_pass() -> None:
+    assert dots("attention", True) == 3

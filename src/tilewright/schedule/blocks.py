@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axis, call
 from ..target import Target
+from .contract import SMALLEST, contraction, sides
 from .form import Form, folds_read
 from .schedule import ClassPlan, Role, Schedule
 from .search import estimate, nest_order, pick_lane
@@ -42,6 +43,9 @@ ENOUGH = 128
 NARROW = 16
 """A class that loops or folds walk is the contiguous one of a block only from this extent on."""
 
+ROWS, COLUMNS, WIDEST = 64, 64, 256
+"""Tiles of a product of matrices: of a class on the grid, of one that is streamed; the longest one that is not."""
+
 STAGES = 3
 
 CHAIN = 256
@@ -67,21 +71,24 @@ def blocks(form: Form, target: Target, limits: Mapping[Axis, int] | None = None)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
-    tiles = _inner_tiles(form, shape, per_warp * WARPS, most)
-    tiles |= _grid_tiles(form, shape, tiles, per_warp * WARPS, target)
+    tiles = _product_tiles(form, shape, most)
+    products = bool(tiles)
+    if not products:
+        tiles = _inner_tiles(form, shape, per_warp * WARPS, most)
+        tiles |= _grid_tiles(form, shape, tiles, per_warp * WARPS, target)
     plans = [_grid_plan(a, tiles) for a in shape.grid]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
     held = 1
     for p in plans:
         held *= p.tile
-    warps = max(1, min(MOST_WARPS, held // per_warp))
+    warps = WARPS if products else max(1, min(MOST_WARPS, held // per_warp))
     streamed = any(p.role is Role.STREAMED for p in plans)
     return Schedule(
         tuple(plans),
         shape.lane,
         online=streamed,
         peel=False,
-        lanes=not (streamed and _cascaded(form)),
+        lanes=not products and not (streamed and _cascaded(form)),
         chain=CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=STAGES if streamed else 1,
@@ -160,6 +167,25 @@ def fitting(a: Axis, most: int) -> int:
     close = next(t for t in tiles if waste[t] <= 1 / 8)
     rough = next(t for t in tiles if waste[t] <= 1 / 2)
     return close if close >= min(rough, ENOUGH) else rough
+
+
+def _product_tiles(form: Form, shape: _Shape, most: Mapping[Axis, int]) -> dict[Axis, int]:
+    """Tiles for matrix units: in every sum of products the longest class of each side and of what it folds. Empty if
+    the form has no such sum, or not all of them can have their tiles."""
+    tiles = dict.fromkeys((*shape.grid, *shape.inner), 1)
+    found = [s for i in form.folds.values() if (s := sides(i)) is not None]
+    for side in (a for s in found for a in s):
+        a = max(side, key=lambda x: estimate(x.extent))
+        if a in shape.grid:
+            tiles[a] = ROWS
+        elif most.get(a, WIDEST + 1) <= WIDEST:
+            tiles[a] = max(SMALLEST, power(most[a]))
+        else:
+            tiles[a] = COLUMNS
+    fits = [
+        contraction(i, form.params, tiles.__getitem__) for i in form.folds.values() if sides(i) is not None
+    ]
+    return tiles if fits and all(f is not None for f in fits) else {}
 
 
 def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int]) -> dict[Axis, int]:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, call, const, make, walk
 from ..ir.program import (
     Buffer,
     Collapse,
     Compute,
     Declare,
+    Dot,
     GridAxis,
     Loop,
     Place,
@@ -27,6 +28,7 @@ from ..ir.program import (
     Var,
     value_of,
 )  # fmt: skip
+from .contract import Contraction, contraction, stored_half
 from .evaluate import Evaluation, Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
@@ -66,6 +68,9 @@ class _Lowering(Evaluation):
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
         self.whole: list[tuple[Axis, int, Expr]] = []
+        tile = lambda a: schedule.plan(a).tile  # noqa: E731
+        found = {i: contraction(t, form.params, tile) for i, t in form.folds.items()}
+        self.contractions = {i: product for i, product in found.items() if product is not None}
         """Classes that are one block of the grid point: tile and first value."""
         self.buffers: dict[tuple[Expr, Expr], Buffer] = {}
         self.states: dict[int, tuple[Var, ...]] = {}
@@ -297,9 +302,8 @@ class _Lowering(Evaluation):
     def declare(self, t: Item) -> None:
         assert t.reduction is not None
         kept = tuple(a for a in t.kept if a != t.scan)
-        blocks = tuple(
-            a for a in ((*kept, *t.reduce) if self.schedule.lanes else kept) if self.tile_of(a) > 1
-        )
+        folded = t.reduce if self.schedule.lanes and t.id not in self.contractions else ()
+        blocks = tuple(a for a in (*kept, *folded) if self.tile_of(a) > 1)
         names = tuple(self.var(d, blocks) for d in t.reduction.state)
         self.states[t.id] = names
         self.out.append(Declare(names, t.reduction.identity))
@@ -336,12 +340,33 @@ class _Lowering(Evaluation):
             return
         names = self.states[t.id]
         old: list[Expr] = [value_of(v) for v in names]
-        elements, mask = self.elements(t)
+        product = self.contractions.get(t.id)
+        operands = self.operands(product) if product is not None else None
+        elements, mask = self.elements(t) if product is None else ((), None)
         if upstream is not None:
             k = degree(t, self.form.items[upstream])
             assert k is not None
             old = [call("mul", old[0], self.factor(upstream, k))]
-        self.out.append(Update(names, t.reduction.merged(old, elements), mask))
+        if product is None or operands is None:
+            self.out.append(Update(names, t.reduction.merged(old, elements), mask))
+            return
+        if upstream is not None:
+            self.out.append(Update(names, tuple(old)))
+        self.out.append(Dot(names[0], *operands, product.k))
+
+    def operands(self, product: Contraction) -> tuple[Var, Var]:
+        """Both sides of a contraction as blocks, zero where its folded class is past the end."""
+        mask = self.tail((product.k,))
+        made: list[Var] = []
+        for side in (product.left, product.right):
+            half = stored_half(side, self.form.params)
+            e = self.eval(make("read", side.args, half, side.value) if half is not None else side)
+            if mask is not None and side.op != "read":
+                e = call("where", mask, e, const(0.0, e.dtype))
+            var = self.var(product.operand, self.blocks(e))
+            self.out.append(Compute(var, call("cast", e, dtype=product.operand)))
+            made.append(var)
+        return made[0], made[1]
 
     def advance(self, t: Item) -> None:
         """One step of a running fold: the values at this step, and the state behind it."""
@@ -419,6 +444,13 @@ class _Lowering(Evaluation):
 
     def tile_fold(self, t: Item) -> None:
         """A fold whose classes are all bound: computed in the tile."""
+        product = self.contractions.get(t.id)
+        if product is not None:
+            operands = self.operands(product)
+            self.declare(t)
+            self.out.append(Dot(self.states[t.id][0], *operands, product.k))
+            self.result(t, [value_of(v) for v in self.states[t.id]])
+            return
         parts = self.parts(t, self.lifted(t), self.tail(t.reduce))
         self.result(t, [value_of(v) for v in self.collapse(t, parts)])
 

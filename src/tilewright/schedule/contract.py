@@ -1,0 +1,126 @@
+"""Contractions inside a kernel: which folds are products of two matrices, given the tiles of their classes.
+
+A fold is a contraction if it sums products along one class k, and the factors fall into two sides: one uses k and a
+kept class m, the other k and a kept class n. Other classes have a tile of 1 there. (Of batch classes only such, since
+matrix units take two dimensions.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..ir.dtype import DType
+from ..ir.expr import Axis, Expr, axes_of, call
+from ..ir.graph import Value
+from .form import Item
+
+SMALLEST = 16
+"""The shortest side of a block that matrix units take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """sum over `k` of left[m, k] * right[k, n], with operands of type `operand`."""
+
+    m: Axis
+    n: Axis
+    k: Axis
+    left: Expr
+    right: Expr
+    operand: DType
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    expr: Expr
+    inverse: bool
+
+    def classes(self, of: Callable[[Axis], bool]) -> set[Axis]:
+        return {a.value for a in axes_of(self.expr) if isinstance(a.value, Axis) and of(a.value)}
+
+
+def contraction(item: Item, params: Sequence[Value], tile: Callable[[Axis], int]) -> Contraction | None:
+    """The contraction that a fold is under these tiles, if it is one."""
+    if item.scan is not None or item.reduction is None or item.reduction.combiner != "add":
+        return None
+    if len(item.body) != 1 or not item.body[0].dtype.is_float:
+        return None
+    large = lambda a: tile(a) > 1  # noqa: E731
+    folded, kept = [a for a in item.reduce if large(a)], [a for a in item.kept if large(a)]
+    if len(folded) != 1 or len(kept) != 2 or min(map(tile, (*folded, *kept))) < SMALLEST:
+        return None
+    (k,), (m, n) = folded, kept
+    left: list[_Factor] = []
+    right: list[_Factor] = []
+    for factor in _factors(item.body[0], False):
+        used = factor.classes(large)
+        if n in used and m in used:
+            return None
+        (right if n in used else left).append(factor)
+    if not all(_reaches(side, {k, own}, large) for side, own in ((left, m), (right, n))):
+        return None
+    one, two = _product(left), _product(right)
+    return Contraction(m, n, k, one, two, _operand((one, two), params))
+
+
+def sides(item: Item) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
+    """Kept classes of the left side alone, of the right side alone, and folded classes of both, for a sum of products
+    whose factors can be told apart by what they keep."""
+    if item.scan is not None or item.reduction is None or item.reduction.combiner != "add":
+        return None
+    factors = _factors(item.body[0], False)
+    used = [f.classes(lambda a: True) for f in factors]
+    if len(factors) < 2:
+        return None
+    kept = set(item.kept)
+    first = next((u for u in used if u & kept and u & set(item.reduce)), None)
+    if first is None:
+        return None
+    other = [u for u in used if not u & kept <= first]
+    if not other:
+        return None
+    second = set[Axis]().union(*other)
+    left = [a for a in item.kept if a in first and a not in second]
+    right = [a for a in item.kept if a in second and a not in first]
+    folded = [a for a in item.reduce if a in first and a in second]
+    return (left, right, folded) if left and right and folded else None
+
+
+def _factors(e: Expr, inverse: bool) -> list[_Factor]:
+    if e.op == "mul":
+        return [f for a in e.args for f in _factors(a, inverse)]
+    if e.op == "div":
+        return [*_factors(e.args[0], inverse), *_factors(e.args[1], not inverse)]
+    if e.op == "narrow" and e.dtype.is_float:
+        return _factors(e.args[0], inverse)
+    return [_Factor(e, inverse)]
+
+
+def _reaches(side: Sequence[_Factor], wanted: set[Axis], large: Callable[[Axis], bool]) -> bool:
+    found = set[Axis]().union(*(f.classes(large) for f in side))
+    return found == wanted and any(not f.inverse for f in side)
+
+
+def _product(side: Sequence[_Factor]) -> Expr:
+    straight = [f.expr for f in side if not f.inverse]
+    result = straight[0]
+    for e in straight[1:]:
+        result = call("mul", result, e)
+    for f in side:
+        if f.inverse:
+            result = call("div", result, f.expr)
+    return result
+
+
+def stored_half(e: Expr, params: Sequence[Value]) -> DType | None:
+    """The half type in which a plain read finds its elements."""
+    if e.op == "read" and isinstance(e.value, int):
+        found = params[e.value].dtype
+        return found if found.is_float and found.bytes == 2 else None
+    return None
+
+
+def _operand(both: tuple[Expr, Expr], params: Sequence[Value]) -> DType:
+    halves = [h for e in both if (h := stored_half(e, params)) is not None]
+    return halves[0] if halves else both[0].dtype
