@@ -278,12 +278,13 @@ def _generated(
     _check_strict(cover, options)
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
-    programs = list({id(s.program): s.program for s in scheduled}.values())
+    programs = list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
     number = {id(p): k for k, p in enumerate(programs)}
     symbols = sorted({str(s) for s in normal.symbols()})
     unit: NativeUnit | CudaUnit | None = None
     if programs and target.language == "triton":
-        unit = _built_for_gpu(run, programs, symbols, target, options, place.ordinal)
+        buckets = {number[id(s.program)]: [(when, number[id(p)]) for when, p in s.buckets] for s in scheduled}
+        unit = _built_for_gpu(run, programs, symbols, target, options, place.ordinal, buckets)
     elif programs:
         unit = _built(run, programs, symbols, target, options)
     STATS.kernels += len(programs)
@@ -331,7 +332,7 @@ def _built(
 
 def _built_for_gpu(
     run: Recorder, programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options,
-    ordinal: int,
+    ordinal: int, buckets: Mapping[int, Sequence[tuple[Expr, int]]],
 ) -> CudaUnit:  # fmt: skip
     def printed(kernel: int, variant: Variant) -> TritonSource:
         return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
@@ -343,7 +344,7 @@ def _built_for_gpu(
     built = run("build", lambda: builder(sources))
     known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
     gpu = run("load", lambda: device(ordinal, store, options))
-    return CudaUnit(programs, symbols, printed, builder, gpu, known)
+    return CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
 
 
 def _check_strict(cover: Cover, options: Options) -> None:

@@ -18,7 +18,7 @@ from tilewright.emit.variant import Variant
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Axis, symbol
+from tilewright.ir.expr import Axis, call, symbol
 from tilewright.ir.program import Buffer, GridAxis, TileProgram
 from tilewright.options import Options
 from tilewright.runtime import cuda_unit
@@ -311,3 +311,15 @@ def test_no_driver(tmp_path: Path) -> None:
     other = Driver.__new__(Driver)
     with pytest.raises(BuildError, match="cuInit"):
         other.__init__(Store(default_root(options)), options, "libm.so.6")  # type: ignore[misc]
+
+
+def test_the_first_bucket_that_serves_is_taken(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    short, longer = (call("le", N, dims.integer(b)) for b in (1500, 3000))
+    some = CudaUnit(
+        (program(), program(), program()), ("m", "n"), printed, built_by(tmp_path), gpu,  # type: ignore[arg-type]
+        buckets={0: [(short, 1), (longer, 2)]},
+    )  # fmt: skip
+    bases = array("Q", [0x1001, 0, 0x2001])
+    for n in (1500, 1501, 4000):
+        assert some.prepare([(0, [(0, 0), (2, 0)])], bases, array("q", [5, n]))() == 0
+    assert [seen.function[:2] for seen in launches(fake)] == [b"k1", b"k2", b"k0"]

@@ -14,7 +14,8 @@ import torch
 from tilewright.emit.triton import Argument, TritonSource
 from tilewright.emit.variant import ALIGNMENT, NARROW_LIMIT, Variant, reach, variants
 from tilewright.errors import UnsupportedError, VerifyError
-from tilewright.ir.host import Number, size
+from tilewright.ir.expr import Expr
+from tilewright.ir.host import Number, number, size
 from tilewright.ir.program import TileProgram
 from tilewright.runtime.cuda_build import Built
 from tilewright.runtime.cuda_driver import Device
@@ -68,11 +69,13 @@ class _Bundle:
     """Keeps a run, and ends its bundle."""
 
     def __init__(self, run: _Run, device: Device) -> None:
-        self.run, self.device = run, device
+        self._run, self._forget, self._address = (
+            run, device.driver.native.tw_cuda_forget, ctypes.addressof(run),
+        )  # fmt: skip
 
     def __del__(self) -> None:
-        if self.run.bundle:
-            self.device.driver.native.tw_cuda_forget(ctypes.byref(self.run))
+        if self._run.bundle:
+            self._forget(self._address)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +101,10 @@ class CudaUnit:
         build: Build,
         device: Device,
         known: Mapping[tuple[int, Variant], tuple[TritonSource, Built]] = MappingProxyType({}),
+        buckets: Mapping[int, Sequence[tuple[Expr, int]]] = MappingProxyType({}),
     ) -> None:
-        """`symbols`: names of sizes in the order in which `prepare` gets them."""
+        """`symbols`: names of sizes in the order in which `prepare` gets them. `buckets[k]`: kernels that stand for k
+        where a condition on the sizes holds, the best one first."""
         self.programs = tuple(programs)
         self.symbols = tuple(symbols)
         self.device = device
@@ -107,6 +112,7 @@ class CudaUnit:
         self._possible = tuple(variants(p) for p in self.programs)
         self._reach = tuple(reach(p) for p in self.programs)
         self._built = dict(known)
+        self._buckets = dict(buckets)
         self._lock = threading.Lock()
 
     # --- variants ---
@@ -128,6 +134,7 @@ class CudaUnit:
 
     def ready(self, kernel: int, sizes: Mapping[str, Number]) -> Ready | None:
         """What to launch for exact sizes; None for a grid without points."""
+        kernel = next((k for when, k in self._buckets.get(kernel, ()) if number(when, sizes)), kernel)
         blocks = 1
         for g in self.programs[kernel].grid:
             blocks *= max(0, size(g.extent, sizes))
