@@ -252,9 +252,9 @@ def test_long_runs_are_launched_as_one_bundle(gpu: Device, fake: ctypes.CDLL, tm
     order = [[(0, 0), (1, 0)], [(1, 0), (2, 0)], [(2, 0), (1, 64)], [(1, 64), (2, 64)]]
     run = unit(gpu, tmp_path).prepare([(0, p) for p in order], bases, array("q", [0, 32]))
     wanted = [[bases[a] + i, bases[b] + j] for (a, i), (b, j) in order]
-    for call in range(4):
+    for turn in range(4):
         assert run() == 0
-        seen = launches(fake)[4 * call :]
+        seen = launches(fake)[4 * turn :]
         assert [list(x.values)[:2] for x in seen] == wanted and {x.stream for x in seen} == {STREAM + 1}
         assert number(fake, "graphs_alive").value == (call >= 2)
     assert number(fake, "nodes_set").value == 0
