@@ -21,7 +21,7 @@ from benchmarks import gpu_peers, gpu_report, gpu_turns, record
 from benchmarks.gpu_cases import CASES, RMS_NORM, Case, Shape, Tensors, compulsory
 from benchmarks.gpu_clock import Timed, after_flush, release, sets_needed, time_runs
 from benchmarks.gpu_figures import COPY, COPY_KERNEL, LARGE, Row, figures, rows
-from benchmarks.gpu_peers import DYNAMIC, EAGER, NAMES, OURS, OURS_DYNAMIC, Attempt, Call, Compilations
+from benchmarks.gpu_peers import DYNAMIC, EAGER, FUSED, NAMES, OURS, OURS_DYNAMIC, Attempt, Call, Compilations
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
 from tilewright import measure
@@ -94,7 +94,7 @@ class Builder:
         """By contestant and type: what was compiled in calls after the first."""
 
     def ready(self, point: Point) -> Ready:
-        """Compile and run every contestant once; judge the results if they are not too large."""
+        """Compile every contestant and run it once; judge the results if they are not too large."""
         shape = point.shape(self._device)
         inputs = self._case.inputs(shape)
         ready = Ready(point, {}, {})
@@ -116,6 +116,9 @@ class Builder:
             call = self._call(name, point.dtype)
         except Exception as error:  # noqa: BLE001 - one contestant's failure must not stop the others
             ready.missing[name] = measure.one_line(error)
+            return None
+        if name in (EAGER, FUSED) and point.shape(self._device).size > JUDGED:
+            ready.calls[name] = call  # nothing to compile, and others need the memory
             return None
         attempt = gpu_peers.attempt(call, inputs, like)
         if attempt.compiled.fallbacks:  # it would be eager under our name
