@@ -181,6 +181,27 @@ def test_onnxruntime_runs_a_model_file(tmp_path: Path) -> None:
     assert torch.equal(prepared.call(data)[0], data.relu())
 
 
+class Remembers(torch.nn.Module):
+    """A module that keeps a tensor instead of a number once it was traced, as some window attentions do."""
+
+    size: int | torch.Tensor = 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """relu."""
+        if torch.jit.is_tracing():
+            self.size = torch.tensor(4)
+        return x.relu()
+
+
+def test_a_contestant_leaves_the_model_as_it_was() -> None:
+    pytest.importorskip("onnxruntime")
+    model = Remembers()
+    workload = Workload("remembers", model, (torch.randn(3, 4),))
+    prepared = measure.prepare("onnxruntime", workload, 2)
+    assert isinstance(prepared, Prepared), prepared
+    assert model.size == 4 and isinstance(model.size, int)
+
+
 def test_a_truncated_model_file_becomes_a_reason(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     broken = tmp_path / "broken.onnx"

@@ -9,6 +9,7 @@ a machine that slows down for a second harms both sides alike.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import importlib
@@ -413,9 +414,11 @@ def _model_file(workload: Workload) -> Generator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        # The exporter that needs no further package; it writes warnings about itself to stderr.
+        # A copy: modules that ask whether they are traced keep what they found out, and later contestants would
+        # see it. The exporter is the one that needs no further package; it writes warnings about itself to stderr.
+        module = copy.deepcopy(workload.target)
         with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
-            torch.onnx.export(workload.target, workload.inputs, str(path), dynamo=False)
+            torch.onnx.export(module, workload.inputs, str(path), dynamo=False)
         yield path
 
 

@@ -147,6 +147,7 @@ class TracedWay:
             except torch._dynamo.exc.Unsupported as error:
                 raise UnsupportedError(
                     f"the program is no single graph: {str(error).splitlines()[0]}", phase="capture",
+                    place=_user_place(str(error)),
                     hint="torch.compile(..., backend='tilewright') allows graph breaks",
                 ) from error  # fmt: skip
             except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
@@ -196,6 +197,13 @@ class TracedWay:
         if short is not None and (self._around is None or not self._around.unchanged()):
             self._around = around
         return short
+
+
+def _user_place(text: str) -> str:
+    """The innermost line of the user's code that Dynamo's message names."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
+    file, _, rest = lines[-1].removeprefix('File "').partition('", line ') if lines else ("", "", "")
+    return f"{file}:{rest.partition(',')[0]}" if file else ""
 
 
 def _first_reason(error: Exception) -> str:
