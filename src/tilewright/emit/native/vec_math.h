@@ -59,20 +59,26 @@ template <class V> TW_INLINE V exp2_small(V r) {  // 2^r, |r| <= 1/2
 #define TW_LN2_HIGH 0.693359375f  // 10 bits, so that n * TW_LN2_HIGH is exact
 #define TW_LN2_LOW -2.12194440e-4f
 
+// Where the result is zero, the way there must not be: many processors take hundreds of cycles for a result that is no
+// normal number, and masked scores are all such.
 template <class V> TW_INLINE V exp_core(V x) {
-  x = TW_ABOVE(V, -104.0f, x);
+  const auto gone = x < -103.98f;
+  x = gone ? V{} : x;
   x = TW_BELOW(V, 89.0f, x);
   V n = near_int(x * 1.442695041f);
   V r = x - n * TW_LN2_HIGH;
   r = r - n * TW_LN2_LOW;
   V p = exp_tail(r) * (r * r) + r;
-  return scale(p + 1.0f, n);
+  p = scale(p + 1.0f, n);
+  return gone ? V{} : p;
 }
 template <class V> TW_INLINE V exp2_core(V x) {
-  x = TW_ABOVE(V, -151.0f, x);
+  const auto gone = x < -150.0f;
+  x = gone ? V{} : x;
   x = TW_BELOW(V, 129.0f, x);
   V n = near_int(x);
-  return scale(exp2_small(x - n), n);
+  const V p = scale(exp2_small(x - n), n);
+  return gone ? V{} : p;
 }
 // e^x - 1 for x <= 88 or NaN; the sign of zero is lost.
 template <class V> TW_INLINE V expm1_core(V x) {
