@@ -6,7 +6,7 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
@@ -16,6 +16,9 @@ from .contract import SMALLEST, contraction, sides
 from .form import Form, folds_read
 from .schedule import ClassPlan, Role, Schedule
 from .search import estimate, nest_order, pick_lane
+from .tuning import Entry, Tuning
+
+NOTHING = Tuning()
 
 ACCESSES = 2
 """Full-width accesses per thread and value: enough under way to hide memory, few enough for registers."""
@@ -65,23 +68,36 @@ class _Shape:
     """Bytes of the narrowest element that is accessed along the lane."""
 
 
-def blocks(form: Form, target: Target, limits: Mapping[Axis, int] | None = None) -> Schedule:
-    """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed."""
+def blocks(
+    form: Form, target: Target, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING
+) -> Schedule:
+    """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed; `tuning`
+    holds what was measured."""
     shape = _shape(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
+    tiles = _product_tiles(form, shape, most)
+    if tiles:
+        return _made(form, shape, tiles, most, WARPS, STAGES, products=True)
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
-    tiles = _product_tiles(form, shape, most)
-    products = bool(tiles)
-    if not products:
-        tiles = _inner_tiles(form, shape, per_warp * WARPS, most)
-        tiles |= _grid_tiles(form, shape, tiles, per_warp * WARPS, target)
+    inner = _inner_tiles(form, shape, per_warp * WARPS, most)
+    found = tuning.find(*_kind(shape, inner, most))
+    entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
+    if found and found.kind == "streams" and shape.lane is not None:
+        inner[shape.lane] = found.elements
+    elif found and found.kind == "columns":
+        inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
+    tiles = inner | _grid_tiles(form, shape, inner, entry, target)
+    warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
+    return _made(form, shape, tiles, most, warps, entry.stages)
+
+
+def _made(
+    form: Form, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int], warps: int, stages: int,
+    products: bool = False,
+) -> Schedule:  # fmt: skip
     plans = [_grid_plan(a, tiles) for a in shape.grid]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
-    held = 1
-    for p in plans:
-        held *= p.tile
-    warps = WARPS if products else max(1, min(MOST_WARPS, held // per_warp))
     streamed = any(p.role is Role.STREAMED for p in plans)
     return Schedule(
         tuple(plans),
@@ -91,11 +107,33 @@ def blocks(form: Form, target: Target, limits: Mapping[Axis, int] | None = None)
         lanes=not products and not (streamed and _cascaded(form)),
         chain=CHAIN,
         warps=1 << (warps.bit_length() - 1),
-        stages=STAGES if streamed else 1,
+        stages=stages if streamed else 1,
     )
 
 
-def buckets(form: Form, target: Target) -> list[tuple[Expr, Schedule]]:
+def _kind(shape: _Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]) -> tuple[str, int, int]:
+    """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
+    lane = dims.static(shape.lane.extent) if shape.lane is not None else None
+    if not shape.inner:
+        return "square" if shape.across is not None else "flat", shape.element, lane or 1 << 20
+    if shape.lane not in shape.inner:
+        return "columns", shape.element, lane or 1 << 20
+    whole = all(a in most and t >= most[a] for a, t in inner.items())
+    return (
+        "rows" if whole else "streams",
+        shape.element,
+        _product(inner.values()) if whole else lane or 1 << 20,
+    )
+
+
+def _product(values: Iterable[int]) -> int:
+    result = 1
+    for v in values:
+        result *= v
+    return result
+
+
+def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Schedule]]:
     """Schedules for rows of unknown extent that fit the registers, each with the condition under which it serves; the
     first one that serves is the best."""
     shape = _shape(form)
@@ -104,7 +142,7 @@ def buckets(form: Form, target: Target) -> list[tuple[Expr, Schedule]]:
         return []
     (a,) = open_
     rows = [b for b in BUCKETS if b <= LONGEST]
-    return [(call("le", a.extent, dims.integer(b)), blocks(form, target, {a: b})) for b in rows]
+    return [(call("le", a.extent, dims.integer(b)), blocks(form, target, {a: b}, tuning)) for b in rows]
 
 
 def _shape(form: Form) -> _Shape:
@@ -217,20 +255,19 @@ def _cascaded(form: Form) -> bool:
 
 
 def _grid_tiles(
-    form: Form, shape: _Shape, inner: dict[Axis, int], budget: int, target: Target
+    form: Form, shape: _Shape, inner: dict[Axis, int], entry: Entry, target: Target
 ) -> dict[Axis, int]:
     """Tiles of the grid's classes: the contiguous ones first, then whatever fills the block."""
     tiles = dict.fromkeys(shape.grid, 1)
-    held = 1
-    for t in inner.values():
-        held *= t
+    held, budget = _product(inner.values()), entry.elements
     if shape.across is not None and shape.lane is not None:
-        tiles[shape.lane] = fitting(shape.lane, SQUARE)
-        tiles[shape.across] = fitting(shape.across, SQUARE)
+        side = entry.lane or SQUARE
+        tiles[shape.lane] = fitting(shape.lane, side)
+        tiles[shape.across] = fitting(shape.across, max(1, budget // side) if entry.lane else SQUARE)
         held *= tiles[shape.lane] * tiles[shape.across]
     elif shape.lane in tiles:
         assert shape.lane is not None
-        wide = max(target.lanes, COLUMN_BYTES // shape.element) if shape.inner else budget
+        wide = entry.lane or (max(target.lanes, COLUMN_BYTES // shape.element) if shape.inner else budget)
         tiles[shape.lane] = fitting(shape.lane, wide)
         held *= tiles[shape.lane]
     spare = _spare(form, shape, target)

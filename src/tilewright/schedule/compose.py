@@ -1,15 +1,20 @@
 """Kernel -> form: pointwise ops are put into their readers, access maps become offsets, indices from data are
-checked."""
+checked.
+
+A test of an index holds for every element of the op that the program wrote, however few of them its readers use: no
+condition of a reader excuses it. Only where a reader asks for elements that do not exist (behind the border of a pad,
+in another piece of a concatenation) nothing is tested."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, call, make, rebuild, substitute, walk
+from ..ir.expr import Axis, Expr, axis, both, call, make, rebuild, substitute, walk
 from ..ir.graph import Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.tensor import TensorExpr
+from .checks import checked_index, checked_where, inside_of, with_tests
 from .form import Form, Item
 
 
@@ -27,7 +32,6 @@ class _Composer:
         self.pointwise: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
         self.folded: dict[Value, tuple[int, int]] = {}
         self.items: list[Item] = []
-        self.checks: dict[Expr, tuple[Expr, ...]] = {}
         self.fresh = 0
 
     def form(self) -> Form:
@@ -40,7 +44,7 @@ class _Composer:
             offset = self.offset(v, index)
             kept = tuple(a for a in shape_axes if a.extent is not dims.ONE)
             self.items.append(Item(len(self.items), kept, (body,), param=len(self.slot) + k, offset=offset))
-        return Form(self.params, tuple(map(self.span, self.params)), tuple(self.items), self.checks)
+        return Form(self.params, tuple(map(self.span, self.params)), tuple(self.items))
 
     def span(self, v: Value) -> Expr:
         layout = self.layouts.get(v)
@@ -108,41 +112,22 @@ class _Composer:
         return rebuild(x, args) if x.args else x
 
     def element(self, v: Value, index: tuple[Expr, ...], op: Op) -> Expr:
-        if v in self.pointwise:
-            axes, body = self.pointwise[v]
-            table = {axis(a): i for a, i in zip(axes, index, strict=True)}
-            self.move_checks(body, table)
-            return substitute(body, table)
         if v in self.folded:
             number, result = self.folded[v]
             plain = tuple(i for i, extent in zip(index, v.shape, strict=True) if extent is not dims.ONE)
             return make("value", plain, v.dtype.compute, (number, result))
-        checked, conditions = self.checked(v, index)
-        offset = self.offset(v, checked)
-        if conditions:
-            self.checks[offset] = conditions
-        return make("read", (offset,), v.dtype.compute, self.slot[v])
-
-    def move_checks(self, body: Expr, table: Mapping[Expr, Expr]) -> None:
-        """The checks of the reads in `body` also hold where it is read at other indices."""
-        if not self.checks:
-            return
-        for x in walk(body):
-            if x.op == "read" and x.args[0] in self.checks:
-                conditions = self.checks[x.args[0]]
-                self.checks[substitute(x.args[0], table)] = tuple(substitute(c, table) for c in conditions)
-
-    def checked(self, v: Value, index: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """Clamp the indices that come from data, and the conditions under which clamping changes nothing."""
-        out: list[Expr] = []
-        conditions: list[Expr] = []
-        for i, size in zip(index, v.shape, strict=True):
-            if any(x.op in ("read", "value") for x in walk(i)):
-                top = dims.sub(size, dims.ONE)
-                conditions += [call("ge", i, dims.ZERO), call("le", i, top)]
-                i = dims.minimum(dims.maximum(i, dims.ZERO), top)
-            out.append(i)
-        return tuple(out), tuple(conditions)
+        index = tuple(checked_index(i, size) for i, size in zip(index, v.shape, strict=True))
+        if v in self.pointwise:
+            axes, body = self.pointwise[v]
+            table = {axis(a): i for a, i in zip(axes, index, strict=True)}
+            moved = with_tests(substitute(body, table), index)
+            if all(x.op != "checked" for x in walk(moved)):
+                return moved
+            inside: Expr | None = None
+            for i, size in zip(index, v.shape, strict=True):
+                inside = both(inside, inside_of(i, size))
+            return moved if inside is None else checked_where(moved, inside)
+        return with_tests(make("read", (self.offset(v, index),), v.dtype.compute, self.slot[v]), index)
 
     def offset(self, v: Value, index: tuple[Expr, ...]) -> Expr:
         layout = self.layouts.get(v)

@@ -113,6 +113,9 @@ class Evaluation(ABC):
             return self.scope.results[e.value]
         if e.op == "read":
             return self.load(e, guard)
+        if e.op == "checked":
+            self.check(self.eval(e.args[1]), INDEX_ERROR, None)
+            return self.eval(e.args[0], guard)
         if e.op == "where":
             asked = decide(e.args[0], self.scope.truths)
             if asked.op == "const":
@@ -153,8 +156,6 @@ class Evaluation(ABC):
         offset = self.eval(e.args[0], guard)
         blocks = self.blocks(offset)
         mask = both(self.tail(blocks), guard)
-        for condition in self.form.checks.get(e.args[0], ()):
-            self.check(self.eval(condition, guard), INDEX_ERROR, guard)
         if mask is not None:
             blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
         var = self.var(e.dtype, blocks)

@@ -9,7 +9,7 @@ A *class* is an axis that several folds and outputs share: one possible loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
@@ -62,13 +62,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """Parameters (inputs, then outputs) with the elements that each spans in memory, folds and outputs of a kernel;
-    `checks` are conditions on data-dependent indices, by the read (its offset) that they protect."""
+    """Parameters (inputs, then outputs) with the elements that each spans in memory, folds and outputs of a kernel."""
 
     params: tuple[Value, ...]
     sizes: tuple[Expr, ...]
     items: tuple[Item, ...]
-    checks: Mapping[Expr, tuple[Expr, ...]]
 
     @property
     def folds(self) -> dict[int, Item]:

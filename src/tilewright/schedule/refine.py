@@ -137,8 +137,7 @@ def _rename(form: Form, mapping: Mapping[Axis, Axis]) -> Form:
         )
         for i in form.items
     ]  # fmt: skip
-    checks = {substitute(k, table): tuple(substitute(c, table) for c in v) for k, v in form.checks.items()}
-    return replace(form, items=tuple(items), checks=checks)
+    return replace(form, items=tuple(items))
 
 
 def _values(item: Item) -> list[Expr]:
@@ -248,8 +247,7 @@ def _split(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
         )
         for i in form.items
     ]
-    checks = {apply(k): tuple(map(apply, v)) for k, v in form.checks.items()}
-    return replace(form, items=tuple(items), checks=checks)
+    return replace(form, items=tuple(items))
 
 
 def _clone_misfits(form: Form, budget: int) -> Form:
@@ -432,5 +430,4 @@ def _merged(form: Form, a: Axis, b: Axis) -> Form:
         )
         for i in form.items
     ]
-    checks = {apply(k): tuple(map(apply, v)) for k, v in form.checks.items()}
-    return replace(form, items=tuple(items), checks=checks)
+    return replace(form, items=tuple(items))

@@ -20,6 +20,7 @@ from .lower import lower
 from .refine import make_form
 from .schedule import Schedule
 from .search import heuristic
+from .tuning import Tuning, table
 from .waves import seconds_in_waves
 
 Layouts = Mapping[Value, Layout]
@@ -37,8 +38,10 @@ class _Solution:
 class Solver:
     """Prices and lowers kernels for one target; results are remembered by the structure of the kernel."""
 
-    def __init__(self, target: Target, options: Options) -> None:
+    def __init__(self, target: Target, options: Options, tuning: Tuning | None = None) -> None:
+        """`tuning` stands in for the table of the package."""
         self.target, self.options = target, options
+        self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, _Solution | IllegalSchedule] = {}
         self.bucketed: dict[str, Buckets] = {}
 
@@ -58,7 +61,7 @@ class Solver:
     def _buckets(self, form: Form) -> Buckets:
         if self.target.lanes == 1:
             return ()
-        made = buckets(form, self.target)
+        made = buckets(form, self.target, self.tuning)
         return tuple((condition, lower(form, self._trimmed(schedule))) for condition, schedule in made)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
@@ -70,7 +73,7 @@ class Solver:
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
-                schedule = self._trimmed(choose(form, self.target))
+                schedule = self._trimmed(choose(form, self.target, self.tuning))
                 found = _Solution(
                     schedule, form, lower(form, schedule), modelled(form, schedule, self.target)
                 )
@@ -88,9 +91,9 @@ def modelled(form: Form, schedule: Schedule, target: Target) -> float:
     return model(form, schedule, target)
 
 
-def choose(form: Form, target: Target) -> Schedule:
+def choose(form: Form, target: Target, tuning: Tuning) -> Schedule:
     """The schedule of a form: vectors where threads are alone, blocks where many work in step."""
-    return blocks(form, target) if target.lanes > 1 else heuristic(form, target)
+    return blocks(form, target, None, tuning) if target.lanes > 1 else heuristic(form, target)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

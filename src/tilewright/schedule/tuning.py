@@ -1,0 +1,85 @@
+"""Measured block sizes of a device, as a table that people read and merge: `tuning/<target>.json`.
+
+An entry says which block was fastest for kernels of one kind, with elements of some size and rows of some length. Where
+the table has no entry near, the schedule follows from the target's figures alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from ..errors import InputError
+
+FOLDER = Path(__file__).parent.parent / "tuning"
+"""Where the tables of the package lie."""
+
+KINDS = ("flat", "square", "rows", "streams", "columns")
+"""Pointwise along memory; read along one class and written along another; rows that stay in registers; rows that are
+streamed; folds across rows."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Entry:
+    """The fastest block of kernels of `kind` whose elements have `bytes` and whose rows have `length` elements (of a
+    flat or square kernel: of the contiguous class): `elements` in a block, `lane` of them along memory (0: as many as
+    possible), worked on by `warps`, with loads of `stages` steps under way."""
+
+    kind: str
+    bytes: int
+    length: int
+    elements: int
+    lane: int = 0
+    warps: int = 4
+    stages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A table of entries."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def find(self, kind: str, size: int, length: int) -> Entry | None:
+        """The entry nearest in length, at most twice as long or half as long."""
+        near = [e for e in self.entries if (e.kind, e.bytes) == (kind, size) and _distance(e, length) <= 1]
+        return min(near, key=lambda e: _distance(e, length), default=None)
+
+    def merged(self, others: Iterable[Entry]) -> Tuning:
+        """With entries added; one for the same kernels replaces the old one."""
+        table = {(e.kind, e.bytes, e.length): e for e in (*self.entries, *others)}
+        return Tuning(tuple(sorted(table.values())))
+
+    def text(self) -> str:
+        """As JSON, one entry a line."""
+        lines = [json.dumps(asdict(e)) for e in self.entries]
+        return "[\n  " + ",\n  ".join(lines) + "\n]\n"
+
+
+def _distance(e: Entry, length: int) -> float:
+    return abs(math.log2(max(1, e.length) / max(1, length)))
+
+
+def parsed(text: str, place: str) -> Tuning:
+    """The table that `text` holds. Raises InputError, naming `place`, for anything else."""
+    names = {f.name for f in fields(Entry)}
+    try:
+        rows = json.loads(text)
+        made = [Entry(**row) for row in rows if set(row) <= names]
+        whole = all(isinstance(v, int) for e in made for k, v in asdict(e).items() if k != "kind")
+        if len(made) != len(rows) or not whole or any(e.kind not in KINDS for e in made):
+            raise ValueError("an entry has other fields or values than it should")
+    except (ValueError, TypeError) as error:
+        raise InputError(f"not a table of block sizes: {error}", phase="schedule", place=place) from None
+    return Tuning().merged(made)
+
+
+@cache
+def table(target: str) -> Tuning:
+    """The table that comes with the package for `target`, empty if there is none."""
+    path = FOLDER / f"{target}.json"
+    return parsed(path.read_text(encoding="utf-8"), path.name) if path.exists() else Tuning()

@@ -1,0 +1,52 @@
+"""Tables of measured block sizes: reading, refusing, merging, and what schedules make of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.schedule.corpus import Case
+from tests.schedule.run import capture, one_kernel
+
+from tilewright.errors import InputError
+from tilewright.options import Options
+from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.solver import Solver
+from tilewright.schedule.tuning import FOLDER, Entry, Tuning, parsed
+from tilewright.target import PRESETS
+
+ROWS = Entry("rows", 4, 1024, 4096, 0, 2)
+
+
+def test_tables_of_the_package_are_sorted_and_complete() -> None:
+    for path in FOLDER.glob("*.json"):
+        assert path.stem in PRESETS
+        assert parsed(path.read_text(), path.name).text() == path.read_text()
+
+
+def test_text_and_back() -> None:
+    made = Tuning().merged([ROWS, Entry("flat", 2, 4096, 2048)])
+    assert parsed(made.text(), "x") == made
+
+
+def test_a_new_entry_replaces_the_old_one() -> None:
+    made = Tuning((ROWS,)).merged([Entry("rows", 4, 1024, 8192)])
+    assert [e.elements for e in made.entries] == [8192]
+
+
+@pytest.mark.parametrize(("length", "found"), [(1024, True), (2000, True), (512, True), (4096, False)])
+def test_the_nearest_length_is_found(length: int, found: bool) -> None:
+    assert (Tuning((ROWS,)).find("rows", 4, length) is not None) == found
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '[{"kind": "rows"}]', '[{"kind": "other", "bytes": 4}]'])
+def test_refusals(text: str) -> None:
+    with pytest.raises(InputError, match="not a table"):
+        parsed(text, "there")
+
+
+def test_a_schedule_follows_the_table() -> None:
+    graph = capture(Case("softmax", lambda x: torch.softmax(x, -1), ((9000, 1000),)), False)
+    solver = Solver(PRESETS["sm_90"], Options(), Tuning((ROWS,)))
+    schedule = solver.solve(one_kernel(graph), graph.layouts).schedule
+    assert isinstance(schedule, Schedule)
+    assert [c.tile for c in schedule.classes] == [4, 1024] and schedule.warps == 2
