@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
-
 from tilewright.errors import InputError
 from tilewright.options import Options
 from tilewright.schedule.schedule import Schedule
