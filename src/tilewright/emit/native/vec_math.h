@@ -22,13 +22,7 @@ template <class V> TW_INLINE V below(float high, V x) { return TW_BELOW(V, high,
 
 // ---- pieces ----
 // Nearest even integer of x, |x| < 2^22.
-template <class V> TW_INLINE V near_int(V x) {
-#if defined(TW_AVX512)
-  if constexpr (sizeof(V) == 64) return __builtin_ia32_rndscaleps_mask(x, 8, x, (u16)-1, 4);
-  else
-#endif
-  return (x + 12582912.0f) - 12582912.0f;
-}
+template <class V> TW_INLINE V near_int(V x) { return (x + 12582912.0f) - 12582912.0f; }
 // p * 2^n with one rounding; n whole, -280 < n < 260, NaN of p passes.
 template <class V> TW_INLINE V scale(V p, V n) {
 #if defined(TW_AVX512)
@@ -40,6 +34,27 @@ template <class V> TW_INLINE V scale(V p, V n) {
     auto h = k >> 1;
     return p * (V)((h + 127) << 23) * (V)((k - h + 127) << 23);
   }
+}
+// a / d to 0.53 ulp, for d in [1, 2^126) and finite a: whole divisions hold up everything else.
+template <class V> TW_INLINE V quotient(V a, V d) {
+#if defined(TW_AVX512)
+  if constexpr (sizeof(V) == 64) {
+    V r = __builtin_ia32_rcp14ps512_mask(d, d, (u16)-1), q = a * r;
+    return (a - q * d) * r + q;
+  } else
+#endif
+  return a / d;
+}
+// 1 / d to 0.53 ulp, for d >= 1 or NaN.
+template <class V> TW_INLINE V inverse(V d) {
+#if defined(TW_AVX512)
+  if constexpr (sizeof(V) == 64) {
+    V r = __builtin_ia32_rcp14ps512_mask(d, d, (u16)-1), e = 1.0f - d * r;
+    e = smaller(vec<float, TW_LANES(V)>{e}, vec<float, TW_LANES(V)>{fill<V>(1.0f)}).v;  // not NaN where d is infinite
+    return r * e + r;
+  } else
+#endif
+  return 1.0f / d;
 }
 // (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2.
 template <class V> TW_INLINE V exp_tail(V r) {
@@ -80,9 +95,8 @@ template <class V> TW_INLINE V exp2_core(V x) {
   const V p = scale(exp2_small(x - n), n);
   return gone ? V{} : p;
 }
-// e^x - 1 for x <= 88 or NaN; the sign of zero is lost.
-template <class V> TW_INLINE V expm1_core(V x) {
-  x = TW_ABOVE(V, -25.0f, x);
+// e^x - 1 for -80 <= x <= 88 or NaN; the sign of zero is lost.
+template <class V> TW_INLINE V expm1_near(V x) {
   V n = near_int(x * 1.442695041f);
   V r = x - n * TW_LN2_HIGH;
   r = r - n * TW_LN2_LOW;
@@ -90,6 +104,8 @@ template <class V> TW_INLINE V expm1_core(V x) {
   V s = (V)((__builtin_convertvector(n, ints_of<V>) + 127) << 23);
   return s * q + (s - 1.0f);
 }
+// The same for x <= 88 or NaN.
+template <class V> TW_INLINE V expm1_core(V x) { return expm1_near(TW_ABOVE(V, -25.0f, x)); }
 // x = m * 2^e with m in [sqrt(1/2), sqrt(2)); returns m - 1. x is positive and finite.
 template <class V> TW_INLINE V split_core(V x, V* e) {
   typedef ints_of<V> I;
@@ -150,10 +166,50 @@ template <class V> TW_INLINE V log1p_core(V x) {
   return abs_raw(x) < 0x1p-25f ? x : r;
 }
 template <class V> TW_INLINE V tanh_core(V x) {
-  V t = expm1_core(-2.0f * below(10.0f, abs_raw(x)));
-  return with_sign(-t / (t + 2.0f), x);
+  V t = expm1_near(-2.0f * below(10.0f, abs_raw(x)));
+  return with_sign(quotient(t, t + 2.0f), x);
 }
+#if defined(TW_AVX512) && !defined(__clang__)
+// erf near 16 points: ERF_AT[i], close to i / 4, where erf is almost a float, ERF_VALUE[i]; then a polynomial in the
+// distance to it. In the first interval the value is the distance itself.
+alignas(64) constexpr float ERF_AT[16] = {
+    0.0f, 1.580848843e-01f, 5.000019073e-01f, 7.500410080e-01f, 1.000008583e+00f, 1.250047684e+00f, 1.500026703e+00f, 1.749894142e+00f,
+    1.999986649e+00f, 2.249994278e+00f, 2.500014305e+00f, 2.750016212e+00f, 2.999837875e+00f, 3.250375748e+00f, 3.503813744e+00f, 3.746186256e+00f};
+alignas(64) constexpr float ERF_VALUE[16] = {
+    0.0f, 1.769048125e-01f, 5.205015540e-01f, 7.111819983e-01f, 8.427043557e-01f, 9.229114056e-01f, 9.661083221e-01f, 9.866660833e-01f,
+    9.953219891e-01f, 9.985372424e-01f, 9.995930791e-01f, 9.998993874e-01f, 9.999778867e-01f, 9.999957085e-01f, 9.999992847e-01f, 9.999998808e-01f};
+alignas(64) constexpr float ERF_TERMS[5][16] = {
+    {1.283791661e-01f, 1.100529790e+00f, 8.787809014e-01f, 6.428915262e-01f, 4.151003659e-01f, 2.364929318e-01f, 1.189207584e-01f, 5.279454961e-02f,
+     2.066808753e-02f, 7.142502815e-03f, 2.178128576e-03f, 5.862252438e-04f, 1.393887069e-04f, 2.911795491e-05f, 5.269755093e-06f, 1.070427629e-06f},
+    {0.0f, -1.739770621e-01f, -4.393868446e-01f, -4.821921885e-01f, -4.151043892e-01f, -2.956296206e-01f, -1.783863753e-01f, -9.238578379e-02f,
+     -4.133595154e-02f, -1.607025042e-02f, -5.445041694e-03f, -1.611894113e-03f, -4.180026299e-04f, -9.469053475e-05f, -2.038021921e-05f, -2.853586466e-06f},
+    {-3.761227131e-01f, -3.487600982e-01f, -1.464635134e-01f, 2.680950426e-02f, 1.383683383e-01f, 1.675339490e-01f, 1.387482882e-01f, 9.017882496e-02f,
+     4.822552204e-02f, 2.172513679e-02f, 8.349478245e-03f, 2.760038245e-03f, 7.897036267e-04f, 1.953194733e-04f, 3.715014100e-05f, 7.064385045e-06f},
+    {0.0f, 8.933223784e-02f, 1.819909811e-01f, 1.500911564e-01f, 6.927927583e-02f, -5.710390396e-03f, -4.417931288e-02f, -4.791217297e-02f,
+     -3.443543985e-02f, -1.914850250e-02f, -8.683668450e-03f, -3.297081916e-03f, -1.064567477e-03f, -2.879142412e-04f, 3.515030403e-05f, -4.298736530e-05f},
+    {1.122104675e-01f, 7.983569801e-02f, 7.469521370e-03f, -5.274100602e-02f, -6.877232343e-02f, -4.708271101e-02f, -1.499520428e-02f, 6.460678764e-03f,
+     1.299691666e-02f, 1.063918136e-02f, 6.132037379e-03f, 2.773386892e-03f, 1.027397229e-03f, 3.194026067e-04f, 3.409840574e-04f, 8.952745702e-05f}};
+TW_INLINE f32x16 looked_up(const float* table, i32x16 index) {  // table[index % 16]
+  f32x16 t = load<float, 16>(table).v;
+  return __builtin_ia32_permvarsf512_mask(t, index, t, (u16)-1);
+}
+TW_INLINE f32x16 erf_by_table(f32x16 x) {
+  f32x16 a = below(3.874990f, abs_raw(x));
+  i32x16 at = (i32x16)(a + 2097152.0f);  // the last bits count quarters
+  f32x16 t = a - looked_up(ERF_AT, at);
+  f32x16 s = a <= 0.125f ? t : looked_up(ERF_VALUE, at);
+  f32x16 p = looked_up(ERF_TERMS[4], at);
+  p = p * t + looked_up(ERF_TERMS[3], at);
+  p = p * t + looked_up(ERF_TERMS[2], at);
+  p = p * t + looked_up(ERF_TERMS[1], at);
+  p = p * t + looked_up(ERF_TERMS[0], at);
+  return with_sign(p * t + s, x);
+}
+#endif
 template <class V> TW_INLINE V erf_core(V x) {
+#if defined(TW_AVX512) && !defined(__clang__)
+  if constexpr (sizeof(V) == 64) return erf_by_table(x);
+#endif
   V a = abs_raw(x), z = x * x;
   V s = z * -5.958977854e-4f + 4.987252876e-3f;
   s = s * z + -2.676291578e-2f;
@@ -372,7 +428,7 @@ template <class T, int L, class F> TW_INLINE vec<T, L> each_pair(vec<T, L> a, ve
     else if constexpr (L < 4) return lo(name(join(a, a)));                                 \
     else return {core(a.v)};                                                               \
   }
-TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1 ulp
+TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1.02 ulp
 TW_FUNCTION(exp2, TW_INLINE, exp2_core)        // 1.2 ulp
 TW_FUNCTION(expm1, TW_NOINLINE, expm1_whole)   // 1.5 ulp
 TW_FUNCTION(log, TW_INLINE, log_core)          // 1 ulp
@@ -380,7 +436,7 @@ TW_FUNCTION(log2, TW_NOINLINE, log2_core)      // 1.5 ulp
 TW_FUNCTION(log10, TW_NOINLINE, log10_core)    // 2.5 ulp
 TW_FUNCTION(log1p, TW_NOINLINE, log1p_core)    // 1.5 ulp
 TW_FUNCTION(tanh, TW_INLINE, tanh_core)        // 2.6 ulp
-TW_FUNCTION(erf, TW_INLINE, erf_core)          // 1.3 ulp
+TW_FUNCTION(erf, TW_INLINE, erf_core)          // 1.3 ulp, 1.1 by table
 TW_FUNCTION(atan, TW_NOINLINE, atan_core)  // 1.3 ulp
 TW_FUNCTION(asin, TW_NOINLINE, asin_core)  // 2.3 ulp
 TW_FUNCTION(acos, TW_NOINLINE, acos_core)  // 1.2 ulp
@@ -412,7 +468,9 @@ TW_PERIODIC(tan)  // 2.5 ulp with fma, 3 without
 
 // 1 / (1 + e^-x): 2.5 ulp where e^-x is finite, else 0, as in torch.
 template <class T, int L> TW_INLINE vec<T, L> sigmoid(vec<T, L> a) {
-  return splat<T, L>(1) / (splat<T, L>(1) + exp(-a));
+  vec<T, L> d = splat<T, L>(1) + exp(-a);
+  if constexpr (same<T, float> && kind_of<T, L> == 1) return {inverse(d.v)};
+  else return splat<T, L>(1) / d;
 }
 template <class T, int L> TW_NOINLINE vec<T, L> atan2(vec<T, L> y, vec<T, L> x) {
   return each_pair(y, x, [](T b, T a) TW_LAMBDA {
