@@ -75,8 +75,8 @@ def _scan(self: Any, parts: Any) -> list[Any]:
     data = [np.moveaxis(t.handle.data, self.axis, 0) for t in parts]
     step = 1
     while step < len(data[0]):
-        later = _merge(self, [d[:-step] for d in data], [d[step:] for d in data], types)
-        data = [np.concatenate([d[:step], n]) for d, n in zip(data, later, strict=True)]
+        later = _merge(self, [np.roll(d, step, 0) for d in data], data, types)
+        data = [np.concatenate([d[:step], n[step:]]) for d, n in zip(data, later, strict=True)]
         step *= 2
     return [self.to_tensor(np.moveaxis(d, 0, self.axis), t) for d, t in zip(data, types, strict=True)]
 

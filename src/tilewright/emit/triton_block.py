@@ -89,7 +89,7 @@ class Body:
                 case Load():
                     self.load(s)
                 case Compute():
-                    self.define(s.var, self.printer.value(s.expr))
+                    self.compute(s)
                 case Store():
                     self.store(s)
                 case Declare():
@@ -106,6 +106,14 @@ class Body:
                     self.loop(s)
                 case Branch():
                     self.branch(s)
+
+    def compute(self, s: Compute) -> None:
+        """Another name for a value that stays as it is needs no text."""
+        of = s.expr.value
+        if s.expr.op == "var" and isinstance(of, int) and of not in self.printer.states:
+            self.printer.values[s.var.id] = self.printer.values[of]
+        else:
+            self.define(s.var, self.printer.value(s.expr))
 
     def define(self, var: Var, term: Term) -> None:
         """`var` is `term` from here on."""
@@ -139,7 +147,8 @@ class Body:
             if plain:
                 self.printer.axes[s.axis] = base
             else:
-                self.bind(s, base, number)
+                start = Term(f"tl.cast({base.text}, tl.int64)") if self.wide else base
+                self.bind(s, start, number)
             self.nested(s.body)
 
     def _fresh(self, axis: Axis) -> str:
@@ -157,9 +166,8 @@ class Body:
     def bind(self, s: Loop, start: Term, number: str) -> None:
         """Print the values of the axis of `s` in a step that begins at `start`."""
         lanes = Term(f"tl.arange(0, {s.tile})", ATOM, (s.axis,))
-        if self.wide:
+        if self.wide and start.number:
             lanes = self.printer.cast_text(lanes, i64)
-            start = start if start.number else Term(f"tl.cast({start.text}, tl.int64)")
         if s.tile == 1:
             term = self.printer.spread(start, (), self.printer.index_type)
         elif start.number and start.text == "0":

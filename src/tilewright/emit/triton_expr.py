@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, f32, i32, i64
-from tilewright.ir.expr import Axis, Expr, Slot, Symbol
+from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of
 
 from .triton_helpers import Helpers
 from .triton_scope import (
@@ -30,7 +30,7 @@ from .triton_scope import (
     named_type,
     type_of,
 )
-from .variant import COMPARISONS, RING, is_index
+from .variant import COMPARISONS, RING, is_index, natural
 
 INFIX = {"add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT), "and": ("&", AND),
          "or": ("|", OR), "xor": ("^", XOR), "eq": ("==", COMPARE), "ne": ("!=", COMPARE), "lt": ("<", COMPARE),
@@ -170,7 +170,7 @@ class Expressions:
         if known is not None:
             return known
         made = self._narrowed(e) if as_offset else self._made(e)
-        if self.counts[e] < 2 or not e.args:
+        if self.counts[e] < 2 or not e.args or made.text.isidentifier():
             return made
         letter = "m" if e.dtype is bool_ else "i" if is_index(e) or as_offset else "t"
         name = self.scope.names[key] = self.named(made, letter)
@@ -227,7 +227,10 @@ class Expressions:
         if e.op in STEPS and of.op == "div" and of.dtype.is_float:
             exact = self.call(self.helpers.use("divide"), [self.value(a) for a in of.args])
             return self._operation(e, [exact])
-        return self._operation(e, self._arguments(e))
+        args = self._arguments(e)
+        if e.op == "mul" and is_index(e) and axes_of(e.args[1]) and not axes_of(e.args[0]):
+            args.reverse()  # a place times a size reads better
+        return self._operation(e, args)
 
     def _arguments(self, e: Expr) -> list[Term]:
         """The arguments of `e` in one type; at least one of them is more than a bare number."""
@@ -238,7 +241,7 @@ class Expressions:
             e.op in INFIX
             or e.op == "where"
             or (e.op in EXTREMA and e.dtype.compute in WEAK)
-            or (e.op in NATURAL and is_index(e) and natural(e))
+            or _plain_division(e)
         )
         for k in range(first, len(terms)):
             if terms[k].number and (typed or all(t.number for t in terms[first:])):
@@ -259,7 +262,7 @@ class Expressions:
             return self._infix(e.op, args)
         if e.op in EXTREMA:
             return self._extremum(e, args)
-        if e.op in NATURAL and is_index(e) and natural(e):
+        if _plain_division(e):
             return self.infix(NATURAL[e.op], PRODUCT, args)
         return self._float_call(e, args) if of.is_float else self._integer_call(e, args)
 
@@ -420,9 +423,9 @@ class Expressions:
         return term if have.compute is want.compute else self.cast_text(term, want)
 
 
-def natural(e: Expr) -> bool:
-    """Whether index division `e` is of numbers proved not negative by a number proved positive."""
-    return dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1)
+def _plain_division(e: Expr) -> bool:
+    """Whether `e` divides an index proved not negative by one proved positive."""
+    return e.op in NATURAL and is_index(e) and natural(e.args[0]) and dims.at_least(e.args[1], 1)
 
 
 def _no(e: Expr) -> UnsupportedError:

@@ -6,7 +6,7 @@ A *variant* is one build of a kernel. The most special one that a call permits r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dims
@@ -54,13 +54,54 @@ def reach(program: TileProgram) -> tuple[Expr, ...] | None:
     """Numbers (expressions over symbols) that 32-bit index arithmetic would have to hold: a call in which none exceeds
     `NARROW_LIMIT` may run a variant that is not wide. None if they are not known: every call needs a wide one."""
     found = [b.size for b in program.params]
-    for e in _held(program):
-        low, high = dims.bounds(e)
-        if low is None or high is None or axes_of(low) or axes_of(high):
+    for e in dict.fromkeys(_held(program)):
+        ends = (_end(e, 1), _end(dims.mul(e, dims.integer(-1)), 1))
+        if None in ends:
             return None
-        found += [high, dims.mul(low, dims.integer(-1))]
-    fixed = [e for e in found if dims.static(e) is not None and (dims.static(e) or 0) <= NARROW_LIMIT]
-    return tuple(dict.fromkeys(e for e in found if e not in fixed))
+        found += [x for x in ends if x is not None]
+    needed: list[Expr] = []
+    for e in dict.fromkeys(map(_without_negative, found)):
+        _, high = dims.int_range(e)
+        if (high is None or high > NARROW_LIMIT) and not _below(e, needed):
+            needed = [x for x in needed if not _below(x, [e])] + [e]
+    return tuple(needed)
+
+
+def _end(e: Expr, side: int) -> Expr | None:
+    """The largest (`side` 1) or smallest (0) value of an index expression, over symbols only; None if not known."""
+    for _ in range(_DEPTH):
+        if not axes_of(e):
+            return e
+        found = dims.bounds(e)[side]
+        if found is None:
+            return None
+        e = found
+    return None
+
+
+def _without_negative(e: Expr) -> Expr:
+    """A number that is at least `e`: without the terms that are surely not positive."""
+    terms = dims.linear(e).items()
+    kept = [dims.mul(dims.integer(c), *m) for m, c in terms if c > 0 or not m or not all(map(natural, m))]
+    return dims.add(*kept) if kept else dims.ZERO
+
+
+def natural(e: Expr) -> bool:
+    """Whether index expression `e` is proved not negative."""
+    if dims.at_least(e, 0):
+        return True
+    if e.op in ("minimum", "maximum"):
+        return all(map(natural, e.args))
+    return e.op in ("add", "mul") and all(c >= 0 and all(map(natural, m)) for m, c in dims.linear(e).items())
+
+
+_DEPTH = 8
+"""Levels of loops whose ends depend on the loop around them."""
+
+
+def _below(e: Expr, others: Sequence[Expr]) -> bool:
+    """Whether `e` is proved to be at most one of `others`."""
+    return any(dims.at_least(dims.sub(o, e), 0) for o in others)
 
 
 def is_index(e: Expr) -> bool:
