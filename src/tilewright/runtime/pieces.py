@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tilewright.capture.exported import Exported
-from tilewright.capture.onnx import Segment, Split
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.errors import UnsupportedError
 from tilewright.plan.coverage import Coverage, total
@@ -20,6 +21,30 @@ MOST = 16
 """Graphs that are compiled for one piece, where sizes that matter keep changing; then it runs eagerly."""
 
 Compile = Callable[[Exported], ProgramWay]
+
+
+class Segment(Protocol):
+    """Part of a model: its nodes `labels`; with `library` it must run eagerly because of `nodes`."""
+
+    @property
+    def module(self) -> torch.nn.Module: ...
+    @property
+    def library(self) -> bool: ...
+    @property
+    def nodes(self) -> tuple[str, ...]: ...
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+
+class Split(Protocol):
+    """A model as segments, which it runs in order through the calls that are given."""
+
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+
+    def run(self, inputs: Sequence[Tensor], calls: Sequence[Callable[..., object]]) -> tuple[Tensor, ...]:
+        """The outputs of the model."""
+        ...
 
 
 class Pieces:
@@ -75,7 +100,7 @@ class Piece:
     """One part without control flow: a graph for all sizes for which what the trace relied on holds, else one more."""
 
     def __init__(self, segment: Segment, build: Compile) -> None:
-        self._module = segment.module
+        self._module, self._labels = segment.module, segment.labels
         self._build = build
         self._ways: list[tuple[Exported, ProgramWay]] = []
         self._eager: Region | None = None
@@ -136,6 +161,5 @@ class Piece:
 
     def _eagerly(self, why: str) -> Region:
         if self._eager is None:
-            steps = [step.label for step in self._module.program.steps]
-            self._eager = Region(self._module, steps, why)
+            self._eager = Region(self._module, self._labels, why)
         return self._eager

@@ -29,6 +29,11 @@ class Segment:
     library: bool
     nodes: tuple[str, ...]
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every node, by name."""
+        return tuple(step.label for step in self.module.program.steps)
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
