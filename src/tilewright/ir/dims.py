@@ -341,6 +341,8 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
             None if hi is None else floordiv(hi, atom.args[1]))  # fmt: skip
     if atom.op in ("maximum", "minimum"):
         return _extremum_bounds(atom)
+    if atom.op == "checked":
+        return bounds(atom.args[0])
     return None, None
 
 

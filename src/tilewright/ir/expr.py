@@ -237,6 +237,12 @@ def narrow(x: Expr, dtype: DType) -> Expr:
     return call("narrow", x, dtype=dtype)
 
 
+def checked(x: Expr, condition: Expr) -> Expr:
+    """`x`, after a test: where `condition` does not hold, evaluation raises, whether the element is used or not. It
+    stands in forms of kernels only."""
+    return x if is_const(condition, True) else make("checked", (x, condition), x.dtype)
+
+
 def conjuncts(condition: Expr | None) -> tuple[Expr, ...]:
     """The terms of a conjunction, left to right."""
     if condition is None:
@@ -252,6 +258,8 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
         return e
     if e.op in ("read", "value"):
         return make(e.op, args, e.dtype, e.value)
+    if e.op == "checked":
+        return checked(*args)
     if e.dtype is i64 and e.op in _index_rebuild:
         return _index_rebuild[e.op](*args)
     return call(e.op, *args, dtype=e.dtype if SCALARS[e.op].result == "given" else None)

@@ -15,7 +15,7 @@ import torch
 
 from ..interp.graph import run_graph, to_torch
 from ..ir import dims
-from ..ir.expr import Expr, integer, read, transform
+from ..ir.expr import Expr, axes_of, axis, integer, read, transform, walk
 from ..ir.graph import Graph, Layout, Op, Operand, Value
 from ..ir.pattern import Rewriter
 from .rules import IEEE_RULES
@@ -81,7 +81,7 @@ def _through_views(op: Op, views: Mapping[Value, Op]) -> Op:
         index = tuple(map_reads(a, change) for a in r.args)
         source = op.inputs[r.value]
         view = views.get(source)
-        if view is not None and view.expr is not None:
+        if view is not None and view.expr is not None and _keeps_bounds(view, index):
             index = view.expr.at(index).args
             (source,) = view.inputs
         return read(operands.setdefault(source, len(operands)), index, r.dtype)
@@ -89,6 +89,18 @@ def _through_views(op: Op, views: Mapping[Value, Op]) -> Op:
     expr = op.expr.map_reads(change)
     same = expr.body == op.expr.body and tuple(operands) == op.inputs
     return op if same else replace(op, expr=expr, inputs=tuple(operands))
+
+
+def _keeps_bounds(view: Op, index: Sequence[Expr]) -> bool:
+    """Whether an index from data is out of bounds in what the view shows exactly if it is in the view."""
+    assert view.expr is not None
+    shown, (source,) = view.expr.body[0].args, view.inputs
+    for a, i in zip(view.expr.axes, index, strict=True):
+        if any(x.op == "read" for x in walk(i)):
+            users = [(p, n) for p, n in zip(shown, source.shape, strict=True) if axis(a) in axes_of(p)]
+            if len(users) != 1 or users[0][0] is not axis(a) or not dims.equal(users[0][1], a.extent):
+                return False
+    return True
 
 
 def map_reads(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
