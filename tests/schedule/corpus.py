@@ -63,7 +63,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = (q[:, :, None, :] * k[:, None, :, :]).sum(-1)
     n = s.shape[-1]
-    mask = torch.arange(n)[:, None] >= torch.arange(n)[None, :]
+    place = torch.arange(n, device=s.device)
+    mask = place[:, None] >= place[None, :]
     s = torch.where(mask, s, float("-inf"))
     return (torch.softmax(s, -1)[:, :, :, None] * v[:, None, :, :]).sum(2)
 

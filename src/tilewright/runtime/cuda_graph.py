@@ -18,10 +18,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
 from tilewright.runtime.cuda_driver import Device
 from tilewright.runtime.executable import Argument, Bound, Result
 from tilewright.runtime.launch import raise_error
+from tilewright.runtime.tensors import memory_range, repeats_memory
 
 MOST_GRAPHS = 8
 """Sizes of one plan that get a graph."""
@@ -52,29 +54,89 @@ def refusal(plan: Plan) -> str:
     for s in steps:
         if isinstance(s, Call) and (s.call.reason in UNCAPTURED or not s.call.pure):
             return f"{s.call.name} ({s.call.reason if s.call.reason in UNCAPTURED else 'has effects'})"
-    roots = [_root(plan, o) for o in plan.outputs if isinstance(o, int)]
-    homes = {plan.buffers[b].home for b in roots}
-    if homes & {Home.INPUT, Home.NUMBER} or len(set(roots)) < len(roots):
-        return "a result is the memory of an input or of another result"
+    if any(b.home is Home.NUMBER for b in plan.buffers):
+        return "a number is read back from the device"
     return ""
 
 
-def _root(plan: Plan, b: int) -> int:
-    while plan.buffers[b].source >= 0:
-        b = plan.buffers[b].source
-    return b
+@dataclass(frozen=True, slots=True, eq=False)
+class _Exit:
+    """How one result leaves: as it is (`number` -1), as a view of input number `number`, or of copy number `number`.
+    `view` is (shape, strides, elements behind the start of the input or copy); None: all of it."""
+
+    plain: Result = None
+    number: int = -1
+    of_input: bool = False
+    view: tuple[torch.Size, tuple[int, ...], int] | None = None
+
+
+def _exits(results: Sequence[Result], inputs: Sequence[Argument]) -> tuple[list[_Exit], list[Tensor]]:
+    """How results leave, and what must be copied out for them. Results that share memory share its copy."""
+    of = {_memory(t): (k, t) for k, t in enumerate(inputs) if isinstance(t, Tensor)}
+    shared: dict[int, list[Tensor]] = {}
+    for r in results:
+        if isinstance(r, Tensor):
+            shared.setdefault(_memory(r), []).append(r)
+    exits: list[_Exit] = []
+    copies: list[Tensor] = []
+    number: dict[int, int] = {}
+    for r in results:
+        if not isinstance(r, Tensor):
+            exits.append(_Exit(r))
+            continue
+        memory = _memory(r)
+        if memory in of and r.numel():
+            k, t = of[memory]
+            exits.append(
+                _Exit(None, k, True, (r.shape, r.stride(), int(r.storage_offset() - t.storage_offset())))
+            )
+            continue
+        group = shared[memory]
+        if not r.numel() or (len(group) == 1 and not repeats_memory(r)):
+            exits.append(_Exit(None, len(copies)))
+            copies.append(r)
+            continue
+        if len({t.dtype for t in group}) > 1:
+            raise UnsupportedError("results of several types in one memory", phase="run")
+        low = min(t.storage_offset() for t in group)
+        if memory not in number:
+            number[memory] = len(copies)
+            high = max(
+                (memory_range(t)[1] - t.data_ptr()) // t.element_size() + t.storage_offset() for t in group
+            )
+            copies.append(r.as_strided((high - low,), (1,), low))
+        exits.append(_Exit(None, number[memory], False, (r.shape, r.stride(), int(r.storage_offset() - low))))
+    return exits, copies
+
+
+def _memory(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _leave(e: _Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Result:
+    if e.number < 0:
+        return e.plain
+    source = args[e.number] if e.of_input else copies[e.number]
+    assert isinstance(source, Tensor)
+    if e.view is None:
+        return source
+    shape, strides, offset = e.view
+    if e.of_input and not offset and source.shape == shape and source.stride() == strides:
+        return source
+    return source.as_strided(shape, strides, source.storage_offset() + offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
     """A graph with what it reads and writes: its own tensors for inputs that move, (input, address) of those that do
-    not, its results."""
+    not, what is copied out, how results leave."""
 
     graph: torch.cuda.CUDAGraph
     moving: tuple[int, ...]
     held: tuple[Tensor, ...]
     fixed: tuple[tuple[int, int], ...]
-    results: tuple[Result, ...]
+    copied: list[Tensor]
+    exits: list[_Exit]
 
 
 class _Sizes:
@@ -155,16 +217,18 @@ class Graphs:
                 self._stream = torch.cuda.Stream()
             graph = torch.cuda.CUDAGraph()
             try:
+                given = list(inner)
                 with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                    results = tuple(plain.run_plainly(inner))
-            except RuntimeError as error:
+                    results = plain.run_plainly(given)
+                exits, copied = _exits(results, inner)
+            except (RuntimeError, UnsupportedError) as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
                 torch.cuda.synchronize()
                 return
         fixed = tuple((k, t.data_ptr()) for k, t in tensors.items() if k not in moving)
-        state.captured = _Captured(graph, moving, held, fixed, results)
+        state.captured = _Captured(graph, moving, held, fixed, copied, exits)
 
     def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
         code = self._device.failed() if self._device is not None else 0
@@ -183,13 +247,14 @@ class Graphs:
             for k, t, own in zip(found.moving, given, found.held, strict=True):
                 if k in plan.written:
                     t.copy_(own)
-            inside = [r for r in found.results if isinstance(r, Tensor)]
-            made = [torch.empty_strided(r.shape, r.stride(), dtype=r.dtype, device=r.device) for r in inside]
+            made = [
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in found.copied
+            ]
             if made:
-                _copy(made, inside)
+                _copy(made, found.copied)
+            results = [_leave(e, args, made) for e in found.exits]
         args.clear()
-        fresh = iter(made)
-        return [next(fresh) if isinstance(r, Tensor) else r for r in found.results]
+        return results
 
 
 def _stands(found: _Captured, args: Sequence[Argument]) -> bool:

@@ -23,7 +23,10 @@ BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 
 def version() -> str | None:
     """The version of the Triton that is installed, without importing it; None if there is none."""
-    if importlib.util.find_spec("triton") is None:
+    try:
+        if importlib.util.find_spec("triton") is None:
+            return None
+    except ValueError:  # a program has put something else in its place
         return None
     try:
         return importlib.metadata.version("triton")

@@ -1,0 +1,264 @@
+"""The GPU's executable on memory of the CPU: workspaces per stream, memory that runs out, results of graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tilewright.errors import IndexOutOfRange, InputError
+from tilewright.ir import dims
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import symbol
+from tilewright.ir.graph import Builder, LibraryCall, Operand
+from tilewright.ir.kernel import Cover, Kernel
+from tilewright.plan import Plan, build_plan
+from tilewright.plan.data import Home
+from tilewright.runtime import cuda_executable
+from tilewright.runtime.cuda_executable import CudaExecutable, OutOfMemory
+from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, refusal
+from tilewright.runtime.launch import Launching
+
+N = symbol("n")
+
+
+class Doubling:
+    """Kernels that double n floats, run when they are launched. `code` is returned by the next run."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.runs = 0
+
+    def prepare(
+        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+    ) -> Callable[[], int]:
+        def run() -> int:
+            self.runs += 1
+            if self.code:
+                code, self.code = self.code, 0
+                return code
+            for _, ((a, i), (b, j)) in launches:
+                given = (ctypes.c_float * sizes[0]).from_address(bases[a] + i)
+                made = (ctypes.c_float * sizes[0]).from_address(bases[b] + j)
+                for k in range(sizes[0]):
+                    made[k] = 2 * given[k]
+            return 0
+
+        return run
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The current stream, and whether it captures."""
+    state = {"stream": 1, "capturing": 0, "released": 0}
+    monkeypatch.setattr(cuda_executable, "current_stream", lambda ordinal: state["stream"])
+    monkeypatch.setattr(cuda_executable, "capturing", lambda: bool(state["capturing"]))
+    monkeypatch.setattr(cuda_executable, "free_bytes", lambda ordinal: 123)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(released=state["released"] + 1))
+    return state
+
+
+def plan_of(count: int = 2) -> Plan:
+    """`count` kernels in a row, each of which reads what the one before has made."""
+    b = Builder()
+    x = b.value((N,), f32)
+    steps: list[Kernel] = []
+    v = x
+    for _ in range(count):
+        call = LibraryCall("stand-in", torch.neg, (Operand(0),), (), ((dims.ONE,),))
+        (v,) = b.library(call, (v,), [((N,), f32)])
+        steps.append(Kernel((b.ops[-1],), (v,)))
+    graph = b.finish((x,), (v,))
+    numbered = {s: (0, (*s.ops[0].inputs, *s.outputs)) for s in steps}
+    return build_plan(Cover(graph, tuple(steps)), numbered, ("n",))
+
+
+def made(**rest: object) -> tuple[CudaExecutable, Doubling]:
+    unit = Doubling()
+    return CudaExecutable(plan_of(), (), unit, **rest), unit  # type: ignore[arg-type]
+
+
+def spaces(run: CudaExecutable) -> dict[int, int]:
+    """How many workspaces wait, by stream."""
+    bound = run._recent
+    assert isinstance(bound, cuda_executable.CudaBound)
+    return {stream: len(free) for stream, free in bound.by_stream.items()}
+
+
+def test_memory_between_kernels_is_kept_per_stream(lines: dict[str, int]) -> None:
+    run, _ = made(trusted=True)
+    x = torch.randn(5)
+    for stream in (1, 1, 2, 1, 2):
+        lines["stream"] = stream
+        (y,) = run([x])
+        torch.testing.assert_close(y, 4 * x)
+    assert spaces(run) == {1: 1, 2: 1}
+    first = run._recent
+    (y,) = run([torch.ones(7)])
+    torch.testing.assert_close(y, torch.full((7,), 4.0))
+    assert spaces(run) == {2: 1} and first is not run._recent
+    assert not first.by_stream, "other sizes keep nothing"  # type: ignore[union-attr]
+
+
+def test_a_caller_s_capture_shares_no_memory(lines: dict[str, int]) -> None:
+    run, unit = made(trusted=True)
+    run([torch.ones(5)])
+    lines["capturing"] = 1
+    run([torch.ones(5)])
+    assert spaces(run) == {1: 1} and unit.runs == 2
+
+
+def test_streams_are_bounded(lines: dict[str, int]) -> None:
+    run, _ = made(trusted=True)
+    for stream in range(100):
+        lines["stream"] = stream
+        run([torch.ones(5)])
+    assert len(spaces(run)) <= cuda_executable.STREAMS
+
+
+def test_checks_of_earlier_calls(lines: dict[str, int]) -> None:
+    run, unit = made(trusted=True)
+    run([torch.ones(5)])
+    unit.code = 1
+    with pytest.raises(IndexOutOfRange):
+        run([torch.ones(5)])
+    (y,) = run([torch.ones(5)])
+    assert y.tolist() == [4.0] * 5  # type: ignore[union-attr]
+
+
+def test_inputs_are_checked(lines: dict[str, int]) -> None:
+    run, _ = made()
+    with pytest.raises(InputError, match="meta, this was compiled for cpu"):
+        run([torch.ones(5, device="meta")])
+    out = torch.zeros(5)
+    assert run([torch.ones(5)], [out])[0] is out and out.tolist() == [4.0] * 5
+
+
+def test_memory_that_runs_out_is_tried_again_once(
+    lines: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, unit = made(trusted=True)
+    run([torch.ones(5)])
+    fails = [2]
+    real = cuda_executable.CudaBound.workspace
+
+    def workspace(self: cuda_executable.CudaBound) -> object:
+        if fails[0]:
+            fails[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot. And more")
+        return real(self)
+
+    monkeypatch.setattr(cuda_executable.CudaBound, "workspace", workspace)
+    given: list[object] = [torch.ones(5)]
+    with pytest.raises(OutOfMemory, match="are needed .* 123 are free on cpu") as caught:
+        run(given)  # type: ignore[arg-type]
+    assert caught.value.needed == 64 + 20 and caught.value.free == 123 and not given
+    assert caught.value.__context__ is None, "nothing holds the frames of the failed call"
+    assert isinstance(caught.value, torch.OutOfMemoryError) and lines["released"] == 1 and unit.runs == 1
+    fails[0] = 1
+    (y,) = run([torch.ones(5)])
+    assert y.tolist() == [4.0] * 5 and lines["released"] == 2  # type: ignore[union-attr]
+
+
+def test_released_memory_is_free(lines: dict[str, int]) -> None:
+    run, _ = made(trusted=True)
+    run([torch.ones(5)])
+    cuda_executable.release()
+    assert spaces(run) == {} and lines["released"] == 1
+    del run
+    gc.collect()
+    run, _ = made(trusted=True)
+    (y,) = run([torch.ones(5)])
+    assert y.tolist() == [4.0] * 5  # type: ignore[union-attr]
+
+
+def test_host_numbers_are_brought(lines: dict[str, int]) -> None:
+    plan = replace(plan_of(), host=(0,))
+    run = CudaExecutable(plan, (), Doubling(), trusted=True)  # type: ignore[arg-type]
+    (y,) = run([torch.ones(5)])
+    assert y.tolist() == [4.0] * 5  # type: ignore[union-attr]
+
+
+def test_the_short_way_is_of_the_same_kind(lines: dict[str, int]) -> None:
+    run, _ = made(graphs=Graphs(plan_of(), None))
+    other = run.rebound(run.plan.bindings)
+    assert isinstance(other, CudaExecutable) and other.trusted and other.graphs is run.graphs
+
+
+# --- graphs ---
+
+
+def library_plan(reason: str = "contraction", *, pure: bool = True, segments: bool = False) -> Plan:
+    b = Builder()
+    x = b.value((N,), f32)
+    size = symbol("u") if segments else N
+    call = LibraryCall("a.call", torch.neg, (Operand(0),), (), ((dims.ONE,),), reason, pure)
+    (y,) = b.library(call, (x,), [((size,), f32)])
+    from tilewright.ir.kernel import LibraryStep
+
+    graph = b.finish((x,), (y,))
+    return build_plan(Cover(graph, tuple(LibraryStep(op, choice=False) for op in graph.ops)), {})
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (plan_of(), ""),
+        (library_plan(), ""),
+        (library_plan("random"), "a.call (random)"),
+        (library_plan(pure=False), "a.call (has effects)"),
+        (library_plan(segments=True), "sizes depend on data"),
+    ],
+)
+def test_plans_that_cannot_be_captured(plan: Plan, reason: str) -> None:
+    assert refusal(plan) == reason
+    assert reason in Graphs(plan, None).report
+    read = replace(plan, buffers=(*plan.buffers, replace(plan.buffers[0], home=Home.NUMBER)))
+    assert refusal(read)
+
+
+def leaving(results: Sequence[object], inputs: Sequence[object], args: Sequence[object]) -> list[object]:
+    """What a replay returns for `args`, when the graph has left `results` in its memory and reads `inputs`."""
+    exits, copied = _exits(results, inputs)  # type: ignore[arg-type]
+    copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in copied]
+    for c, t in zip(copies, copied, strict=True):
+        c.copy_(t)
+    return [_leave(e, args, copies) for e in exits]  # type: ignore[arg-type]
+
+
+def test_results_are_copied_once_and_keep_their_layout() -> None:
+    base = torch.randn(4, 6)
+    results = [base.t(), 3, None, torch.randn(1, 1, 5).expand(2, 3, 5), torch.empty(0, 3)]
+    got = leaving(results, [], [])
+    for r, g in zip(results, got, strict=True):
+        if isinstance(r, Tensor):
+            assert isinstance(g, Tensor) and torch.equal(g, r) and g.stride() == r.stride()
+            assert not r.numel() or g.untyped_storage().data_ptr() != r.untyped_storage().data_ptr()
+        else:
+            assert g == r
+
+
+def test_results_that_share_memory_share_their_copy() -> None:
+    base = torch.randn(40)
+    results = [base[3:20], base[10:30].view(4, 5), torch.randn(3)]
+    first, second, third = (t for t in leaving(results, [], []) if isinstance(t, Tensor))
+    assert (
+        torch.equal(first, results[0]) and torch.equal(second, results[1]) and torch.equal(third, results[2])
+    )
+    first[7] = 99.0
+    assert second[0, 0] == 99.0 and base[10] != 99.0
+    with pytest.raises(Exception, match="several types"):
+        leaving([base[:4], base.view(torch.int32)[:4]], [], [])
+
+
+def test_results_that_are_inputs_are_the_caller_s() -> None:
+    own, given = torch.randn(4, 6), torch.randn(9, 6)[2:6]
+    whole, part = leaving([own, own[1:, ::2]], [7, own], [7, given])
+    assert whole is given and isinstance(part, Tensor)
+    assert torch.equal(part, given[1:, ::2]) and part.data_ptr() == given[1:].data_ptr()

@@ -1,0 +1,106 @@
+"""The pipeline for a GPU on a machine without one: described tensors in, machine code out, nothing run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilewright import compiler
+from tilewright.compiler import Compiled, compile_fx
+from tilewright.errors import UnsupportedError
+from tilewright.options import Options
+from tilewright.runtime import triton_compat
+from tilewright.runtime.cuda_executable import CudaExecutable
+from tilewright.runtime.cuda_unit import CudaUnit
+from tilewright.runtime.fallback import Captured
+from tilewright.runtime.stats import STATS
+from tilewright.target import preset
+
+needs_triton = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
+
+
+class Nowhere:
+    """A device that loads nothing."""
+
+    ordinal = 0
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "gpu_target", lambda ordinal: preset("sm_90"))
+    monkeypatch.setattr(compiler, "device", lambda *_: Nowhere())
+
+
+def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1) -> fx.GraphModule:
+    with FakeTensorMode():
+        given = [torch.empty(s, device="cpu" if k == host else "cuda") for k, s in enumerate(shapes)]
+    return make_fx(lambda *a: [function(*a)], tracing_mode="fake")(*given)
+
+
+def compiled(gm: fx.GraphModule, **options: bool) -> Compiled:
+    return compile_fx(gm, Options(strict=True, **options), trusted=True)
+
+
+def rms(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+@needs_triton
+def test_one_kernel_in_its_variants() -> None:
+    STATS.reset()
+    made = compiled(traced(rms, (64, 512), (512,)))
+    assert isinstance(made.executable, CudaExecutable) and isinstance(made.executable.unit, CudaUnit)
+    assert made.coverage.kernels == len(made.kernels) == 1 and STATS.triton + STATS.cache_hits == 2
+    assert "tl.load" in made.kernels[0].source and "import triton" in made.kernels[0].source
+    assert made.executable.plan.device == "cuda:0" and made.cuda_graphs == ()
+    assert [p.name for p in made.trace.phases][-4:] == ["emit", "build", "load", "plan"]
+    compiled(traced(rms, (64, 512), (512,)))
+    assert STATS.triton <= 2, "found in the cache"
+
+
+@needs_triton
+def test_numbers_of_the_cpu_come_as_inputs() -> None:
+    made = compiled(traced(lambda s, x: x * s, (), (64,), host=0), cuda_graphs=True)
+    assert isinstance(made.executable, CudaExecutable) and made.executable.plan.host == (0,)
+    assert made.cuda_graphs == ("no CUDA graph yet",)
+
+
+@needs_triton
+def test_products_are_library_calls() -> None:
+    made = compiled(traced(lambda x, w: torch.relu(x @ w), (64, 32), (32, 16)))
+    assert "contraction" in str(made.coverage) and made.coverage.kernels == 1
+    assert "specialise" not in [p.name for p in made.trace.phases]
+
+
+def test_mixed_devices_run_as_captured() -> None:
+    gm = traced(lambda x, y: x * y.sum(), (64,), (64,), host=1)
+    with pytest.raises(UnsupportedError, match="cpu and cuda:0"):
+        compiled(gm)
+    made = compile_fx(gm, Options(), trusted=True)
+    assert isinstance(made.executable, Captured) and "cpu and cuda:0" in str(made.coverage)
+
+
+@pytest.mark.parametrize("lacking", ["Triton is not installed (pip install triton)", "no C++ compiler"])
+def test_without_a_builder_every_op_is_a_library_call(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    monkeypatch.setattr(compiler, "missing", lambda device: lacking)
+    with pytest.warns(RuntimeWarning, match="every op runs as a library call") as seen:
+        made = compile_fx(traced(rms, (64, 512), (512,)), Options(), trusted=True)
+    assert len(seen) == 1 and lacking in str(seen[0].message)
+    assert isinstance(made.executable, CudaExecutable) and made.executable.unit is None
+    assert made.coverage.generated == 0 and not made.kernels
+
+
+def test_devices_without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        x = torch.empty(4, device="meta")
+    gm = make_fx(lambda a: [a + 1], tracing_mode="fake")(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = compile_fx(gm, Options(), trusted=True)
+    assert isinstance(made.executable, Captured)
