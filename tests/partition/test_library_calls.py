@@ -11,6 +11,7 @@ from tests.partition.calls import agrees, calls, captured, fast, generated, prod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tilewright.capture.aten.onednn import flushed
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Maker
 from tilewright.target import PRESETS
@@ -297,3 +298,27 @@ def test_a_weight_seen_through_views_is_frozen() -> None:
         assert calls(g) == ["linear" if own else "onednn.linear"] * 2
         assert not g.constants
         agrees(g, m, [x])
+
+
+@MAKERS
+def test_denormal_weights_are_zero(own: bool) -> None:
+    """What training left of switched-off channels costs nothing; where all is so small, it stays."""
+    m, x = chain(nn.Linear(96, 130)), torch.randn(200, 96)
+    with torch.no_grad():
+        m[0].weight[::3] *= 1e-41  # type: ignore[index,operator]
+        m[0].bias[::3] *= 1e-41  # type: ignore[index,operator]
+    g = fast(captured(m, [x]), maker(own))
+    agrees(g, m, [x])
+    (got,) = run_graph(g, [x])
+    assert not np.asarray(got)[:, ::3].any() and np.asarray(got)[:, 1].any()
+
+
+def test_what_is_flushed() -> None:
+    normal = torch.finfo(torch.float32).tiny
+    w = torch.tensor([1.0, normal, -normal, normal / 2, -1e-45, 0.0])
+    assert flushed(w).tolist() == [1.0, normal, -normal, 0.0, 0.0, 0.0]
+    small = w[1:]
+    assert flushed(small) is small  # nothing else is there
+    assert flushed(w[:3]).data_ptr() == w.data_ptr()  # nothing to do
+    odd = torch.tensor([float("nan"), 1e-40, 2.0])
+    assert flushed(odd)[0].isnan()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from ...errors import VerifyError
 from ...ir import dims
@@ -47,6 +48,9 @@ TYPICAL = 112
 CHAIN = 384
 """Products that oneDNN may sum one after the other in a matrix product. Its error grows with the root of their number,
 while eager sums in blocks: one chain of 1024 is twice as inexact."""
+
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+LARGEST_DENORMAL = SMALLEST_NORMAL * (1 - 2.0**-23)
 
 Attribute = tuple[str, tuple[float, ...], str]
 """What the library does on its result: name, numbers, algorithm."""
@@ -211,8 +215,8 @@ class _Product:
             return self.plain(x, weight, bias) if plain else None
         if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
             return None
-        matrix = held.detach().t() if slots.transposed else held.detach()
-        vector = vector if isinstance(vector, Tensor) else None
+        held, vector = flushed(held.detach()), flushed(vector) if isinstance(vector, Tensor) else None
+        matrix = held.t() if slots.transposed else held
         task = FrozenProduct(matrix, vector, self.inputs[x.index].shape, self.shape)
         rivals = [
             Rival("onednn", lambda: _Linear(_packed(matrix), vector, self.shape).call()),
@@ -238,6 +242,17 @@ class _Product:
             "onednn.linear", function, (x, weight, bias), strides=(dims.dense_strides(self.shape),),
             reason="contraction", rows=x.index, reuses=-1,
         )  # fmt: skip
+
+
+def flushed(weight: Tensor) -> Tensor:
+    """The weight with zeros in the place of denormal numbers, if it has some and its largest is 2^64 times larger.
+
+    They are what training leaves of channels that it switched off. Many processors take a hundred times as long for
+    products with them, and the sums do not see them: they are rounded away as any float sum rounds."""
+    clean = hardshrink(weight, LARGEST_DENORMAL)
+    if torch.equal(clean, weight) or not bool(weight.abs().max() >= SMALLEST_NORMAL * 2.0**64):
+        return weight
+    return clean
 
 
 def _size(e: Expr) -> int:
@@ -349,8 +364,8 @@ class _Convolve:
         if not isinstance(groups, int) or any(n is None for n in numbers) or (transposed and rank != 2):
             return None
         steps, borders, spread, more = (n or [] for n in numbers)
-        source, inner = self.inputs[x.index].shape, held.detach()
-        vector = vector.detach() if isinstance(vector, Tensor) else None
+        source, inner = self.inputs[x.index].shape, flushed(held.detach())
+        vector = flushed(vector.detach()) if isinstance(vector, Tensor) else None
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
         rivals = [Rival("onednn", lambda: window.call(inner, vector, source, self.shape))]
         if maker is not None and not transposed:
