@@ -284,7 +284,7 @@ def _spare(form: Form, shape: _Shape, target: Target) -> int:
     sizes = [dims.static(dims.prod(a.extent for a in i.axes)) for i in form.items]
     if any(s is None for s in sizes):
         return 0
-    largest = max(s for s in sizes if s is not None)
+    largest = max((s for s in sizes if s is not None), default=0)
     return max(target.lanes, largest // (2 * target.cores))
 
 
