@@ -21,6 +21,7 @@ from tilewright.target import Target
 from .triton_block import Body, block_axes, check_size, printed
 from .triton_expr import Expressions, count_reads
 from .triton_helpers import Helpers
+from .triton_index import Indices, index_values
 from .triton_scope import UNARY, Lines, Term, memory_type
 from .variant import Variant, aligning
 
@@ -77,7 +78,8 @@ def emit_triton(
     arguments = _arguments(program, symbols, variant)
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
-    printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers)
+    indices = Indices(index_values(program))
+    printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers, indices)
     printer.counts = count_reads(printed(program))
     pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
     _grid(program, printer)

@@ -113,7 +113,7 @@ class Body:
         if s.expr.op == "var" and isinstance(of, int) and of not in self.printer.states:
             self.printer.values[s.var.id] = self.printer.values[of]
         else:
-            self.define(s.var, self.printer.value(s.expr))
+            self.define(s.var, self.printer.held(s.var, s.expr))
 
     def define(self, var: Var, term: Term) -> None:
         """`var` is `term` from here on."""
@@ -281,14 +281,19 @@ class Body:
         wanted = self.printer.ordered(var.axes)
         if not set(term.dims) <= set(wanted):
             raise VerifyError(f"{var} varies along an axis that it lacks", phase="emit")
-        return self.printer.spread(term, wanted, var.dtype)
+        return self.printer.spread(term, wanted, self.printer.type_held(var))
 
     def declare(self, s: Declare) -> None:
         """States start as whole blocks, so that loops carry one shape."""
-        values = [self.full(v, self.printer.data(e)) for v, e in zip(s.vars, s.values, strict=True)]
+        printer = self.printer
+        first = [
+            printer.data(e) if e.op == "const" else printer.held(v, e)
+            for v, e in zip(s.vars, s.values, strict=True)
+        ]
+        values = [self.full(v, term) for v, term in zip(s.vars, first, strict=True)]
         for var, value in zip(s.vars, values, strict=True):
             self.define(var, value)
-            self.printer.states.add(var.id)
+            printer.states.add(var.id)
 
     def update(self, s: Update) -> None:
         """All new values are computed before the first is assigned."""
@@ -296,7 +301,7 @@ class Body:
         mask = self.mask(s.mask)
         new: list[Term] = []
         for var, e in zip(s.vars, s.values, strict=True):
-            value = printer.value(e)
+            value = printer.held(var, e)
             if mask is not None:
                 value = printer.call("tl.where", [mask, value, printer.values[var.id]])
             new.append(self.full(var, value))

@@ -10,6 +10,7 @@ from tilewright.ir.reduction import Reduction
 
 from .triton_expr import Expressions, count_reads
 from .triton_helpers import Helpers
+from .triton_index import Indices
 from .triton_scope import Lines, Term
 
 MERGES = {"add": "total", "mul": "product", "maximum": "larger", "minimum": "smaller", "and": "all_of", "or": "either",
@@ -53,7 +54,7 @@ def _function(reduction: Reduction, helpers: Helpers) -> str:
     """The text of a function that merges two states; its name is left open."""
     count = len(reduction.state)
     lines = Lines()
-    printer = Expressions(True, {}, {}, lines, helpers)
+    printer = Expressions(True, {}, {}, lines, helpers, Indices(frozenset()))
     printer.counts = count_reads(reduction.merge)
     results = [printer.value(e).text for e in reduction.merge]
     names = ", ".join([f"a{k}" for k in range(count)] + [f"b{k}" for k in range(count)])

@@ -13,8 +13,10 @@ from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of
+from tilewright.ir.program import Var, value_of
 
 from .triton_helpers import Helpers
+from .triton_index import Indices
 from .triton_scope import (
     AND,
     ATOM,
@@ -97,9 +99,11 @@ class Expressions:
         tiles: Mapping[Axis, int],
         lines: Lines,
         helpers: Helpers,
+        indices: Indices,
     ) -> None:
         self.index_type = i64 if wide else i32
         self.symbols, self.tiles, self.lines, self.helpers = symbols, tiles, lines, helpers
+        self.indices = indices
         self.position = {a: k for k, a in enumerate(tiles)}
         self.axes: dict[Axis, Term] = {}
         self.values: dict[int, Term] = {}
@@ -147,7 +151,7 @@ class Expressions:
     def data(self, e: Expr) -> Term:
         """`e` in its own type; a constant is a bare number."""
         found = self.term(e)
-        if found.number or self.index_type is i64 or not is_index(e):
+        if found.number or self.index_type is i64 or not self.indices.holds(e):
             return found
         return self.cast_text(found, i64)
 
@@ -158,7 +162,18 @@ class Expressions:
 
     def offset(self, e: Expr) -> Term:
         """`e`, whose value is known to fit, in the width of indices."""
-        return self.term(e) if self.index_type is i64 or is_index(e) else self._shared(e, True)
+        return self.term(e) if self.index_type is i64 or self.indices.holds(e) else self._shared(e, True)
+
+    def held(self, var: Var, e: Expr) -> Term:
+        """`e` in the type in which `var` is held."""
+        if not self.indices.holds(value_of(var)):
+            return self.value(e)
+        found = self.term(e)
+        return self.spread(found, (), self.index_type) if found.number else found
+
+    def type_held(self, var: Var) -> DType:
+        """The type in which `var` is held."""
+        return self.index_type if self.indices.holds(value_of(var)) else var.dtype
 
     # --- sharing ---------------------------------------------------------------
 
@@ -218,7 +233,8 @@ class Expressions:
     def _made(self, e: Expr) -> Term:
         if e.op in ("cast", "narrow"):
             of = e.args[0]
-            return self.converted(self.term(of) if is_index(of) else self.value(of), of.dtype, e.dtype)
+            plain = self.indices.holds(of)
+            return self.converted(self.term(of) if plain else self.value(of), of.dtype, e.dtype)
         if e.op == "add" and e.dtype is i64:
             return self._sum(e, False)
         if e.op == "not":
@@ -234,7 +250,7 @@ class Expressions:
 
     def _arguments(self, e: Expr) -> list[Term]:
         """The arguments of `e` in one type; at least one of them is more than a bare number."""
-        plain = is_index(e) or (e.op in COMPARISONS and all(map(is_index, e.args)))
+        plain = self.indices.holds(e) or (e.op in COMPARISONS and all(map(self.indices.holds, e.args)))
         terms = [self.term(a) if plain else self.data(a) for a in e.args]
         first = 1 if e.op == "where" else 0
         typed = not (
