@@ -17,6 +17,9 @@ from .search import estimate, points
 LATENCY = 0.8e-6
 """Seconds from a load to its data under load."""
 
+ALONE = 1.3
+"""What a core can draw from memory when others do not, over its share when all do."""
+
 THREADS = 2048
 """Threads that a core holds."""
 
@@ -42,7 +45,8 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
     threads = schedule.warps * target.lanes
     places = target.cores * max(1, THREADS // threads)
     under_way = min(count, places) * held * 4 * (schedule.stages if steps > 1 else 1)
-    share = min(1.0, under_way / (target.device.bandwidth * LATENCY))
+    reached = ALONE * min(count, target.cores) / target.cores
+    share = min(1.0, reached, under_way / (target.device.bandwidth * LATENCY))
     waves = count / places
     tail = -(-count // places) / waves if waves > 1 else 1.0
     waiting = steps * LATENCY / schedule.stages * max(1.0, waves)
