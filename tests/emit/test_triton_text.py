@@ -274,14 +274,14 @@ def checks() -> TileProgram:
     return TileProgram((index, table, y), (), (Loop(c, dims.ZERO, integer(32), 32, body),), lane=c)
 
 
-def matrices(dtype: DType, swapped: bool) -> TileProgram:
-    """z = x @ y in blocks of 16 x 32, 16 deep; `swapped` binds the axis of y's columns first."""
-    r, c, k = Axis("r", integer(32)), Axis("c", integer(64)), Axis("k", integer(48))
+def matrices(dtype: DType, swapped: bool, tile: int = 16) -> TileProgram:
+    """z = x @ y in blocks of `tile` x 2 `tile`, `tile` deep; `swapped` binds the axis of y's columns first."""
+    r, c, k = Axis("r", integer(2 * tile)), Axis("c", integer(4 * tile)), Axis("k", integer(3 * tile))
     gr, gc = Axis("gr", integer(2)), Axis("gc", integer(2))
     var = Vars()
     x, y, z = (
-        Buffer(n, t, integer(s))
-        for n, s, t in (("x", 32 * 48, dtype), ("y", 48 * 64, dtype), ("z", 32 * 64, f32))
+        Buffer(name, t, dims.mul(a.extent, b.extent))
+        for name, t, a, b in (("x", dtype, r, k), ("y", dtype, k, c), ("z", f32, r, c))
     )
     acc, a, b = var(f32, r, c), var(dtype, r, k), var(dtype, k, c)
     step = (
@@ -291,13 +291,50 @@ def matrices(dtype: DType, swapped: bool) -> TileProgram:
     )
     body: tuple[Stmt, ...] = (
         Declare((acc,), (const(0, f32),)),
-        Loop(k, dims.ZERO, k.extent, 16, step),
+        Loop(k, dims.ZERO, k.extent, tile, step),
         Store(z, dims.add(dims.mul(axis(r), c.extent), axis(c)), value_of(acc), (r, c)),
     )
-    for a_, g, tile in ((r, gr, 16), (c, gc, 32)) if swapped else ((c, gc, 32), (r, gr, 16)):
-        start = dims.mul(axis(g), integer(tile))
-        body = (Loop(a_, start, dims.add(start, integer(tile)), tile, body),)
-    return TileProgram((x, y, z), (GridAxis(gr, gr.extent), GridAxis(gc, gc.extent)), body, lane=c, warps=4)
+    for of, g, step_of in (
+        ((r, gr, tile), (c, gc, 2 * tile)) if swapped else ((c, gc, 2 * tile), (r, gr, tile))
+    ):
+        start = dims.mul(axis(g), integer(step_of))
+        body = (Loop(of, start, dims.add(start, integer(step_of)), step_of, body),)
+    grid = (GridAxis(gr, gr.extent), GridAxis(gc, gc.extent))
+    return TileProgram((x, y, z), grid, body, lane=c, warps=4, stages=3)
+
+
+def large_integers() -> TileProgram:
+    """Sum and maximum of 64-bit data, which 32 bits do not hold, and the place of the maximum, which they do."""
+    c = Axis("c", M)
+    var = Vars()
+    x = Buffer("x", i64, M)
+    outs = [Buffer(n, i64, integer(1)) for n in ("total", "most", "place", "beyond")]
+    v = var(i64, c)
+    states = [var(i64, c) for _ in range(3)]
+    merged, place = [var(i64) for _ in range(3)], value_of(states[2])
+    better = call("gt", value_of(v), value_of(states[1]))
+    new = (
+        call("add", value_of(states[0]), value_of(v)),
+        call("maximum", value_of(states[1]), value_of(v)),
+        call("where", better, axis(c), place),
+    )
+    first = (const(0, i64), const(-(1 << 63), i64), const(-1, i64))
+    mask = call("lt", axis(c), M)
+    loop = Loop(
+        c, dims.ZERO, M, 32, (Load(v, x, axis(c), mask, const(0, i64)), Update(tuple(states), new, mask))
+    )
+    folds = [sum_(i64), maximum(i64), maximum(i64)]
+    ends = [Collapse((r,), (s,), f, c) for r, s, f in zip(merged, states, folds, strict=True)]
+    results = [*map(value_of, merged), call("mul", value_of(merged[2]), const(1 << 33, i64))]
+    stores = [Store(b, dims.ZERO, r) for b, r in zip(outs, results, strict=True)]
+    return TileProgram((x, *outs), (), (Declare(tuple(states), first), loop, *ends, *stores), lane=c)
+
+
+def test_states_take_the_bits_that_they_need() -> None:
+    program = large_integers()
+    kinds = re.findall(r"tl\.full\(\[32\], .*?, tl\.(int\d+)\)", text(program))
+    assert kinds == ["int64", "int64", "int32"]
+    assert "int32" not in text(program, GENERIC)
 
 
 def statement_jobs() -> list[Job]:
@@ -310,6 +347,12 @@ def statement_jobs() -> list[Job]:
         Job(prefixes(), [x, *[None] * 5], {}, name="prefixes"),
         Job(collapses(), [x, *[None] * 6], {}, name="collapses"),
         Job(checks(), [index, np.arange(50, dtype=np.float32), None], {}, name="checks"),
+        Job(
+            large_integers(),
+            [np.arange(70) * (1 << 50) - (1 << 54), *[None] * 4],
+            {"n": 1, "m": 70},
+            name="integers",
+        ),
         Job(dot_tiles(16, 128, 32, 8, 64), [ones[:16, :32], ones[:32], None], {}, name="outer"),
         Job(
             row_sum(integer(3), integer(100), argmax(f32), tile=32),
@@ -345,6 +388,10 @@ def test_a_failed_check_sets_the_error_word(tmp_path: Path) -> None:
 
 def test_statements_build(tmp_path: Path) -> None:
     built = {j.name: build(tmp_path / str(k), j.source()) for k, j in enumerate(statement_jobs())}
-    assert "mma.sync" in built["f16 False"].text or "wgmma" in built["f16 False"].text
+    assert "mma.sync" in built["f16 False"].text
+    large = emit_triton(matrices(f16, False, 64), (), GPU, FAST, "k0")
+    assert "tl.dot(v1, tl.trans(v2), v0)" in large.text
+    whole = build(tmp_path / "large", large)
+    assert "wgmma" in whole.text and "mma.sync" not in whole.text and 16 not in whole.accesses
     assert "mma" not in built["f32 False"].text, "fp32 is not rounded on the way"
     assert all(b.facts.spills == 0 for b in built.values())
