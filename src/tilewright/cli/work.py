@@ -18,6 +18,8 @@ from tilewright.cli.request import CHECK_FAILED, OK, Request
 from tilewright.cli.show import Cell, Json, size
 from tilewright.errors import InputError
 from tilewright.options import PREFIX, Options
+from tilewright.plan import Plan
+from tilewright.plan.portable import to_json
 
 
 class Phase(Protocol):
@@ -27,6 +29,8 @@ class Phase(Protocol):
     def name(self) -> str: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def result(self) -> object: ...
 
 
 class KernelRecord(Protocol):
@@ -186,13 +190,16 @@ def _show_calls(request: Request, compiled: Compiled) -> None:
 
 
 def compile_model(request: Request) -> int:
-    """`compile`: coverage, phases and kernels. A file with dynamic sizes needs no inputs."""
+    """`compile`: coverage, phases and kernels; in JSON the plan too. A file with dynamic sizes needs no inputs."""
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model = load(request.model)
         named = request.files or request.shapes or model.inputs is not None
         compiled = compile_for(request, model, inputs_of(request, model) if named else None)
     show_compiled(request, compiled)
     request.screen.facts["kernels"] = [_kernel_facts(k, True) for k in compiled.kernels]
+    plan = next((phase.result for phase in compiled.trace.phases if phase.name == "plan"), None)
+    if isinstance(plan, Plan):
+        request.screen.facts["plan"] = to_json(plan)
     return OK
 
 
