@@ -322,3 +322,30 @@ def test_what_is_flushed() -> None:
     assert flushed(w[:3]).data_ptr() == w.data_ptr()  # nothing to do
     odd = torch.tensor([float("nan"), 1e-40, 2.0])
     assert flushed(odd)[0].isnan()
+
+
+class _Affine(nn.Module):
+    """A learned scale and shift behind an activation, as some networks for text have behind each layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.hardswish(self.layer(x)) * 0.375 + -0.25
+
+
+@pytest.mark.parametrize(
+    ("layer", "reader"),
+    [
+        (nn.Conv2d(16, 24, 3, padding=1), nn.Conv2d(24, 16, 1)),
+        (nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 16, 1)),
+        (nn.Linear(15, 40), nn.Linear(40, 20)),
+    ],
+    ids=["convolution", "depthwise", "linear"],
+)
+def test_a_scale_and_a_shift_behind_the_activation_are_taken(layer: nn.Module, reader: nn.Module) -> None:
+    m, x = chain(_Affine(layer), reader), torch.randn(8, 16, 19, 15)
+    g = fast(captured(m, [x]), maker(True))
+    assert not generated(g), g.show()
+    agrees(g, m, [x])

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ..ir.expr import Expr, cost
 from ..ir.graph import Graph, LibraryCall, Op, Value
-from .epilogue import Finder, Match, Run
+from .epilogue import Finder, Run, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +117,24 @@ def _alone(op: Op, finder: Finder) -> bool:
 
 def _entrants(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[Entrant]:
     """Each way with what it can absorb, in the graph that holds what was chosen before."""
-    finder = Finder(graph, exact)
-    matches: dict[str, Match | None] = {name: finder.match(way) for name, way in ways.items()}
-    longest: tuple[Op, ...] = max((m.ops for m in matches.values() if m is not None), key=len, default=())
+    grown = {name: _grown(graph, op, way, exact) for name, way in ways.items()}
+    longest = max((ops for _, ops in grown.values()), key=len)
+    alone = _alone(op, Finder(graph, exact))
     found: list[Entrant] = []
-    for name, way in ways.items():
-        match, call = matches[name], way.call
-        assert call is not None
-        done = match.ops if match is not None else ()
-        rest = longest[len(done) :] if _alone(op, finder) else ()
+    for name, (way, absorbed) in grown.items():
+        rest = longest[len(absorbed) :] if alone else ()
         work = sum(cost(o.expr.body[0]) for o in rest if o.expr is not None)
-        passes = tuple(Pass(o.output, work) for o in rest[-1:])
-        inputs = op.inputs
-        if match is not None:
-            call = replace(match.call, strides=call.strides)
-            inputs = (*inputs, *(() if match.second is None else (match.second,)))
-        found.append(Entrant(name, call, inputs, passes))
+        assert way.call is not None
+        found.append(Entrant(name, way.call, way.inputs, tuple(Pass(o.output, work) for o in rest[-1:])))
     return found
+
+
+def _grown(graph: Graph, op: Op, way: Op, exact: bool) -> tuple[Op, tuple[Op, ...]]:
+    """A way to do `op` with all that it can absorb, and those ops in order."""
+    graph = _with(graph, {op: way})
+    absorbed: tuple[Op, ...] = ()
+    while (match := Finder(graph, exact).match(way)) is not None:
+        graph = merged(graph, {way: match})
+        way = graph.producer()[match.ops[-1].output]
+        absorbed = (*absorbed, *match.ops)
+    return way, absorbed

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand
-from tilewright.ir.ops.epilogue import activations, total
+from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.options import Options
 from tilewright.runtime.attend import attention_call
 from tilewright.runtime.cache import Store
@@ -28,11 +28,11 @@ from tilewright.runtime.pool import pool
 from tilewright.target import Target
 
 SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("product.cpp", "attention.cpp"))
-NARROWEST = 16
+NARROWEST = 8
 """Channels of a convolution's input below which its runs are too short."""
-MOST_TAPS = 9
-"""Taps of a depthwise convolution above which the library's blocking by rows is faster."""
-FILLED = 0.7
+MOST_TAPS = 64
+"""Taps of a depthwise convolution that the native side has room for."""
+FILLED = 0.5
 """The least part of the packed columns that are real."""
 
 _ACTIVATIONS = (
@@ -56,8 +56,8 @@ class _Task(ctypes.Structure):
         ),
         *((name, ctypes.c_int64) for name in ("kernel_width", "stride_y", "stride_x", "pad_y", "pad_x")),
         *((name, ctypes.c_int64) for name in ("dilate_y", "dilate_x", "activation")),
-        ("low", ctypes.c_float),
-        ("high", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("low", "high", "scale", "shift")),
+        ("affine", ctypes.c_int64),
     )
 
 
@@ -213,6 +213,8 @@ class _Form:
     activation: str = PLAIN
     constants: tuple[float, ...] = ()
     added: bool = False
+    affine: tuple[float, ...] = ()
+    """Scale and shift of what the activation makes."""
 
     def call(self) -> LibraryCall:
         """The library call on x, or on x and the tensor that is added before the activation."""
@@ -234,9 +236,11 @@ class _Form:
         )
 
     def epilogues(self) -> list[Epilogue]:
-        """What else can be fused: a bias first, then a sum, then an activation."""
-        if self.activation != PLAIN:
+        """What else can be fused: a bias first, then a sum, then an activation, then a scale and a shift."""
+        if self.affine:
             return []
+        if self.activation != PLAIN:
+            return [Epilogue(affine(), lambda constants, _: replace(self, affine=constants).call())]
         known = _DEPTHWISE if self.depthwise else _ACTIVATIONS
         found = [
             Epilogue(body, self.activated(name)) for name, body in activations().items() if name in known
@@ -259,11 +263,12 @@ class _Form:
     def native(self, **places: int) -> _Task:
         """The structure for the native side; the tensors that it points to are kept by the caller."""
         low, high = (*self.constants, 0.0, 0.0)[:2]
+        scale, shift = self.affine or (1.0, 0.0)
         columns, inner, taps = self.sizes
         return _Task(
             weights=self.weight.data_ptr(), bias=self.bias.data_ptr() if self.bias is not None else None,
             columns=columns, inner=inner, taps=taps, activation=_ACTIVATIONS.index(self.activation), low=low, high=high,
-            **places,
+            scale=scale, shift=shift, affine=bool(self.affine), **places,
         )  # fmt: skip
 
     def multiply(self) -> Callable[..., Tensor]:

@@ -43,6 +43,8 @@ SMALLEST_PLAIN = 4_500_000
 """The same for a weight that is not packed."""
 FEWEST_ROWS = 4
 """Rows from which a product with a weight that is not packed is faster."""
+FEW_TAPS = 9
+"""Taps of a depthwise convolution above which the library's blocking by rows is expected to be faster."""
 TYPICAL = 112
 """Height and width for which weights are packed where they are dynamic; the packed form hardly depends on them."""
 CHAIN = 384
@@ -372,7 +374,8 @@ class _Convolve:
             task = FrozenProduct(
                 inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups
             )
-            rivals.insert(0, Rival("own", lambda: maker(task)))
+            late = groups > 1 and held[0, 0].numel() > FEW_TAPS
+            rivals.insert(int(late), Rival("own", lambda: maker(task)))
         return LibraryCall(
             "convolution", unchosen, (Operand(0),), strides=(channels_last(self.shape),), reason="convolution",
             wants=(channels_last(source),), channel=1, rivals=tuple(rivals),

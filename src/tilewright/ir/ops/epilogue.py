@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from .. import dims
 from ..dtype import f32
-from ..expr import Expr, slot, transform
+from ..expr import Expr, call, slot, transform
 from ..graph import Builder, Value
 from . import pointwise
 
@@ -49,3 +49,10 @@ def activations() -> Mapping[str, Expr]:
 def total() -> Expr:
     """e0 + e1."""
     return template(pointwise.add, tensors=2)
+
+
+@functools.cache
+def affine() -> Expr:
+    """e0 * c0 + c1."""
+    e0, c0, c1 = slot("e", 0, f32), slot("c", 0, f32), slot("c", 1, f32)
+    return call("add", call("mul", e0, c0), c1)

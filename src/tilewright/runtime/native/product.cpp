@@ -31,7 +31,8 @@ struct Product {
   i64 height, width, out_height, out_width;  // of the images; without images (height 0) rows are rows
   i64 kernel_width, stride_y, stride_x, pad_y, pad_x, dilate_y, dilate_x;
   i64 activation;
-  float low, high;
+  float low, high, scale, shift;
+  i64 affine;  // whether scale and shift follow the activation
 };
 struct Run {
   const Product* p;
@@ -111,7 +112,13 @@ template <int A> TW_INLINE V act(V v, const Product& p) {
   else return v;
 }
 
-// out = act(tile + bias + added) on m rows and n <= panel columns
+// What is stored of a sum.
+template <int A> TW_INLINE V made(V v, const Product& p) {
+  v = act<A>(v, p);
+  return p.affine ? v * splat<float, lanes>(p.scale) + splat<float, lanes>(p.shift) : v;
+}
+
+// out = made of tile + bias + added, on m rows and n <= panel columns
 template <int A>
 TW_NOINLINE void finish(const Product& p, const float* tile, int m, i64 n, const float* bias, const float* added, float* out, i64 step) {
   for (int r = 0; r < m; r++)
@@ -121,10 +128,10 @@ TW_NOINLINE void finish(const Product& p, const float* tile, int m, i64 n, const
       const i64 left = n - j, at = r * step + j;
       if (left >= lanes) {
         if (added) v = v + load<float, lanes>(added + at);
-        store(out + at, act<A>(v, p));
+        store(out + at, made<A>(v, p));
       } else {
         if (added) v = v + load_part<float, lanes>(added + at, left);
-        store_part(out + at, act<A>(v, p), left);
+        store_part(out + at, made<A>(v, p), left);
       }
     }
 }
@@ -229,8 +236,8 @@ TW_INLINE void places(const Product& p, const float* const* at, const i64* step,
   }
 #pragma GCC unroll 8
   for (int q = 0; q < Q; q++, out += p.columns)
-    if (Whole) store(out, act<A>(sum[q], p));
-    else store_part(out, act<A>(sum[q], p), n);
+    if (Whole) store(out, made<A>(sum[q], p));
+    else store_part(out, made<A>(sum[q], p), n);
 }
 
 template <int A> TW_NOINLINE void row_of(const Product& p, const float* const* at, const i64* step, i64 from, i64 to, float* out) {
