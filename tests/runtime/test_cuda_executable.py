@@ -145,6 +145,7 @@ def test_memory_that_runs_out_is_tried_again_once(
 ) -> None:
     run, unit = made(trusted=True)
     run([torch.ones(5)])
+    run._recent.by_stream.clear()  # type: ignore[union-attr]
     fails = [2]
     real = cuda_executable.CudaBound.workspace
 
@@ -162,6 +163,7 @@ def test_memory_that_runs_out_is_tried_again_once(
     assert caught.value.__context__ is None, "nothing holds the frames of the failed call"
     assert isinstance(caught.value, torch.OutOfMemoryError) and lines["released"] == 1 and unit.runs == 1
     fails[0] = 1
+    assert spaces(run) == {}
     (y,) = run([torch.ones(5)])
     assert y.tolist() == [4.0] * 5 and lines["released"] == 2  # type: ignore[union-attr]
 

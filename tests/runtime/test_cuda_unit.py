@@ -69,7 +69,7 @@ def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     for name in NUMBERS:
         ctypes.c_int.in_dll(native, name).value = 0
     ctypes.c_void_p.in_dll(native, "current_context").value = None
-    monkeypatch.setattr(cuda_unit, "_stream", lambda ordinal: STREAM + ordinal)
+    monkeypatch.setattr(cuda_unit, "current_stream", lambda ordinal: STREAM + ordinal)
     return native
 
 
@@ -256,7 +256,7 @@ def test_long_runs_are_launched_as_one_bundle(gpu: Device, fake: ctypes.CDLL, tm
         assert run() == 0
         seen = launches(fake)[4 * turn :]
         assert [list(x.values)[:2] for x in seen] == wanted and {x.stream for x in seen} == {STREAM + 1}
-        assert number(fake, "graphs_alive").value == (call >= 2)
+        assert number(fake, "graphs_alive").value == (turn >= 2)
     assert number(fake, "nodes_set").value == 0
     bases[2] = 0x5000
     run()

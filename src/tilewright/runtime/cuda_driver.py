@@ -3,6 +3,9 @@
 The work is in `native/launch_cuda.cpp`, which is built and loaded when a GPU is first used.
 """
 
+# Torch has no quick public way to ask for a stream.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import ctypes
@@ -10,6 +13,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
@@ -19,6 +24,9 @@ from tilewright.runtime.device import build_texts, load
 
 SOURCE = Path(__file__).parent / "native" / "launch_cuda.cpp"
 LIBRARY = "libcuda.so.1"
+
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+"""The driver's handle of torch's current stream on a device, by number."""
 
 
 class DriverError(TilewrightError, RuntimeError):
@@ -56,6 +64,7 @@ class Driver:
         native.tw_cuda_load.argtypes = [place, place, ctypes.c_char_p, number, number, place, place]
         native.tw_cuda_launch.argtypes = [place, place]
         native.tw_cuda_launch.restype = number
+        native.tw_cuda_replay.argtypes = [place] * 3
         native.tw_cuda_forget.argtypes = [place]
         native.tw_cuda_forget.restype = None
         self.native = native
@@ -102,6 +111,12 @@ class Device:
         if code:
             self._word.value = 0
         return code
+
+    def replay(self, instance: int, stream: int) -> None:
+        """Launch an instantiated graph on a stream."""
+        code = self.driver.native.tw_cuda_replay(self.address, instance, stream)
+        if code:
+            raise self.driver.run_failed(-code)
 
     def load(self, built: Built) -> Loaded:
         """Make `built` runnable; each kernel is loaded once."""

@@ -25,7 +25,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number
 from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.bound import Workspace
-from tilewright.runtime.cuda_driver import Device, opened
+from tilewright.runtime.cuda_driver import Device, current_stream, opened
 from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.executable import Argument, Bound, Executable, Quick, Result
 from tilewright.runtime.launch import Unit, raise_error
@@ -35,7 +35,6 @@ KEEP_BYTES = 1 << 30
 STREAMS = 32
 """Streams that memory is kept for, per size table."""
 
-current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
@@ -103,9 +102,14 @@ class CudaBound(Bound):
         """As on the CPU."""
         inputs, outputs, order, make = self.inputs, self.first.outputs, self.order, self.first.make
         ordered = order == tuple(range(len(outputs)))
+        by_stream, ordinal = self.by_stream, self.ordinal
 
         def run(args: list[Argument]) -> list[Result] | None:
-            workspace = self.workspace()
+            free = None if capturing() else by_stream.get(current_stream(ordinal))
+            try:
+                workspace = free.pop() if free else self.workspace()
+            except IndexError:  # another thread was faster
+                workspace = self.workspace()
             bases = workspace.bases
             for k, b, strides in inputs:
                 t = cast(Tensor, args[k])
@@ -123,7 +127,10 @@ class CudaBound(Bound):
                 if code:
                     raise_error(code)
             args.clear()
-            self.give_back(workspace)
+            if free is not None and self.keep:
+                free.append(workspace)
+            else:
+                self.give_back(workspace)
             return made if ordered else [made[k] for k in order]
 
         return run

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
-from tilewright.runtime.cuda_driver import Device
+from tilewright.runtime.cuda_driver import Device, current_stream
 from tilewright.runtime.executable import Argument, Bound, Result
 from tilewright.runtime.launch import raise_error
-from tilewright.runtime.tensors import memory_range, repeats_memory
+from tilewright.runtime.tensors import maker_on, memory_range, repeats_memory
 
 MOST_GRAPHS = 8
 """Sizes of one plan that get a graph."""
@@ -109,6 +109,13 @@ def _exits(results: Sequence[Result], inputs: Sequence[Argument]) -> tuple[list[
     return exits, copies
 
 
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    if len(targets) == 1:
+        targets[0].copy_(sources[0], non_blocking=True)
+    elif targets:
+        _copy(list(targets), list(sources))
+
+
 def _memory(t: Tensor) -> int:
     return t.untyped_storage().data_ptr()
 
@@ -132,6 +139,7 @@ class _Captured:
     not, what is copied out, how results leave."""
 
     graph: torch.cuda.CUDAGraph
+    instance: int
     moving: tuple[int, ...]
     held: tuple[Tensor, ...]
     fixed: tuple[tuple[int, int], ...]
@@ -148,7 +156,7 @@ class _Sizes:
         self.moved: set[int] = set()
         self.captured: _Captured | None = None
         self.captures = 0
-        self.stream: torch.cuda.Stream | None = None
+        self.stream = -1
 
 
 class Graphs:
@@ -158,6 +166,8 @@ class Graphs:
         """`device` may be None for a plan without kernels."""
         self.refused = refusal(plan)
         self._device = device
+        self._make = maker_on(plan.device)
+        self._ordinal = torch.device(plan.device).index or 0
         self._sizes: weakref.WeakKeyDictionary[Bound, _Sizes] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
@@ -228,30 +238,30 @@ class Graphs:
                 torch.cuda.synchronize()
                 return
         fixed = tuple((k, t.data_ptr()) for k, t in tensors.items() if k not in moving)
-        state.captured = _Captured(graph, moving, held, fixed, copied, exits)
+        state.captured = _Captured(graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits)
 
     def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
         code = self._device.failed() if self._device is not None else 0
         if code:
             raise_error(code)
-        stream = torch.cuda.current_stream(plan.device)
-        if state.stream is not None and state.stream != stream:
-            state.stream.synchronize()  # its memory may still be read there
-        state.stream = stream
+        stream = current_stream(self._ordinal)
+        if stream != state.stream:
+            if state.stream >= 0:
+                torch.cuda.synchronize(plan.device)  # what it made may still be read on the other one
+            state.stream = stream
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
         with torch.no_grad():
-            if given:
-                _copy(list(found.held), given)
-            with torch.cuda.device(plan.device):
-                found.graph.replay()
+            _copy_all(found.held, given)
+            if self._device is not None:
+                self._device.replay(found.instance, stream)
+            else:
+                with torch.cuda.device(plan.device):
+                    found.graph.replay()
             for k, t, own in zip(found.moving, given, found.held, strict=True):
                 if k in plan.written:
                     t.copy_(own)
-            made = [
-                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in found.copied
-            ]
-            if made:
-                _copy(made, found.copied)
+            made = [self._make(t.shape, t.stride(), t.dtype) for t in found.copied]
+            _copy_all(made, found.copied)
             results = [_leave(e, args, made) for e in found.exits]
         args.clear()
         return results

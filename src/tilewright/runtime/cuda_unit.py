@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
-
 from tilewright.emit.triton import Argument, TritonSource
 from tilewright.emit.variant import ALIGNMENT, NARROW_LIMIT, Variant, reach, variants
 from tilewright.errors import UnsupportedError, VerifyError
@@ -18,7 +16,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number, number, size
 from tilewright.ir.program import TileProgram
 from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.cuda_driver import Device
+from tilewright.runtime.cuda_driver import Device, current_stream
 from tilewright.runtime.launch import Launching
 
 MOST_BLOCKS = (1 << 31) - 1
@@ -30,8 +28,6 @@ addresses are set anew, if there are so many of them; 0: never. What a launch co
 Build = Callable[[Sequence[TritonSource]], Sequence[Built]]
 Print = Callable[[int, Variant], TritonSource]
 """The source of a kernel (by number) in one variant."""
-
-_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)  # pyright: ignore[reportPrivateUsage]  (the only quick way to ask)
 
 
 class _Record(ctypes.Structure):
@@ -189,7 +185,7 @@ class CudaUnit:
         launch, address, ordinal, driver = (
             self.device.driver.launch, ctypes.addressof(run), self.device.ordinal, self.device.driver,
         )  # fmt: skip
-        stream = _stream
+        stream = current_stream
 
         def act(kept: list[object] = kept) -> int:
             code = launch(address, stream(ordinal))

@@ -266,6 +266,12 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   return 0;
 }
 
+// Launches an instantiated graph. Returns 0 or a driver's error.
+TW_API int tw_cuda_replay(const tw_device* device, void* instance, void* on) {
+  Current scope(device->primary);
+  return scope.error ? scope.error : driver.graph_launch(instance, on);
+}
+
 // Forgets the bundle of a run that will not run again.
 TW_API void tw_cuda_forget(tw_run* run) {
   Current scope(run->device->primary);
