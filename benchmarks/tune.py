@@ -1,8 +1,8 @@
 """`python -m benchmarks.tune --table FILE [--json FILE]`: which blocks are fastest on this device?
 
 For each kind of kernel, several block sizes and numbers of warps are compiled and timed in turn, and the fastest
-becomes an entry of the table of block sizes (`src/tilewright/tuning/<target>.json`). Cases build side by side in processes of
-their own and are timed one at a time.
+becomes an entry of the table of block sizes (`src/tilewright/tuning/<target>.json`). Cases build side by side in
+processes of their own and are timed one at a time.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def candidates(case: Case) -> list[Entry]:
 def compiled(case: Case, entry: Entry, x: Tensor) -> Callable[[Tensor], object]:
     """The case as a callable under one entry; it has run once."""
     solver.table = lambda target: Tuning((entry,))
-    run = case.run
-    model = tilewright.compile(lambda x: run(x), (x,), options={"strict": True})
+    scope: dict[str, Callable[[Tensor], Tensor]] = {"run": case.run}
+    exec("def fresh(x):\n    return run(x)", scope)  # Dynamo limits how often one code object is compiled
+    model = tilewright.compile(scope["fresh"], (x,), options={"strict": True})
     model(x)
     return model
 

@@ -475,3 +475,16 @@ def test_a_graph_that_a_phase_refuses_runs_as_captured(
 def test_the_compiler_that_options_name_must_work() -> None:
     with pytest.raises(CompilerMissing):
         tilewright.compile(chain, options={"compiler": "no-such-compiler"})(torch.ones(2), torch.ones(2))
+
+
+def test_many_modules_of_one_class() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self, factor: int) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    for factor in range(10):
+        assert tilewright.compile(Scaled(factor), (torch.ones(5),))(torch.ones(5))[0] == factor

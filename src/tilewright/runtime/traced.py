@@ -57,6 +57,10 @@ class Sessions(Protocol):
         ...
 
 
+MOST_GRAPHS = 1 << 14
+"""Graphs that may be compiled from one code object."""
+
+
 class TracedWay:
     """`target` through Dynamo with `fullgraph`."""
 
@@ -161,6 +165,9 @@ class TracedWay:
         with ExitStack() as stack:
             if getattr(torch._dynamo.config, "trace_autograd_ops", None) is not None:
                 stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
+            # Targets may share their code (modules of one class); each is compiled on its own account.
+            limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
+            stack.enter_context(torch._dynamo.config.patch(limits))
             if self.naming:
                 stack.enter_context(shapes_config.patch(use_duck_shape=False))
             if oblivious:
