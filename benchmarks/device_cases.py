@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
+import numpy as np
+import onnx
 import torch
+from onnx import numpy_helper
 from torch import Tensor
 
 import tilewright
@@ -336,6 +342,70 @@ def cuda_graphs() -> str:
     return f"{said}; {noisy.cuda_graphs}"
 
 
+def training_with_graphs() -> str:
+    """Forward and backward graphs as CUDA graphs, over steps that change the weights."""
+    ours, theirs = network(), network()
+    theirs.load_state_dict(ours.state_dict())
+    run = torch.compile(ours, backend=tilewright.backend, options={"cuda_graphs": True})
+    first, second = (torch.optim.SGD(m.parameters(), 0.05) for m in (ours, theirs))
+    for step in range(8):
+        x = torch.randn(128, 256)
+        for model, optimizer in ((run, first), (theirs, second)):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(
+                a, b, rtol=1e-4, atol=1e-4, msg=lambda m, step=step: f"step {step}: {m}"
+            )
+    return ""
+
+
+def attention_with_graphs() -> str:
+    """Dropout inside a library call draws new numbers at each replay."""
+    q = torch.randn(2, 4, 64, 32, dtype=torch.float16)
+
+    def attend(q: Tensor, drop: float) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=drop) * 2
+
+    options = {"cuda_graphs": True}
+    run = tilewright.compile(lambda q: attend(q, 0.0), (q,), options=options)
+    for _ in range(5):
+        torch.testing.assert_close(run(q), attend(q, 0.0), rtol=1e-2, atol=1e-2)
+    noisy = tilewright.compile(lambda q: attend(q, 0.5), (q,), options=options)
+    made = [noisy(q) for _ in range(6)]
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(made)), noisy.cuda_graphs
+    return f"{run.cuda_graphs}; {noisy.cuda_graphs}"
+
+
+def model_file() -> str:
+    """A model file on the GPU: tensors of the device, and arrays."""
+    node = onnx.helper.make_node
+    value = onnx.helper.make_tensor_value_info
+    weight = numpy_helper.from_array(np.random.randn(16, 8).astype(np.float32), "w")
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Softmax", ["h"], ["y"])]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value("x", 1, ["n", 16])], [value("y", 1, ["n", 8])], initializer=[weight]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        onnx.save(model, path)
+        run = tilewright.compile(path, device="cuda")
+    w = torch.from_numpy(numpy_helper.to_array(weight).copy()).cuda()
+    for n in (3, 1, 40):
+        x = torch.randn(n, 16)
+        torch.testing.assert_close(run(x), torch.softmax(x @ w, -1), rtol=1e-4, atol=1e-5)
+        y = run(x.cpu().numpy())
+        assert isinstance(y, Tensor)
+        torch.testing.assert_close(y, torch.softmax(x @ w, -1), rtol=1e-4, atol=1e-5)
+    try:
+        run(torch.randn(3, 16, device="cpu"))
+        raise AssertionError("nothing was raised")
+    except InputError as error:
+        return f"{run.coverage}; {error}"
+
+
 def _host_microseconds(run: Callable[[], object], repeats: int = 200) -> float:
     """Median time until a call returns, on a device that is (nearly) idle."""
     found: list[float] = []
@@ -404,5 +474,6 @@ def call_overhead() -> str:
 ALL: tuple[Callable[[], str], ...] = (
     environment, both_doors, training, library_calls, frozen_network, sizes_of_nothing_one_and_primes, strange_memory,
     out_tensors, writes, cpu_numbers, wrong_device, bad_index, out_of_memory, streams, threads, caller_s_graph,
-    cuda_graphs, call_overhead, launch_overhead, more_than_2_to_the_31,
+    cuda_graphs, training_with_graphs, attention_with_graphs, model_file, call_overhead, launch_overhead,
+    more_than_2_to_the_31,
 )  # fmt: skip

@@ -59,6 +59,10 @@ def refusal(plan: Plan) -> str:
     return ""
 
 
+def _is_seeded(step: Call) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(step.call.function, "tags", ())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Exit:
     """How one result leaves: as it is (`number` -1), as a view of input number `number`, or of copy number `number`.
@@ -135,14 +139,14 @@ def _leave(e: _Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Resu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """A graph with what it reads and writes: its own tensors for inputs that move, (input, address) of those that do
-    not, what is copied out, how results leave."""
+    """A graph with what it reads and writes: own tensors for inputs that move, (input, address, strides) of those that
+    do not, what is copied out, how results leave."""
 
     graph: torch.cuda.CUDAGraph
     instance: int
     moving: tuple[int, ...]
     held: tuple[Tensor, ...]
-    fixed: tuple[tuple[int, int], ...]
+    fixed: tuple[tuple[int, int, tuple[int, ...]], ...]
     copied: list[Tensor]
     exits: list[_Exit]
 
@@ -166,6 +170,8 @@ class Graphs:
         """`device` may be None for a plan without kernels."""
         self.refused = refusal(plan)
         self._device = device
+        self._seeded = any(isinstance(s, Call) and _is_seeded(s) for g in plan.segments for s in g.steps)
+        """Whether a call may draw random numbers (attention with dropout): torch then counts them at each replay."""
         self._make = maker_on(plan.device)
         self._ordinal = torch.device(plan.device).index or 0
         self._sizes: weakref.WeakKeyDictionary[Bound, _Sizes] = weakref.WeakKeyDictionary()
@@ -237,7 +243,7 @@ class Graphs:
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
                 torch.cuda.synchronize()
                 return
-        fixed = tuple((k, t.data_ptr()) for k, t in tensors.items() if k not in moving)
+        fixed = tuple((k, t.data_ptr(), t.stride()) for k, t in tensors.items() if k not in moving)
         state.captured = _Captured(graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits)
 
     def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
@@ -252,7 +258,7 @@ class Graphs:
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
         with torch.no_grad():
             _copy_all(found.held, given)
-            if self._device is not None:
+            if self._device is not None and not self._seeded:
                 self._device.replay(found.instance, stream)
             else:
                 with torch.cuda.device(plan.device):
@@ -269,4 +275,8 @@ class Graphs:
 
 def _stands(found: _Captured, args: Sequence[Argument]) -> bool:
     """Whether what the graph reads in place is still where it was."""
-    return all(isinstance(t := args[k], Tensor) and t.data_ptr() == address for k, address in found.fixed)
+    for k, address, strides in found.fixed:
+        t = args[k]
+        if not isinstance(t, Tensor) or t.data_ptr() != address or t.stride() != strides:
+            return False
+    return True
