@@ -36,7 +36,7 @@ def test_sizes_not_known_need_both_widths() -> None:
 
 
 def test_reach_covers_every_index_of_the_corpus() -> None:
-    for name in ("column_sum", "batch_statistics", "pixel_shuffle", "attention", "scalar_output"):
+    for name in ("column_sum", "batch_statistics", "attention"):
         program = entry(BY_NAME[name], True).scheduled.program
         ends = reach(program)
         assert ends is not None and variants(program)[0] == Variant(True, False), name

@@ -20,7 +20,7 @@ from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_
-from tilewright.ir.program import TileProgram
+from tilewright.ir.program import Buffer, TileProgram
 from tilewright.runtime.cuda_job import Facts
 from tilewright.runtime.cuda_job import Job as BuildJob
 from tilewright.runtime.triton_compat import compile_job
@@ -64,6 +64,11 @@ def _poison(dtype: DType, output: bool) -> np.ndarray:
     if dtype.is_float and not output:
         return np.array(np.nan).astype(storage)
     return np.frombuffer(b"\x5a" * storage.itemsize, storage)[0] if dtype is not bool_ else np.array(True)
+
+
+def _untouched(buffer: Buffer, sizes: dict[str, int]) -> np.ndarray:
+    """An output before a run."""
+    return np.full(dims.evaluate(buffer.size, sizes), _poison(buffer.dtype, True), STORAGE[buffer.dtype.name])
 
 
 def _disk(array: np.ndarray) -> np.ndarray:
@@ -113,7 +118,11 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
 
 def same_as_interpreter(job: Job, outcome: Outcome, *, rtol: float = 1e-5, atol: float = 1e-5) -> None:
     """Raise AssertionError unless every buffer is as the meaning of the program says."""
-    want = run_program(job.program, list(job.inputs), job.sizes)
+    before = [
+        _untouched(b, job.sizes) if x is None else x
+        for b, x in zip(job.program.params, job.inputs, strict=True)
+    ]
+    want = run_program(job.program, before, job.sizes)
     for buffer, expected, got in zip(job.program.params, want, outcome.arrays, strict=True):
         about = f"{job.name} {buffer.name}"
         if buffer.dtype.is_float:
