@@ -33,7 +33,7 @@ def make_form(
         form = fitted
     else:
         raise IllegalSchedule("folds keep being recomputed at new indices", law=_PLAIN, phase="schedule")
-    return _merge(_drop_dead(_shared_folds(form)))
+    return _merge(drop_dead(_shared_folds(form)))
 
 
 def _settle(form: Form) -> Form:
@@ -186,7 +186,7 @@ def _refine(form: Form) -> Form:
             continue
         outer = dims.exact_div(a.extent, size)
         if outer is not None and outer is not dims.ONE and not any(i.scan == a for i in form.items):
-            return _split(form, a, outer, size)
+            return split_class(form, a, outer, size)
     return form
 
 
@@ -218,7 +218,7 @@ def _boundary_splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
                             yield a, inner
 
 
-def _split(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
+def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
     """a = p * inner + q, everywhere."""
     next_age = 1 + max(_age(x) for i in form.items for x in i.axes)
     p, q = Axis(f"c{next_age}", outer), Axis(f"c{next_age + 1}", inner)
@@ -315,7 +315,7 @@ def _shared_folds(form: Form) -> Form:
     )
 
 
-def _drop_dead(form: Form) -> Form:
+def drop_dead(form: Form) -> Form:
     """Folds that nothing reads any more (all their readers took clones) go; numbers stay positions."""
     live: set[int] = set()
     todo = [i for i in form.items if not i.is_fold]

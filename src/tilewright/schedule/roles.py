@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.expr import Axis, Expr
+from ..ir.reduction import Reduction
 from .form import Form, Item, folds_read
 from .passes import pass_numbers
 from .schedule import Role, Schedule
@@ -80,11 +81,7 @@ def grain(form: Form, schedule: Schedule) -> Expr:
 def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple[int, ...]:
     """Values of class `c` per block, outermost level first, such that no float sum of `targets` is a chain of more than
     `chain` additions at any level; none if the loop is short enough as it is, or has to run in one go."""
-    sums = [
-        t
-        for t in targets
-        if t.reduction is not None and t.reduction.combiner == "add" and t.body[0].dtype.is_float
-    ]
+    sums = [t for t in targets if t.reduction is not None and _rounds(t.reduction)]
     if not sums or any(t.scan is not None for t in targets):
         return ()
     chain, tile = schedule.chain, schedule.plan(c).tile
@@ -108,3 +105,9 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
     for _ in range(levels - 2):
         lengths.append(lengths[-1] * even)
     return tuple(tile * n for n in reversed(lengths) if n < steps)
+
+
+def _rounds(reduction: Reduction) -> bool:
+    """Whether every merge may round: float sums, and states of several floats."""
+    adds = reduction.combiner == "add" or (reduction.combiner is None and len(reduction.state) > 1)
+    return adds and all(d.is_float for d in reduction.state)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
+from types import MappingProxyType
 
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis
@@ -29,12 +33,27 @@ KEEP = 12
 """Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
 
 
+_seen: ContextVar[Mapping[str, int]] = ContextVar("seen", default=MappingProxyType({}))
+
+
+@contextmanager
+def seen_sizes(sizes: Mapping[str, int]) -> Generator[None]:
+    """Within it, estimates take unknown sizes for those that the program was traced with (by name of symbol)."""
+    token = _seen.set(sizes)
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+
+
 def estimate(e: Expr) -> int:
-    """A number for an index expression over symbols: `TYPICAL` for a symbol, within its range."""
+    """A number for an index expression over symbols: the size seen, or `TYPICAL`, for a symbol, within its range."""
     values: dict[str, int] = {}
+    seen = _seen.get()
     for s in dims.symbols_of(e):
         low, high = dims.int_range(s)
-        values[repr(s)] = max(low or 0, min(TYPICAL, high if high is not None else TYPICAL))
+        guess = seen.get(repr(s), TYPICAL)
+        values[repr(s)] = max(low or 0, min(guess, high if high is not None else guess))
     return dims.evaluate(e, values)
 
 
@@ -194,8 +213,9 @@ def nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis]
 
 def _keep(form: Form, target: Target, wide: int) -> int:
     capacity = target.core.capacity
+    reduced = {a for i in form.items for a in i.reduce}
     for i in form.items:
-        row = estimate(dims.prod(a.extent for a in i.reduce)) if i.is_fold else 0
+        row = estimate(dims.prod(a.extent for a in (i.reduce if i.is_fold else i.kept) if a in reduced))
         if 4 * row * wide > capacity:
             return 0
     return KEEP

@@ -17,6 +17,7 @@ from .blocks import blocks, buckets
 from .cost import seconds
 from .form import Form
 from .lower import lower
+from .parts import in_parts
 from .refine import make_form
 from .schedule import Schedule
 from .search import heuristic
@@ -73,6 +74,8 @@ class Solver:
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
+                if self.target.lanes == 1:
+                    form = in_parts(form, self.target)
                 schedule = self._trimmed(choose(form, self.target, self.tuning))
                 found = _Solution(
                     schedule, form, lower(form, schedule), modelled(form, schedule, self.target)

@@ -1,0 +1,203 @@
+"""Cascades over long rows, part by part: a row that no near cache holds is read once for two folds.
+
+The second fold of a cascade waits for the first, so each takes a pass over the row. Where the state of both together
+can be merged, a row is cut into parts p that a near cache holds; both folds run over one part after the other, and the
+pairs of the parts are merged:
+
+    mean and spread   s = sum(x), d = sum((x - s/n)^2)
+                      (n, s/n, d) of a row = merge of those of its parts                  (Chan, Golub, LeVeque 1979)
+    maximum and sum   m = max(x), d = sum(f(x, m)) with f(x, m') = f(x, m) exp(k (m - m'))
+                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p times exp(k (m_p - m))
+
+Both hold in real arithmetic; in floats the first is more exact than what it replaces. A row of which every element is
+-inf has d = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ..ir import dims
+from ..ir.dtype import DType
+from ..ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
+from ..ir.reduction import Reduction
+from ..target import Target
+from .form import Form, Item
+from .refine import drop_dead, split_class
+from .transport import degree
+
+PART = 4096
+"""Elements of a part at most: the nearest caches hold it between its two folds."""
+
+LEAST = 256
+"""Elements of a part at least: merging pairs is scalar work."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cascade:
+    """Fold `second` needs `first` over the same class, as `through` (the expression that `second` reads); `k` is the
+    degree of a sum in its maximum, None for moments."""
+
+    first: int
+    second: int
+    through: Expr
+    k: Fraction | None
+
+
+def in_parts(form: Form, target: Target) -> Form:
+    """`form` with the cascades over one of its long classes part by part; `form` itself where there are none."""
+    found = [x for x in (_cascade(form, i) for i in form.folds.values()) if x is not None]
+    for c in dict.fromkeys(form.items[x.second].reduce[0] for x in found):
+        size = _part(c, target)
+        if size is not None and not any(i.scan == c for i in form.items):
+            outer = dims.integer((dims.static(c.extent) or 0) // size)
+            cut = split_class(form, c, outer, dims.integer(size))
+            return drop_dead(_paired(cut, [x for x in found if form.items[x.second].reduce == (c,)]))
+    return form
+
+
+def _part(c: Axis, target: Target) -> int | None:
+    """The largest fitting divisor of a long row's length."""
+    extent = dims.static(c.extent)
+    if extent is None or 4 * extent <= target.core.capacity:
+        return None
+    return next((n for n in range(min(PART, extent // 4), LEAST - 1, -1) if extent % n == 0), None)
+
+
+def _cascade(form: Form, second: Item) -> _Cascade | None:
+    """The cascade that ends in `second`, a sum over one class."""
+    if second.reduction is None or second.reduction.combiner != "add" or len(second.reduce) != 1:
+        return None
+    if not second.body[0].dtype.is_float or second.scan is not None:
+        return None
+    for leaf in [x for x in walk(second.body[0]) if x.op == "value"]:
+        first = next(f for f in form.folds.values() if leaf.value == (f.id, 0) or leaf.value == (f.id, 1))
+        if first.kept != second.kept or first.reduce != second.reduce or first.scan is not None:
+            continue
+        infinite = call("eq", call("abs", leaf), const(math.inf, leaf.dtype)) if leaf.dtype.is_float else leaf
+        for through in (leaf, where(infinite, const(0, leaf.dtype), leaf)):
+            k = degree(replace(second, body=(substitute(second.body[0], {through: leaf}),)), first)
+            if k is not None:
+                return _Cascade(first.id, second.id, through, k)
+        mean = _mean(form, first, second)
+        if mean is not None:
+            return _Cascade(first.id, second.id, mean, None)
+    return None
+
+
+def _mean(form: Form, first: Item, second: Item) -> Expr | None:
+    """The mean of `first`'s elements if `second` sums the squares of their distances from it, and nobody needs the sum
+    itself."""
+    square, count = second.body[0], dims.static(second.reduce[0].extent)
+    if first.reduction is None or first.reduction.combiner != "add" or count is None:
+        return None
+    if square.op != "mul" or square.args[0] is not square.args[1] or square.args[0].op != "sub":
+        return None
+    x, mean = square.args[0].args
+    if x is not first.body[0] or not _divides(mean, count):
+        return None
+    if mean.args[0].op != "value" or mean.args[0].value != (first.id, 0):
+        return None
+    roots = [substitute(r, {mean: const(0, mean.dtype)}) for i in form.items for r in i.roots]
+    return None if any(y.value == (first.id, 0) for r in roots for y in walk(r) if y.op == "value") else mean
+
+
+def _divides(mean: Expr, count: int) -> bool:
+    """Whether `mean` is something over `count`, or times its inverse where that is exact."""
+    if mean.op == "div":
+        return is_const(mean.args[1], count)
+    return mean.op == "mul" and count & (count - 1) == 0 and is_const(mean.args[1], 1 / count)
+
+
+def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
+    """Folds of parts, and the merges of their pairs in the place of the seconds; each first is left to nobody."""
+    items = list(form.items)
+    table: dict[Expr, Expr] = {}
+    parts: dict[int, Expr] = {}
+    for x in cascades:
+        first, second = form.items[x.first], form.items[x.second]
+        p, q = first.reduce
+        if x.first not in parts:
+            parts[x.first] = _part_of(items, first, first.body, p, q)
+        of_part = parts[x.first]
+        dtype = of_part.dtype
+        limit = const(-math.inf if x.through.op == "value" else math.inf, dtype)
+        if x.k is None:
+            near = call("div", of_part, const(dims.static(q.extent) or 1, dtype))
+            whole, results = _moments(dtype), (1, 2)
+        else:
+            infinite = call("eq", of_part if x.through.op == "value" else call("abs", of_part), limit)
+            near = where(infinite, const(0, dtype), of_part)
+            whole, results = _scaled_sum(dtype, x.k), (0, 1)
+        body = tuple(substitute(b, {x.through: near}) for b in second.body)
+        summed = _part_of(items, second, body, p, q)
+        pair = (
+            (of_part, summed) if x.k is not None else (const(dims.static(q.extent) or 1, dtype), near, summed)
+        )
+        items[x.second] = replace(second, reduce=(p,), reduction=whole, body=pair)
+        args = tuple(map(axis, second.kept))
+        key = x.through if x.k is None else make("value", args, dtype, (x.first, 0))
+        table.setdefault(key, make("value", args, dtype, (x.second, results[0])))
+        table[make("value", args, dtype, (x.second, 0))] = make("value", args, dtype, (x.second, results[1]))
+    made = range(len(form.items), len(items))
+    merged = {x.second for x in cascades}
+    return replace(
+        form,
+        items=tuple(
+            i
+            if i.id in made or i.id in merged
+            else replace(i, body=tuple(substitute(b, table) for b in i.body))
+            for i in items
+        ),
+    )
+
+
+def _part_of(items: list[Item], fold: Item, body: tuple[Expr, ...], p: Axis, q: Axis) -> Expr:
+    """Append the fold of each part; its result."""
+    kept = (*fold.kept, p)
+    items.append(replace(fold, id=len(items), kept=kept, reduce=(q,), body=body))
+    return make("value", tuple(map(axis, kept)), body[0].dtype, (len(items) - 1, 0))
+
+
+def _slots(side: str, dtype: DType, count: int) -> tuple[Expr, ...]:
+    return tuple(slot(side, k, dtype) for k in range(count))
+
+
+def _moments(dtype: DType) -> Reduction:
+    """(count, mean, sum of squared deviations) of parts; large means do not overflow where there was nothing before."""
+    (na, ma, sa), (nb, mb, sb), zero = _slots("a", dtype, 3), _slots("b", dtype, 3), const(0, dtype)
+    n = call("add", na, nb)
+    share = where(call("eq", n, zero), zero, call("div", nb, n))
+    delta = call("sub", mb, ma)
+    moved = call("mul", delta, share)
+    spread = call("add", call("add", sa, sb), call("mul", call("mul", delta, na), moved))
+    return Reduction(
+        "moments of parts", (dtype,) * 3, (dtype,) * 3, (zero,) * 3, _slots("e", dtype, 3),
+        (n, call("add", ma, moved), spread), (na, ma, sa),
+    )  # fmt: skip
+
+
+def _scaled_sum(dtype: DType, k: Fraction) -> Reduction:
+    """(maximum, sum of degree k in it) of parts; a part whose maximum is -inf counts nothing."""
+    (ma, sa), (mb, sb) = _slots("a", dtype, 2), _slots("b", dtype, 2)
+    top = call("maximum", ma, mb)
+    empty, zero = const(-math.inf, dtype), const(0, dtype)
+
+    def part(m: Expr, s: Expr) -> Expr:
+        gap = call("sub", m, top)
+        factor = call("exp", gap if k == 1 else call("mul", gap, const(k, dtype)))
+        return where(call("eq", m, top), s, call("mul", s, factor))
+
+    total = where(call("eq", top, empty), zero, call("add", part(ma, sa), part(mb, sb)))
+    return Reduction(
+        f"sum of degree {k}",
+        (dtype,) * 2,
+        (dtype,) * 2,
+        (empty, zero),
+        _slots("e", dtype, 2),
+        (top, total),
+        (ma, sa),
+    )
