@@ -155,3 +155,22 @@ def test_a_transformer_with_dynamic_batch_and_length() -> None:
             torch.testing.assert_close(got.last_hidden_state, wanted.last_hidden_state, atol=1e-5, rtol=1e-4)  # type: ignore[attr-defined]
             torch.testing.assert_close(got.pooler_output, wanted.pooler_output, atol=1e-5, rtol=1e-4)  # type: ignore[attr-defined]
     assert tilewright.stats().graphs == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_tensor_read_forwards_and_backwards(dynamic: bool) -> None:
+    """Two folds that read one tensor, one of them flipped, share a kernel or not, but end and agree."""
+
+    def distances(x: Tensor, y: Tensor) -> Tensor:
+        near, far = (x - y).abs().sum(1), (x - y.flip(0)).abs().sum(1)
+        return torch.relu(near - far.flip(0) + 1)
+
+    def margin(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.triplet_margin_loss(x, y, y.flip(0), reduction="none")
+
+    x, y = torch.randn(16, 12), torch.randn(16, 12)
+    for program in (distances, margin):
+        compiled = tilewright.compile(
+            program, (x, y), dims={"x": {0: "n"}, "y": {0: "n"}} if dynamic else None
+        )
+        torch.testing.assert_close(compiled(x, y), program(x, y))

@@ -182,8 +182,8 @@ def _input_meetings(form: Form) -> Iterator[tuple[Axis, Axis]]:
 
 def _refine(form: Form) -> Form:
     for a, size in _splits(form):
-        if size is dims.ONE or size is a.extent:
-            continue
+        if size is dims.ONE or size is a.extent or dims.at_least(dims.mul(size, dims.integer(-1)), 0):
+            continue  # a dim that is walked backwards has a negative factor
         outer = dims.exact_div(a.extent, size)
         if outer is not None and outer is not dims.ONE and not any(i.scan == a for i in form.items):
             return split_class(form, a, outer, size)
