@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import tilewright
 from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
@@ -88,3 +91,18 @@ def test_ways_see_operands_of_the_example_sizes() -> None:
 
 def test_if_all_fail_the_first_is_named() -> None:
     assert timer(Store(None)).measure("task", [entrant("a", fail), entrant("b", fail)]) == "a"
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_compiling_measures_unless_told_not_to(
+    measure: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    m = nn.Sequential(nn.Linear(96, 256), nn.GELU(), nn.Linear(256, 96)).eval().requires_grad_(False)
+    x = torch.randn(200, 96)
+    options = {"measure": measure}
+    compiled = tilewright.compile(m, (x,), freeze=True, options=options)
+    torch.testing.assert_close(compiled(x), m(x), rtol=1e-4, atol=1e-5)
+    verdicts = [json.loads(path.read_text()) for path in tmp_path.rglob("verdict.json")]
+    assert len(verdicts) == (2 if measure else 0)
+    assert all(len(v["seconds"]) > 1 for v in verdicts)
