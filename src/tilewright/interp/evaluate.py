@@ -74,6 +74,10 @@ class Evaluator:
             chosen = (self.value(condition, under), self.value(yes, (*under, (condition, True))),
                       self.value(no, (*under, (condition, False))))  # fmt: skip
             return self.algebra.apply("where", chosen, condition.dtype, e.dtype)
+        if e.op == "checked":
+            if not np.asarray(self.value(e.args[1])).all():
+                raise IndexOutOfRange(f"{e.args[1]} does not hold", phase="interp")
+            return self.value(e.args[0], under)
         args = [self.value(a, under) for a in e.args]
         if e.op == "read":
             return self._read(e, [np.asarray(a) for a in args], under)

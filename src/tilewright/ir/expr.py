@@ -238,8 +238,8 @@ def narrow(x: Expr, dtype: DType) -> Expr:
 
 
 def checked(x: Expr, condition: Expr) -> Expr:
-    """`x`, after a test: where `condition` does not hold, evaluation raises, whether the element is used or not. It
-    stands in forms of kernels only."""
+    """`x`, after a test: where `condition` does not hold, evaluation raises, whether the element is used or not.
+    Declarations use it where no read would fail; lowering adds it for reads."""
     return x if is_const(condition, True) else make("checked", (x, condition), x.dtype)
 
 

@@ -33,6 +33,38 @@ def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False
     return ops.gather(c.b, x, dim, index)
 
 
+def _one_per_line(x: Value, dim: int, index: Value) -> None:
+    """Refuse a scatter that may write an element twice or leave lines out."""
+    rank = len(x.shape)
+    if not rank or len(index.shape) != rank or index.shape[dim] is not dims.ONE:
+        raise NoDeclaration("scatter")
+    if any(
+        k != dim % rank and not dims.equal(a, b)
+        for k, (a, b) in enumerate(zip(x.shape, index.shape, strict=True))
+    ):
+        raise NoDeclaration("scatter")
+
+
+@lower(aten.scatter.value)
+def _scatter_value(c: Call, x: Value, dim: int, index: Value, value: Number) -> Value:
+    _one_per_line(x, dim, index)
+    return ops.scatter_one(c.b, x, dim, index, c.number(value, x.dtype))
+
+
+@lower(aten.scatter.src)
+def _scatter(c: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    _one_per_line(x, dim, index)
+    return ops.scatter_one(c.b, x, dim, index, source)
+
+
+@lower(aten.scatter_add.default)
+def _scatter_add(c: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    _one_per_line(x, dim, index)
+    if x.dtype.is_half or x.dtype is bool_:
+        raise NoDeclaration("scatter")
+    return ops.scatter_one(c.b, x, dim, index, source, add=True)
+
+
 @lower(aten.take.default)
 def _take(c: Call, x: Value, index: Value) -> Value:
     return ops.take(c.b, x, index)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .. import dims, reduction
 from ..dtype import DType, i64
-from ..expr import Axis, Expr, call, cast, read, where
+from ..expr import Axis, Expr, call, cast, checked, read, where
 from ..graph import Builder, Value, broadcast, element
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, position, wrap
@@ -57,6 +57,24 @@ def gather(b: Builder, x: Value, dim: int, index: Value) -> Value:
         at = wrap(dim, len(x.shape))
         body = read(0, [*i[:at], place, *i[at + 1 :]], x.dtype)
     (out,) = b.emit("gather", (x, index), TensorExpr(axes, (body,)))
+    return out
+
+
+def scatter_one(
+    b: Builder, x: Value, dim: int, index: Value, source: Value | Scalar, add: bool = False
+) -> Value:
+    """x with one element of each line along `dim` replaced by `source` (or the sum of both, with `add`): the one at the
+    place that `index`, of size 1 along `dim`, holds for the line. A tensor is read at the places of `index`."""
+    axes = output_axes(x.shape)
+    i, at = [position(a) for a in axes], wrap(dim, len(x.shape))
+    line = [*i[:at], dims.ZERO, *i[at + 1 :]]
+    place = cast(read(1, line, index.dtype), i64)
+    place = checked(place, call("and", call("ge", place, dims.ZERO), call("lt", place, x.shape[at])))
+    old = read(0, i, x.dtype)
+    new = read(2, line, x.dtype) if isinstance(source, Value) else source
+    body = where(call("eq", i[at], place), call("add", old, new) if add else new, old)
+    inputs = (x, index, source) if isinstance(source, Value) else (x, index)
+    (out,) = b.emit("scatter", inputs, TensorExpr(axes, (body,)))
     return out
 
 

@@ -1,0 +1,75 @@
+"""Losses, forward and backward, in single and in half precision: generated, and as eager has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tilewright
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": lambda x, y, t: F.cross_entropy(x, t),
+    "cross_entropy, each": lambda x, y, t: F.cross_entropy(x, t, reduction="none"),
+    "cross_entropy, weights": lambda x, y, t: F.cross_entropy(x, t, weight=y[0].abs()),
+    "cross_entropy, ignored": lambda x, y, t: F.cross_entropy(x, t, ignore_index=3),
+    "cross_entropy, smooth": lambda x, y, t: F.cross_entropy(x, t, label_smoothing=0.1),
+    "cross_entropy, soft": lambda x, y, t: F.cross_entropy(x, y.softmax(-1)),
+    "cross_entropy, images": lambda x, y, t: F.cross_entropy(x.view(4, 4, 12).transpose(1, 2), t.view(4, 4)),
+    "nll": lambda x, y, t: F.nll_loss(x, t),
+    "mse": lambda x, y, t: F.mse_loss(x, y),
+    "l1": lambda x, y, t: F.l1_loss(x, y),
+    "smooth_l1": lambda x, y, t: F.smooth_l1_loss(x, y),
+    "huber": lambda x, y, t: F.huber_loss(x, y, delta=0.5),
+    "bce": lambda x, y, t: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+    "bce_with_logits": lambda x, y, t: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    "kl_div": lambda x, y, t: F.kl_div(F.log_softmax(x, -1), y.softmax(-1), reduction="batchmean"),
+    "soft_margin": lambda x, y, t: F.soft_margin_loss(x, y.sign()),
+    "triplet": lambda x, y, t: F.triplet_margin_loss(x, y, y.flip(0)),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    tilewright.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_generated(name: str, dtype: torch.dtype) -> None:
+    loss, wide = LOSSES[name], dtype is torch.float32
+    x, y = torch.randn(16, 12, dtype=dtype, requires_grad=True), torch.randn(16, 12, dtype=dtype)
+    labels = torch.randint(0, 12, (16,))
+    results: list[tuple[Tensor, Tensor]] = []
+    for program in (loss, torch.compile(loss, backend="tilewright")):
+        made = program(x, y, labels)
+        (slope,) = torch.autograd.grad(made.sum(), x)
+        results.append((made.detach(), slope))
+    torch.testing.assert_close(
+        results[1], results[0], rtol=1e-5 if wide else 2e-2, atol=1e-6 if wide else 2e-2
+    )
+    graphs = tilewright.compilations()
+    assert sorted(g.kind for g in graphs) == ["backward", "forward"]
+    assert [g.coverage.need for g in graphs] == [(), ()]
+
+
+def test_labels_out_of_range_raise() -> None:
+    def placed(x: Tensor, t: Tensor) -> Tensor:
+        return torch.scatter(x * 2, 1, t[:, None], -1.0)
+
+    def added(x: Tensor, t: Tensor) -> Tensor:
+        return torch.scatter_add(x * 2, 1, t[:, None], x)
+
+    x = torch.randn(4, 6)
+    for program in (placed, added):
+        compiled = tilewright.compile(program, (x, torch.tensor([0, 5, 2, 1])), strict=True)
+        torch.testing.assert_close(
+            compiled(x, torch.tensor([0, 5, 5, 1])), program(x, torch.tensor([0, 5, 5, 1]))
+        )
+        for bad in (6, -1):
+            with pytest.raises(IndexError):
+                compiled(x, torch.tensor([0, bad, 2, 1]))
