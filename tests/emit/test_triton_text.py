@@ -186,6 +186,8 @@ def test_masks_stand_only_where_the_program_has_them() -> None:
 def test_a_step_function_sees_an_exact_quotient() -> None:
     stepped = text(single(lambda x: call("round", call("div", x, const(3, f32)))))
     assert "divide(v0, " in stepped and "tl.div_rn" in stepped
+    to_integer = text(single(lambda x: cast(cast(call("div", x, const(3, f32)), i32), f32)))
+    assert "divide(v0, " in to_integer
     assert "v0 / 3.0" in text(single(lambda x: call("add", call("div", x, const(3, f32)), x)))
 
 
@@ -330,6 +332,30 @@ def large_integers() -> TileProgram:
     return TileProgram((x, *outs), (), (Declare(tuple(states), first), loop, *ends, *stores), lane=c)
 
 
+def foreign_masks() -> TileProgram:
+    """Loads and stores whose masks have axes that their places lack."""
+    r, c = Axis("r", integer(8)), Axis("c", integer(16))
+    var = Vars()
+    x, y, last = (
+        Buffer("x", f32, integer(16)),
+        Buffer("y", f32, integer(128)),
+        Buffer("last", f32, integer(2)),
+    )
+    v, one, w = var(f32, r, c), var(f32, c), var(f32, r, c)
+    above = call("lt", axis(c), dims.mul(axis(r), integer(2)))
+    end = call("and", call("eq", axis(c), integer(15)), call("eq", axis(r), integer(7)))
+    body = (
+        Load(v, x, axis(c), above, cast(axis(r), f32)),
+        Load(one, x, integer(3), call("ge", axis(c), integer(5)), const(-1, f32)),
+        Compute(w, call("add", value_of(v), value_of(one))),
+        Store(y, dims.add(dims.mul(axis(r), c.extent), axis(c)), value_of(w), (r, c)),
+        Store(last, dims.ONE, value_of(w), (r, c), end),
+        Store(last, dims.ZERO, const(7, f32), (r, c), call("lt", axis(r), integer(2))),
+    )
+    inner = Loop(c, dims.ZERO, c.extent, 16, body)
+    return TileProgram((x, y, last), (), (Loop(r, dims.ZERO, r.extent, 8, (inner,)),), lane=c)
+
+
 def test_states_take_the_bits_that_they_need() -> None:
     program = large_integers()
     kinds = re.findall(r"tl\.full\(\[32\], .*?, tl\.(int\d+)\)", text(program))
@@ -353,6 +379,7 @@ def statement_jobs() -> list[Job]:
             {"n": 1, "m": 70},
             name="integers",
         ),
+        Job(foreign_masks(), [np.arange(16, dtype=np.float32), None, None], {}, name="foreign masks"),
         Job(dot_tiles(16, 128, 32, 8, 64), [ones[:16, :32], ones[:32], None], {}, name="outer"),
         Job(
             row_sum(integer(3), integer(100), argmax(f32), tile=32),

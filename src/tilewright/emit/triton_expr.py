@@ -234,6 +234,8 @@ class Expressions:
         if e.op in ("cast", "narrow"):
             of = e.args[0]
             plain = self.indices.holds(of)
+            if of.op == "div" and not e.dtype.is_float and e.dtype is not bool_:
+                return self.converted(self._exact_quotient(of), of.dtype, e.dtype)
             return self.converted(self.term(of) if plain else self.value(of), of.dtype, e.dtype)
         if e.op == "add" and e.dtype is i64:
             return self._sum(e, False)
@@ -241,12 +243,15 @@ class Expressions:
             return self._inverse(e.args[0])
         of = e.args[0]
         if e.op in STEPS and of.op == "div" and of.dtype.is_float:
-            exact = self.call(self.helpers.use("divide"), [self.value(a) for a in of.args])
-            return self._operation(e, [exact])
+            return self._operation(e, [self._exact_quotient(of)])
         args = self._arguments(e)
         if e.op == "mul" and is_index(e) and axes_of(e.args[1]) and not axes_of(e.args[0]):
             args.reverse()  # a place times a size reads better
         return self._operation(e, args)
+
+    def _exact_quotient(self, e: Expr) -> Term:
+        """Division of floats, correctly rounded (the operator may be off by a little)."""
+        return self.call(self.helpers.use("divide"), [self.value(a) for a in e.args])
 
     def _arguments(self, e: Expr) -> list[Term]:
         """The arguments of `e` in one type; at least one of them is more than a bare number."""
