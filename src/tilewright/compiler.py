@@ -52,6 +52,7 @@ from tilewright.runtime.judge import Timer
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
+from tilewright.schedule.search import seen_sizes
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
@@ -273,11 +274,12 @@ def _generated(
     target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
     solver = Solver(target, options)
     normal = _normal(run, graph, target, options, sizes)
-    parted = run("split", lambda: split_folds(normal, solver.price, target))
-    cover = run("partition", lambda: partition(parted, solver.price))
-    _check_strict(cover, options)
-    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
-    scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
+    with seen_sizes(sizes):
+        parted = run("split", lambda: split_folds(normal, solver.price, target))
+        cover = run("partition", lambda: partition(parted, solver.price))
+        _check_strict(cover, options)
+        kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+        scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
     programs = list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
     number = {id(p): k for k, p in enumerate(programs)}
     symbols = sorted({str(s) for s in normal.symbols()})

@@ -193,8 +193,8 @@ class CudaExecutable(Executable):
         """Run without a graph."""
         for k in self.plan.host:
             t = args[k]
-            if isinstance(t, Tensor):
-                args[k] = t.to(self.plan.device, non_blocking=True)
+            if isinstance(t, Tensor) and t.is_cpu:  # of no dims; a copy from the host could not be captured, a fill can
+                args[k] = torch.full((), t.item(), dtype=t.dtype, device=self.plan.device)
         return super().__call__(args, out)
 
 

@@ -45,8 +45,9 @@ class Tuning:
     entries: tuple[Entry, ...] = ()
 
     def find(self, kind: str, size: int, length: int) -> Entry | None:
-        """The entry nearest in length, at most twice as long or half as long."""
-        near = [e for e in self.entries if (e.kind, e.bytes) == (kind, size) and _distance(e, length) <= 1]
+        """The entry nearest in length; rows in registers must be at most twice or half as long."""
+        found = [e for e in self.entries if (e.kind, e.bytes) == (kind, size)]
+        near = [e for e in found if kind != "rows" or _distance(e, length) <= 1]
         return min(near, key=lambda e: _distance(e, length), default=None)
 
     def merged(self, others: Iterable[Entry]) -> Tuning:
