@@ -86,3 +86,18 @@ def test_small_attention_stays_with_torch(sizes: tuple[int, ...]) -> None:
     g = fast(captured(Attend(), args), products())
     assert calls(g) != ["attention"] and len(calls(g)) == 1
     agrees(g, Attend(), args)
+
+
+@pytest.mark.parametrize("low", [-float("inf"), torch.finfo(torch.float32).min, -1e9], ids=str)
+def test_blocks_behind_a_mask(low: float) -> None:
+    """Blocks that no query of a tile sees are left out, unless some query sees nothing: there all count alike."""
+    q, k, v = (torch.randn(2, 3, 700, 32) for _ in range(3))
+    causal = torch.ones(700, 700).triu(1).bool()
+    islands = (torch.arange(700)[:, None] // 70) != (torch.arange(700) // 70)
+    blind = causal.clone()
+    blind[321] = True
+    for hidden in (causal, islands, causal.t(), *([blind] if low > -float("inf") else [])):
+        mask = torch.zeros(1, 1, 700, 700).masked_fill(hidden, low)
+        g = fast(captured(Attend(), [q, k, v, mask]), products())
+        assert calls(g) == ["attention"]
+        agrees(g, Attend(), [q, k, v, mask])

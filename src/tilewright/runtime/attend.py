@@ -32,6 +32,8 @@ class Owner(Protocol):
     @property
     def scratch(self) -> int: ...
     @property
+    def trim(self) -> bool: ...
+    @property
     def threads(self) -> Callable[[], int]: ...
 
 
@@ -43,7 +45,7 @@ class _Task(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "depth")),
         *((f"{x}_{d}", ctypes.c_int64) for x in "qkv" for d in ("batch", "head", "place")),
         *((f"{x}_{d}", ctypes.c_int64) for x in ("mask", "out") for d in ("batch", "head", "place")),
-        ("causal", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("causal", "trim")),
         ("scale", ctypes.c_float),
         ("scratch", ctypes.c_void_p),
         ("failed", ctypes.c_int64),
@@ -91,7 +93,7 @@ def _function(owner: Owner, task: Attention, fixed: Tensor | None) -> Callable[.
         native = _Task(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), at[0] or None, out.data_ptr(), packed[0].data_ptr(),
             packed[1].data_ptr(), batch, heads, kv_heads, queries, keys, depth, *q.stride()[:3], *k.stride()[:3],
-            *v.stride()[:3], *at[1], *out.stride()[:3], causal, scale,
+            *v.stride()[:3], *at[1], *out.stride()[:3], causal, owner.trim, scale,
         )  # fmt: skip
         if run(ctypes.addressof(native), scratch, threads()):
             raise TilewrightError("memory ran out", phase="run", op="attention")

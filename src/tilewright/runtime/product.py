@@ -106,6 +106,7 @@ class Products:
         self.run_attention.restype = count
         self.run_attention.argtypes = [place, place, count]
         self.scratch = threads.scratch
+        self.trim = options.trim == "assume_finite"
         fixed, sign = options.threads, -1 if options.pin_threads else 1
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""

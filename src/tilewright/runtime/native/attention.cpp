@@ -10,7 +10,7 @@ struct Attention {  // steps in floats between batches, heads and places; the la
   i64 batch, heads, kv_heads, queries, keys, depth;
   i64 q_batch, q_head, q_place, k_batch, k_head, k_place, v_batch, v_head, v_place;
   i64 mask_batch, mask_head, mask_place, out_batch, out_head, out_place;
-  i64 causal;
+  i64 causal, trim;  // trim: what is masked may be taken for finite
   float scale;
   void* (*scratch)(i64 worker, i64 bytes);
   i64 failed;
@@ -57,17 +57,50 @@ void pack_keys(void* context, i64 begin, i64 end, i64) {
   }
 }
 
-// Row r of the scores of `panels` panels, n of whose keys count, becomes exp(scaled score - maximum); returns the factor
+constexpr float masked = -1e30f;  // where a row has a key with more than that, one with less has no weight
+
+// Which of the `panels` panels from key `start` on somebody among `count` queries can see, in order; all of them if some
+// query sees no key at all (then it sees all of them alike). Returns how many.
+i64 seen_panels(const Attention& a, const float* mask, i64 count, i64 start, i64 panels, i64* which) {
+  const V low = splat<float, lanes>(masked);
+  bool some[keys_each / panel] = {};
+  bool all = !mask || !a.trim;
+  for (i64 r = 0; r < count && !all; r++) {
+    const float* row = mask + r * a.mask_place;
+    bool sees = false;
+    for (i64 p = 0; p < key_panels(a) && (!sees || p < start / panel + panels); p++) {
+      const i64 here = p - start / panel;
+      if (sees && (here < 0 || some[here])) continue;
+      V most = splat<float, lanes>(-__builtin_inff());
+      for (i64 j = p * panel; j < min(a.keys, (p + 1) * panel); j += lanes) {
+        const i64 left = a.keys - j;
+        most = maximum(most, left >= lanes ? load<float, lanes>(row + j) : select(iota<i32, lanes>() < splat<i32, lanes>(i32(left)), load_part<float, lanes>(row + j, left), low));
+      }
+      bool found = false;
+      for (int j = 0; j < lanes; j++) found = found || !(get(most, j) <= masked);
+      sees = sees || found;
+      if (found && here >= 0 && here < panels) some[here] = true;
+    }
+    all = !sees;
+  }
+  i64 n = 0;
+  for (i64 p = 0; p < panels; p++)
+    if (all || some[p]) which[n++] = p;
+  return n;
+}
+
+// Row r of the scores of the `panels` panels `which`, n of whose keys count, becomes exp(scaled score - maximum); returns the factor
 // for what was summed before.
-float soften(const Attention& a, float* row, i64 panels, i64 n, const float* mask, float& top, float& sum) {
+float soften(const Attention& a, float* row, i64 panels, const i64* which, i64 n, const float* mask, float& top, float& sum) {
   const V scale = splat<float, lanes>(a.scale), low = splat<float, lanes>(-__builtin_inff());
   V most = low;
   for (i64 p = 0; p < panels; p++)
     for (int j = 0; j < panel; j += lanes) {
       float* at = row + p * queries_each * panel + j;
-      const i64 left = n - p * panel - j;
+      const i64 place = which[p] * panel + j, left = n - place;
       V s = load<float, lanes>(at) * scale;
-      if (mask && left > 0) s = s + load_part<float, lanes>(mask + p * panel + j, min(left, i64(lanes)));
+      if (mask && left >= lanes) s = s + load<float, lanes>(mask + place);
+      else if (mask && left > 0) s = s + load_part<float, lanes>(mask + place, left);
       if (left < lanes) s = select(iota<i32, lanes>() < splat<i32, lanes>(left < 0 ? 0 : i32(left)), s, low);
       store(at, s);
       most = maximum(most, s);
@@ -113,17 +146,20 @@ void attend(const Attention& a, i64 image, i64 head, i64 first, i64 count, float
   const i64 last = a.causal ? min(a.keys, first + count) : a.keys;
   const float* rows[keys_each / panel * down];
   for (i64 start = 0; start < last; start += keys_each) {
-    const i64 n = min(keys_each, last - start), taps = (n + panel - 1) / panel, place = start / panel;
+    const i64 n = min(keys_each, last - start), place = start / panel;
+    const float* hidden = a.mask ? a.mask + image * a.mask_batch + head * a.mask_head + first * a.mask_place : nullptr;
+    i64 which[keys_each / panel];
+    const i64 taps = seen_panels(a, hidden, count, start, (n + panel - 1) / panel, which);
     for (i64 t = 0; t < taps; t++)
       for (i64 r = 0; r < count; r += down) {
         const int m = int(min(i64(down), count - r));
         for (int i = 0; i < m; i++) rows[i] = q + (r + i) * a.q_place;
-        multiply(across, m, rows, 1, a.depth, keys + (place + t) * a.depth * panel, scores + (t * queries_each + r) * panel, false);
+        multiply(across, m, rows, 1, a.depth, keys + (place + which[t]) * a.depth * panel, scores + (t * queries_each + r) * panel, false);
       }
     for (i64 r = 0; r < count; r++) {
       const i64 seen = a.causal ? min(n, first + r + 1 - start) : n;
-      const float* mask = a.mask ? a.mask + image * a.mask_batch + head * a.mask_head + (first + r) * a.mask_place + start : nullptr;
-      const float before = soften(a, scores + r * panel, taps, seen < 0 ? 0 : seen, mask, top[r], sum[r]);
+      const float* mask = hidden ? hidden + r * a.mask_place + start : nullptr;
+      const float before = soften(a, scores + r * panel, taps, which, seen < 0 ? 0 : seen, mask, top[r], sum[r]);
       if (before != 1.f)
         for (i64 w = 0; w < wide; w++)
           for (int j = 0; j < panel; j += lanes) {
@@ -135,13 +171,13 @@ void attend(const Attention& a, i64 image, i64 head, i64 first, i64 count, float
       for (i64 r = 0; r < count; r += down) {
         const int m = int(min(i64(down), count - r));
         const i64 group = max(i64(1), chain / panel);
-        for (i64 t = 0; t < taps; t += group) {
-          const i64 some = min(group, taps - t);
+        for (i64 t = 0, some; t < taps; t += some) {
+          for (some = 1; some < min(group, taps - t) && which[t + some] == which[t] + some;) some++;
           for (i64 u = 0; u < some; u++)
             for (int i = 0; i < m; i++) rows[u * down + i] = scores + ((t + u) * queries_each + r + i) * panel;
           multiply(
               a.depth - w * panel <= panel / 2 ? across / 2 : across, m, rows, some, panel,
-              values + (w * panels + place + t) * panel * panel, out + (w * queries_each + r) * panel, true);
+              values + (w * panels + place + which[t]) * panel * panel, out + (w * queries_each + r) * panel, true);
         }
       }
   }
