@@ -55,6 +55,15 @@ def test_other_mixtures_are_refused(function: Callable[..., object], devices: tu
         graph_device(gm)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_of_a_gpu_has_results_that_are_no_tensors(dropout: float) -> None:
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    gm = traced(lambda q: attend(q, q, q, dropout)[0], ((2, 4, 64, 32), "cuda"))
+    gm.graph.eliminate_dead_code()
+    (origin,) = (o for o in from_fx(gm).origins if not o.view)
+    assert origin.call is not None and origin.call.reason == ("random" if dropout else "attention")
+
+
 def test_a_call_with_a_result_elsewhere_is_refused() -> None:
     gm = traced(lambda x: x * torch.rand(()), ((3,), "cuda"))
     with pytest.raises(UnsupportedError, match="a result on cpu in a graph on cuda:0"):

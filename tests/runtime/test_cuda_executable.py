@@ -17,7 +17,7 @@ from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.graph import Builder, LibraryCall, Operand
-from tilewright.ir.kernel import Cover, Kernel
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home
 from tilewright.runtime import cuda_executable
@@ -181,10 +181,17 @@ def test_released_memory_is_free(lines: dict[str, int]) -> None:
 
 
 def test_host_numbers_are_brought(lines: dict[str, int]) -> None:
-    plan = replace(plan_of(), host=(0,))
-    run = CudaExecutable(plan, (), Doubling(), trusted=True)  # type: ignore[arg-type]
-    (y,) = run([torch.ones(5)])
-    assert y.tolist() == [4.0] * 5  # type: ignore[union-attr]
+    b = Builder()
+    x = b.value((), f32)
+    call = LibraryCall("a.call", torch.neg, (Operand(0),), (), ((),))
+    (y,) = b.library(call, (x,), [((), f32)])
+    cover = Cover(b.finish((x,), (y,)), (LibraryStep(b.ops[0], choice=False),))
+    run = CudaExecutable(build_plan(cover, {}, host=(0,)), trusted=True)
+    for value in (3.0, 4.0):
+        given = torch.tensor(value)
+        args: list[object] = [given]
+        (got,) = run(args)  # type: ignore[arg-type]
+        assert got.item() == -value and not args  # type: ignore[union-attr]
 
 
 def test_the_short_way_is_of_the_same_kind(lines: dict[str, int]) -> None:
@@ -202,8 +209,6 @@ def library_plan(reason: str = "contraction", *, pure: bool = True, segments: bo
     size = symbol("u") if segments else N
     call = LibraryCall("a.call", torch.neg, (Operand(0),), (), ((dims.ONE,),), reason, pure)
     (y,) = b.library(call, (x,), [((size,), f32)])
-    from tilewright.ir.kernel import LibraryStep
-
     graph = b.finish((x,), (y,))
     return build_plan(Cover(graph, tuple(LibraryStep(op, choice=False) for op in graph.ops)), {})
 

@@ -228,7 +228,8 @@ class _Importer:
         tensors = [r for r in results if r is not None]
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(a) for k, a in node.kwargs.items()}
-        opaque = [t.dtype for t in (*_values((args, kwargs)), *tensors) if t.dtype.kind is Kind.OPAQUE]
+        read = [r for k, r in enumerate(results) if r is not None and k in _used(node)] or tensors
+        opaque = [t.dtype for t in (*_values((args, kwargs)), *read) if t.dtype.kind is Kind.OPAQUE]
         if opaque:
             raise NoDeclaration("complex" if "complex" in opaque[0].name else f"type {opaque[0]}")
         shapes = tuple(r.shape for r in tensors)
@@ -240,6 +241,7 @@ class _Importer:
                 str(bad), phase="capture", op=_display(node.target), place=_place(node)
             ) from bad
         made = out if isinstance(out, tuple) else (out,)
+        made += (None,) * (len(results) - len(made))  # results that are no tensors, behind those that are
         for v, r in zip(made, results, strict=True):
             if v is not None and r is not None:
                 _agree(node, v, r)

@@ -266,7 +266,7 @@ class Graphs:
             for k, t, own in zip(found.moving, given, found.held, strict=True):
                 if k in plan.written:
                     t.copy_(own)
-            made = [self._make(t.shape, t.stride(), t.dtype) for t in found.copied]
+            made = [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
             _copy_all(made, found.copied)
             results = [_leave(e, args, made) for e in found.exits]
         args.clear()

@@ -73,12 +73,13 @@ class CompiledModel:
         """Run. Raises InputError for inputs that do not fit, and what the program raises."""
         given = None if out is None else (out,) if isinstance(out, Tensor) else tuple(out)
         key, short = self._find(args, kwargs)
+        leaves, named = args, kwargs
         if key is None:  # arrays have no hash, their tensors do
-            args = tuple(map(as_tensors, args))
-            kwargs = {name: as_tensors(a) for name, a in kwargs.items()}
-            key, short = self._find(args, kwargs)
+            leaves = tuple(map(as_tensors, args))
+            named = {name: as_tensors(a) for name, a in kwargs.items()}
+            key, short = self._find(leaves, named)
         if short is not None and self._way.unchanged():
-            return short((*args, *kwargs.values()) if kwargs else args, given)
+            return short((*leaves, *named.values()) if named else leaves, given)
         if self._short and not self._way.unchanged():
             self._short.clear()
         result, found = self._way(args, kwargs, given)
