@@ -23,6 +23,7 @@ from tilewright.ir.graph import Operand, Value
 from tilewright.options import Options
 from tilewright.partition.choose import Entrant, Pass
 from tilewright.runtime.cache import Store, digest
+from tilewright.runtime.product import SOURCES
 from tilewright.runtime.tensors import torch_dtype
 from tilewright.target import MemoryKind, Target
 
@@ -61,8 +62,9 @@ class Timer:
 
     def __post_init__(self) -> None:
         threads = self.options.threads or torch.get_num_threads()
+        own = [path.read_bytes() for path in SOURCES]
         self._identity = digest(
-            self.target.digest(), _processor(), str(threads), str(self.options.pin_threads), torch.__version__
+            self.target.digest(), _processor(), str(threads), str(self.options.pin_threads), torch.__version__, *own
         )
 
     def size(self, e: Expr) -> int:
