@@ -36,6 +36,19 @@ STREAMS = 32
 """Streams that memory is kept for, per size table."""
 
 capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+"""Whether the current stream of the current device is being captured into a graph."""
+
+
+def capturing_on(ordinal: int) -> Callable[[], bool]:
+    """The same for the current stream of device `ordinal`."""
+    if torch.cuda.device_count() <= 1:
+        return capturing
+
+    def ask() -> bool:
+        with torch.cuda.device(ordinal):
+            return capturing()
+
+    return ask
 
 
 class OutOfMemory(TilewrightError, torch.OutOfMemoryError):
@@ -65,6 +78,7 @@ class CudaBound(Bound):
         ordinal: int,
     ) -> None:
         self.ordinal = ordinal
+        self.capturing = capturing_on(ordinal)
         self.by_stream: dict[int, list[Workspace]] = {}
         super().__init__(plan, sizes, unit, constants)
         _BOUNDS.add(self)
@@ -78,7 +92,7 @@ class CudaBound(Bound):
     def workspace(self) -> Workspace:
         """One whose memory nothing uses that the current stream does not wait for."""
         try:
-            if not capturing():
+            if not self.capturing():
                 return self.by_stream[current_stream(self.ordinal)].pop()
         except (KeyError, IndexError):
             pass
@@ -86,7 +100,7 @@ class CudaBound(Bound):
 
     def give_back(self, workspace: Workspace) -> None:
         """Keep what the current stream has used for its next call."""
-        if self.keep and not capturing():
+        if self.keep and not self.capturing():
             stream = current_stream(self.ordinal)
             if stream not in self.by_stream and len(self.by_stream) >= STREAMS:
                 self.by_stream.clear()
@@ -102,10 +116,10 @@ class CudaBound(Bound):
         """As on the CPU."""
         inputs, outputs, order, make = self.inputs, self.first.outputs, self.order, self.first.make
         ordered = order == tuple(range(len(outputs)))
-        by_stream, ordinal = self.by_stream, self.ordinal
+        by_stream, ordinal, captured = self.by_stream, self.ordinal, self.capturing
 
         def run(args: list[Argument]) -> list[Result] | None:
-            free = None if capturing() else by_stream.get(current_stream(ordinal))
+            free = None if captured() else by_stream.get(current_stream(ordinal))
             try:
                 workspace = free.pop() if free else self.workspace()
             except IndexError:  # another thread was faster
@@ -153,6 +167,7 @@ class CudaExecutable(Executable):
         super().__init__(plan, constants, unit, trusted=trusted, conditions=conditions)
         self.ordinal = torch.device(plan.device).index or 0
         self.graphs = graphs
+        self._capturing = capturing_on(self.ordinal)
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
@@ -182,7 +197,7 @@ class CudaExecutable(Executable):
         raise OutOfMemory(self.plan.device, needed, free_bytes(self.ordinal), said)
 
     def _call(self, args: list[Argument], out: Sequence[Tensor] | None) -> list[Result]:
-        if self.graphs is not None and out is None and not capturing():
+        if self.graphs is not None and out is None and not self._capturing():
             bound = self._bind(args)
             replayed = self.graphs.run(self, bound, args)
             if replayed is not None:
@@ -193,7 +208,9 @@ class CudaExecutable(Executable):
         """Run without a graph."""
         for k in self.plan.host:
             t = args[k]
-            if isinstance(t, Tensor) and t.is_cpu:  # of no dims; a copy from the host could not be captured, a fill can
+            if (
+                isinstance(t, Tensor) and t.is_cpu
+            ):  # of no dims; a copy from the host could not be captured, a fill can
                 args[k] = torch.full((), t.item(), dtype=t.dtype, device=self.plan.device)
         return super().__call__(args, out)
 
