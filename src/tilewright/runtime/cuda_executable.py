@@ -168,6 +168,7 @@ class CudaExecutable(Executable):
         self.ordinal = torch.device(plan.device).index or 0
         self.graphs = graphs
         self._capturing = capturing_on(self.ordinal)
+        self._plain = graphs is None and not plan.host
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
@@ -182,6 +183,8 @@ class CudaExecutable(Executable):
         """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found
         wrong in an earlier call is raised here."""
         try:
+            if self._plain:
+                return super().__call__(args, out)
             return self._call(args, out)
         except torch.OutOfMemoryError as error:
             said = _first_line(error)
