@@ -51,7 +51,7 @@ def arithmetic(dtype: DType, name: str) -> Job:
     for op in [*operations(dtype), *(["pow"] if not dtype.is_float and dtype is not bool_ else [])]:
         rule = SCALARS[op]
         first = len(inputs)
-        args = [sample(dtype, COUNT, op) for _ in range(rule.arity)]
+        args = [np.roll(sample(dtype, COUNT, op), k) for k in range(rule.arity)]
         inputs += [args[0], *(divisor(y, op) for y in args[1:])]
         if op == "pow" and not dtype.is_float:
             inputs[-1] = (np.abs(inputs[-1].astype(np.int64)) % 7).astype(inputs[-1].dtype)
