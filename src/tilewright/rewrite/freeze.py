@@ -241,19 +241,23 @@ def absorb(chains: tuple[Chain, ...]) -> Graph:
     )
 
 
+BLOCK = 1 << 18
+"""Elements of a weight that are scaled at a time."""
+
+
 def _tensors(chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
     """The new weight, in the memory format of the old one, and the new bias."""
     old = chain.graph.constants[chain.weight]
     assert isinstance(old, torch.Tensor)
     scale = chain.scale.reshape([-1 if d == chain.place else 1 for d in range(old.dim())])
     bias = torch.from_numpy(chain.shift.copy()).to(device=old.device, dtype=old.dtype)
-    if old.dtype is torch.float32 and old.device.type == "cpu":
-        held = old.detach().numpy()
-        weight = np.empty_like(held)
-        np.multiply(held, scale, out=weight, casting="unsafe")  # in fp64 block by block: no large temporary
-        return torch.from_numpy(weight), bias
     factor = torch.from_numpy(scale.copy()).to(old.device)
-    return (old.detach().double() * factor).to(old.dtype), bias
+    weight = torch.empty_like(old, requires_grad=False)
+    rows = max(1, BLOCK // max(1, old[:1].numel()))
+    for first in range(0, old.shape[0], rows):  # in fp64 block by block: no large temporary
+        part = slice(first, first + rows)
+        weight[part] = old.detach()[part].double().mul_(factor[part] if chain.place == 0 else factor)
+    return weight, bias
 
 
 def _add_bias(chain: Chain, total: Value, bias: Value) -> Op:
