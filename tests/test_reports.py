@@ -129,3 +129,22 @@ def test_a_graph_that_runs_as_captured_counts_the_same_nodes(monkeypatch: pytest
     monkeypatch.setattr("tilewright.compiler.from_fx", refuse)
     tilewright.reset()
     assert tilewright.compile(program, (x,)).coverage.ops == counted
+
+
+def test_phases_run_without_the_cycle_collector() -> None:
+    import gc
+
+    from tilewright.compiler import uncollected
+
+    assert gc.isenabled()
+    with pytest.raises(ValueError), uncollected():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
