@@ -30,6 +30,7 @@ from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
+from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise
@@ -303,7 +304,8 @@ def _normal(run: Recorder, graph: Graph, target: Target, options: Options, sizes
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     chosen = run("select", lambda: select(frozen))
-    normal = run("normalise", lambda: normalise(chosen, evaluate))
+    parted = biases_apart(chosen) if target.bias_apart else chosen
+    normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language != "cpp":
         return normal
     store = Store(default_root(options))

@@ -91,6 +91,8 @@ class Target:
     arch: str = ""
     """The processor as that backend names it (`90`, `gfx942`)."""
     matrix_units: tuple[MatrixUnit, ...] = ()
+    bias_apart: bool = False
+    """Whether the usual library's convolutions add a bias in a pass of its own over their result."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -197,6 +199,7 @@ def _gpu(
         lanes=lanes,
         backend=backend,
         arch=arch or name.removeprefix("sm_"),
+        bias_apart=True,
         matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("float16", "bfloat16")),
     )
 

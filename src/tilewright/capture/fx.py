@@ -206,6 +206,9 @@ class _Importer:
         declared = entry if made is not None else None
         strides = [r.strides for r in results if r is not None]
         call, inputs = self.library(node, strides, declared.reason if declared is not None else reason)
+        added = call.args[declared.bias] if declared is not None and declared.bias >= 0 else None
+        if isinstance(added, Operand) and added.index == len(inputs) - 1:
+            call = replace(call, bias=added.index, channel=1)
         if results[0] is not None and (len(results) == 1 or _used(node) <= {0}):
             call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
         if made is None:

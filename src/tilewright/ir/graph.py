@@ -61,7 +61,8 @@ class LibraryCall:
     are the strides that it would like its operands to have (None: any). With `rows`, operand number `rows` and the
     result may have any leading dims in place of one (the result is dense). `channel` is the dim of the result along
     which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
-    None if only the callable's schema tells. A call with `rivals` only stands for one of them, which is to be chosen;
+    None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
+    and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
     `key` says what of its task its shapes do not."""
 
     name: str
@@ -78,6 +79,7 @@ class LibraryCall:
     channel: int = -1
     reuses: int | None = None
     own: bool = False
+    bias: int | None = None
     rivals: tuple[Rival, ...] = ()
     key: str = ""
 

@@ -43,7 +43,7 @@ def _addmv(c: Call, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha:
     return ops.added_matvec(c.b, bias, x, y, c.wide(beta), c.wide(alpha))
 
 
-@lower(aten.convolution.default, aten._convolution.default, reason="convolution")
+@lower(aten.convolution.default, aten._convolution.default, reason="convolution", bias=2)
 def _convolution(c: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[Size], padding: Sequence[Size],
                  dilation: Sequence[Size], transposed: bool, output_padding: Sequence[Size], groups: Size,
                  *_: object) -> Value:  # fmt: skip

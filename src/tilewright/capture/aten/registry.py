@@ -57,17 +57,19 @@ def to_torch(d: DType) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the table: how to declare an op, whether it is a pure view, why its library call may be chosen."""
+    """One line of the table: how to declare an op, whether it is a pure view, why its library call may be chosen, and
+    which argument of a convolution is its bias (-1: none)."""
 
     rule: Rule
     view: bool = False
     reason: str = ""
+    bias: int = -1
 
 
 TABLE: dict[object, Entry] = {}
 
 
-def lower(*overloads: object, view: bool = False, reason: str = "") -> Callable[[R], R]:
+def lower(*overloads: object, view: bool = False, reason: str = "", bias: int = -1) -> Callable[[R], R]:
     """Register a rule for ATen overloads. It is called as rule(call, *args, **kwargs) with tensors as Values, symbolic
     sizes as Exprs, the rest as in the captured program; it returns a Value, or one per result (None: not needed)."""
 
@@ -75,7 +77,7 @@ def lower(*overloads: object, view: bool = False, reason: str = "") -> Callable[
         for overload in overloads:
             if overload in TABLE:
                 raise ValueError(f"{overload} is registered twice")
-            TABLE[overload] = Entry(rule, view, reason)
+            TABLE[overload] = Entry(rule, view, reason, bias)
         return rule
 
     return register

@@ -1,0 +1,49 @@
+"""Biases of convolutions that a kernel adds instead of the library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tilewright.capture.aten import decompositions
+from tilewright.capture.fx import from_fx
+from tilewright.interp import run_graph
+from tilewright.ir.graph import Graph
+from tilewright.partition.apart import biases_apart
+from tilewright.partition.library import select
+from tilewright.rewrite.normalise import normalise
+
+
+class Net(nn.Module):
+    def __init__(self, bias: bool, transposed: bool) -> None:
+        super().__init__()
+        kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+        self.layer = kind(3, 5, 3, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x))
+
+
+def graph_of(net: nn.Module, x: Tensor) -> Graph:
+    program = torch.export.export(net, (x,), strict=False).run_decompositions(decompositions())
+    return select(normalise(from_fx(program.graph_module)))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_call_goes_without_and_a_kernel_adds(transposed: bool) -> None:
+    net, x = Net(True, transposed).eval(), torch.randn(2, 3, 9, 8)
+    graph = biases_apart(graph_of(net, x))
+    (op,) = (op for op in graph.ops if op.call is not None)
+    assert op.call is not None and op.call.args[2] is None and len(op.inputs) == 2
+    assert any(op.name == "bias" for op in graph.ops)
+    state = dict(net.named_parameters())
+    inputs = [state["layer.weight"].detach().numpy(), state["layer.bias"].detach().numpy(), x.numpy()]
+    (made,) = run_graph(normalise(graph), inputs)
+    np.testing.assert_allclose(np.asarray(made), net(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_bias_nothing_changes() -> None:
+    graph = graph_of(Net(False, False).eval(), torch.randn(2, 3, 9, 8))
+    assert [op.name for op in biases_apart(graph).ops] == [op.name for op in graph.ops]
