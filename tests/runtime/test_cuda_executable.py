@@ -203,11 +203,17 @@ def test_the_short_way_is_of_the_same_kind(lines: dict[str, int]) -> None:
 # --- graphs ---
 
 
-def library_plan(reason: str = "contraction", *, pure: bool = True, segments: bool = False) -> Plan:
+def library_plan(
+    reason: str = "contraction",
+    *,
+    pure: bool = True,
+    segments: bool = False,
+    function: Callable[..., object] = torch.neg,
+) -> Plan:
     b = Builder()
     x = b.value((N,), f32)
     size = symbol("u") if segments else N
-    call = LibraryCall("a.call", torch.neg, (Operand(0),), (), ((dims.ONE,),), reason, pure)
+    call = LibraryCall("a.call", function, (Operand(0),), (), ((dims.ONE,),), reason, pure)
     (y,) = b.library(call, (x,), [((size,), f32)])
     graph = b.finish((x,), (y,))
     return build_plan(Cover(graph, tuple(LibraryStep(op, choice=False) for op in graph.ops)), {})
@@ -220,6 +226,12 @@ def library_plan(reason: str = "contraction", *, pure: bool = True, segments: bo
         (library_plan(), ""),
         (library_plan("random"), "a.call (random)"),
         (library_plan(pure=False), "a.call (has effects)"),
+        (
+            library_plan(
+                "attention", pure=False, function=torch.ops.aten.scaled_dot_product_attention.default
+            ),
+            "",
+        ),
         (library_plan(segments=True), "sizes depend on data"),
     ],
 )

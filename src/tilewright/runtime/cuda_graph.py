@@ -52,8 +52,10 @@ def refusal(plan: Plan) -> str:
         return "sizes depend on data"
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
-        if isinstance(s, Call) and (s.call.reason in UNCAPTURED or not s.call.pure):
-            return f"{s.call.name} ({s.call.reason if s.call.reason in UNCAPTURED else 'has effects'})"
+        if isinstance(s, Call) and s.call.reason in UNCAPTURED:
+            return f"{s.call.name} ({s.call.reason})"
+        if isinstance(s, Call) and not s.call.pure and not _is_seeded(s):
+            return f"{s.call.name} (has effects)"
     if any(b.home is Home.NUMBER for b in plan.buffers):
         return "a number is read back from the device"
     return ""
