@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..errors import IllegalSchedule
 from ..ir import dims
-from ..ir.expr import axes_of, axis, cost, substitute
+from ..ir.expr import Expr, axes_of, axis, cost, substitute
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .layout import kernel_layouts
@@ -23,6 +23,12 @@ Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 INLINE_COST = 8
 """A pointwise op of one memory operand that costs less than this is computed again in every kernel that reads it."""
+
+TINY = 2e-6
+"""Seconds of a kernel up to which starting it may be a good part of its time."""
+
+LEAST_SAVED = 0.1
+"""Share of the time of two kernels that share nothing which one launch less must save."""
 
 LARGEST = 48
 """Ops in one kernel: beyond this the generated loop no longer fits the registers and instruction cache of a core."""
@@ -126,6 +132,7 @@ class _Partition:
             for producer in self.producers(op):
                 self.try_merge(self.group[producer], self.group[op])
         self.merge_siblings()
+        self.merge_strangers()
         return self.finish()
 
     def producers(self, op: Op) -> list[Op]:
@@ -142,7 +149,8 @@ class _Partition:
                 found[p] = None
         return sorted(found, key=lambda p: -self.position[p])
 
-    def try_merge(self, a: _Group, b: _Group) -> bool:
+    def try_merge(self, a: _Group, b: _Group, saved: float = 0.0) -> bool:
+        """Merge two groups if that saves at least a share `saved` of their time."""
         if a is b or id(a) in b.tried or len(a.ops) + len(b.ops) > LARGEST:
             return False
         if self.cyclic(a, b):
@@ -153,7 +161,7 @@ class _Partition:
         except IllegalSchedule as refused:
             b.why = str(refused)
             together = math.inf
-        if together > a.price + b.price:
+        if together > (1 - saved) * (a.price + b.price):
             b.tried.add(id(a))
             b.why = b.why or "separate kernels are faster"
             return False
@@ -191,6 +199,22 @@ class _Partition:
             for other in groups[1:]:
                 first = self.group[next(iter(groups[0].ops))]
                 self.try_merge(first, self.group[next(iter(other.ops))])
+
+    def merge_strangers(self) -> None:
+        """Tiny kernels that share nothing but the shape of what they make share a launch, where it is a good part of
+        their time."""
+        alike: dict[tuple[Expr, ...], _Group] = {}
+        for op in self.graph.ops:
+            group = self.group.get(op)
+            if group is None or group.price > TINY:
+                continue
+            shape = self.sorted(group.ops)[-1].outputs[0].shape
+            other = alike.get(shape)
+            if other is not None and other is not group:
+                why = group.why
+                if not self.try_merge(other, group, LEAST_SAVED):
+                    group.why = why  # nobody expects these two together
+            alike[shape] = self.group[op]
 
     def cost_of(self, ops: Iterable[Op]) -> float:
         kernel = self.kernel(set(ops))
