@@ -12,16 +12,17 @@ import torch
 from tests.interp.test_lowering import data, execute
 from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel
-from tilewright.interp import FLOATS
+from tilewright.interp import FLOATS, run_program
 from tilewright.ir import dims
 from tilewright.ir.expr import Axis
 from tilewright.ir.graph import Graph, Value
-from tilewright.ir.kernel import Scheduled
+from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.program import Dot, Loop, Prefix
 from tilewright.options import Options
 from tilewright.schedule.blocks import fitting, power
 from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
+from tilewright.schedule.split import split_fold
 from tilewright.target import PRESETS, Target
 
 ALL = [(case, dynamic) for case in CASES for dynamic in ((False, True) if case.dynamic else (False,))]
@@ -104,3 +105,21 @@ def test_contractions_go_to_matrix_units(name: str, count: int) -> None:
 
 def test_attention_of_unknown_length_computes_scores_in_each_pass() -> None:
     assert dots("attention", True) == 3
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+def test_argmax_in_parts_finds_the_first_place(rows: int) -> None:
+    """Parts of a split number places over the whole; equal values and NaN go to the first."""
+    case = Case("argmax", lambda x: x.argmax(-1), ((2, 4096),))
+    graph = capture(case, False)
+    (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
+    x = torch.randn(2, 4096)
+    x[0, [3000, 3500]] = 9.0
+    x[1, [2900 + rows, 4000]] = float("nan")
+    first, second = split_fold(op, 1000, PRESETS["sm_90"])[0]
+    solver = Solver(PRESETS["sm_90"], Options())
+    parts = solver.solve(Kernel((first,), first.outputs), graph.layouts)
+    held = run_program(parts.program, [x.numpy(), None, None], {}, FLOATS)
+    whole = solver.solve(Kernel((second,), second.outputs), graph.layouts)
+    *_, made = run_program(whole.program, [held[1], held[2], *([None] * len(second.outputs))], {}, FLOATS)
+    assert np.asarray(made).reshape(-1).tolist() == x.argmax(-1).tolist()

@@ -27,6 +27,9 @@ class Reduction:
     lift: tuple[Expr, ...]
     merge: tuple[Expr, ...]
     finish: tuple[Expr, ...]
+    extreme: str | None = None
+    """For a state (value, place): the operation ("maximum", "minimum") of which the value is the extreme one, at the
+    first place where it occurs (-1: no element yet)."""
 
     @property
     def combiner(self) -> str | None:
@@ -135,6 +138,7 @@ def _arg(name: str, dtype: DType, better: str, identity: float) -> Reduction:
     return Reduction(
         name, (dtype, i64), (dtype, i64), (const(identity, dtype), const(-1, i64)),
         (slot("e", 0, dtype), slot("e", 1, i64)), (where(take_b, bv, av), where(take_b, bi, ai)), (av, ai),
+        "maximum" if better == "gt" else "minimum",
     )  # fmt: skip
 
 

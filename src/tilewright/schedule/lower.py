@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, const, make, walk
+from ..ir.dtype import i64
+from ..ir.expr import Axis, Expr, axes_of, axis, both, call, const, make, walk, where
 from ..ir.program import (
     Buffer,
     Collapse,
@@ -28,6 +29,7 @@ from ..ir.program import (
     Var,
     value_of,
 )  # fmt: skip
+from ..ir.reduction import Reduction, highest, maximum, minimum
 from .contract import Contraction, contraction, stored_half
 from .evaluate import Evaluation, Kept
 from .form import Form, Item, folds_read
@@ -431,11 +433,38 @@ class _Lowering(Evaluation):
         assert t.reduction is not None
         for a in t.reduce:
             if a in parts[0].axes:
-                rest = tuple(x for x in parts[0].axes if x != a)
-                names = tuple(self.var(p.dtype, rest) for p in parts)
-                self.out.append(Collapse(names, parts, t.reduction, a))
-                parts = names
+                if t.reduction.extreme is not None and not self.schedule.peel:
+                    parts = self.first_extreme(t, t.reduction, parts, a)
+                else:
+                    parts = self.collapsed(t.reduction, parts, a)
         return parts
+
+    def collapsed(self, reduction: Reduction, parts: tuple[Var, ...], a: Axis) -> tuple[Var, ...]:
+        rest = tuple(x for x in parts[0].axes if x != a)
+        names = tuple(self.var(p.dtype, rest) for p in parts)
+        self.out.append(Collapse(names, parts, reduction, a))
+        return names
+
+    def first_extreme(
+        self, t: Item, reduction: Reduction, parts: tuple[Var, ...], a: Axis
+    ) -> tuple[Var, ...]:
+        """The extreme value and its first place as two plain folds, of which machines have quick ones."""
+        value, place = map(value_of, parts)
+        plain = maximum if reduction.extreme == "maximum" else minimum
+        (best,) = self.collapsed(plain(parts[0].dtype), parts[:1], a)
+        here = call("eq", value, value_of(best))
+        if best.dtype.is_float:
+            here = call("or", here, both(call("isnan", value), call("isnan", value_of(best))) or here)
+        none = _beyond(t.body[1])
+        there = where(call("and", here, call("ge", place, const(0, i64))), place, none)
+        candidates = self.var(i64, parts[1].axes)
+        self.out.append(Compute(candidates, there))
+        (first,) = self.collapsed(minimum(i64), (candidates,), a)
+        found = self.var(i64, first.axes)
+        self.out.append(
+            Compute(found, where(call("eq", value_of(first), none), const(-1, i64), value_of(first)))
+        )
+        return best, found
 
     def result(self, t: Item, state: Sequence[Expr]) -> None:
         assert t.reduction is not None
@@ -473,3 +502,10 @@ class _Lowering(Evaluation):
         self.written.discard(x)
 
     # -- evaluation
+
+
+def _beyond(place: Expr) -> Expr:
+    """A number that an index never reaches, a small one if its range is known."""
+    index = all(x.dtype is i64 and x.op not in ("read", "value", "var") for x in walk(place))
+    _, high = dims.bounds(place) if index else (None, None)
+    return const(highest(i64), i64) if high is None or axes_of(high) else dims.add(high, dims.ONE)
