@@ -236,12 +236,20 @@ def test_wrong_targets_and_arguments() -> None:
         tilewright.compile(3)  # pyright: ignore
     with pytest.raises(InputError):
         tilewright.compile("model.txt")
-    with pytest.raises(UnsupportedError):
-        tilewright.compile(chain, device="cuda")
+    with pytest.raises(UnsupportedError, match="xpu"):
+        tilewright.compile(chain, device="xpu")
+    with pytest.raises(InputError, match="not a device"):
+        tilewright.compile(chain, device="nonsense")
     with pytest.raises(InputError):
         tilewright.compile(chain, dims="all")
     with pytest.raises(InputError, match="do not fit"):
         tilewright.compile(chain)(torch.ones(2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu() -> None:
+    with pytest.raises(InputError, match="there is no cuda here"):
+        tilewright.compile(chain, device="cuda")
 
 
 # --- strict and coverage -----------------------------------------------------------

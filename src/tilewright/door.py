@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.device import ADMITTED
 from tilewright.capture.exported import Exported, exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, bind_inputs, load, split
@@ -160,10 +161,19 @@ def compile(
 
 
 def _device(wanted: str | torch.device | None) -> torch.device | None:
+    if wanted is None:
+        return None
     try:
-        return None if wanted is None else torch.device(wanted)
+        device = torch.device(wanted)
     except RuntimeError as error:
         raise InputError(f"not a device: {wanted!r}", phase="input", hint='"cpu" or "cuda"') from error
+    if device.type not in ADMITTED:
+        raise UnsupportedError(f"device {device}", phase="input", hint='"cpu" or "cuda"')
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"there is no {device} here", phase="input", hint="torch.cuda.is_available() is False"
+        )
+    return device
 
 
 def _way(
@@ -191,13 +201,7 @@ def _way(
 
 
 def _moved(module: OnnxModule, device: torch.device | None) -> OnnxModule:
-    if device is None:
-        return module
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            f"there is no {device} here", phase="input", hint="torch.cuda.is_available() is False"
-        )
-    return module.to(device)
+    return module if device is None else module.to(device)
 
 
 def program_way(program: Exported, options: Options) -> ProgramWay:
