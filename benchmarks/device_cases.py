@@ -378,6 +378,18 @@ def attention_with_graphs() -> str:
     return f"{run.cuda_graphs}; {noisy.cuda_graphs}"
 
 
+def refused_capture() -> str:
+    """A call that waits for the device cannot be captured: it runs without a graph, and all else goes on."""
+    x = torch.randn(32, 32)
+    x = x + x.T
+    run = tilewright.compile(lambda x: torch.linalg.eigvalsh(x * 2) + 1, (x,), options={"cuda_graphs": True})
+    for _ in range(5):
+        torch.testing.assert_close(run(x), torch.linalg.eigvalsh(x * 2) + 1, rtol=1e-4, atol=1e-3)
+    after = torch.randn(64, 512)
+    torch.testing.assert_close(compiled(chain, after, cuda_graphs=True)(after), chain(after), **CLOSE)
+    return str(run.cuda_graphs)
+
+
 def model_file() -> str:
     """A model file on the GPU: tensors of the device, and arrays."""
     node = onnx.helper.make_node
@@ -478,6 +490,6 @@ def call_overhead() -> str:
 ALL: tuple[Callable[[], str], ...] = (
     environment, both_doors, training, library_calls, frozen_network, sizes_of_nothing_one_and_primes, strange_memory,
     out_tensors, writes, cpu_numbers, wrong_device, bad_index, out_of_memory, streams, threads, caller_s_graph,
-    cuda_graphs, training_with_graphs, attention_with_graphs, model_file, call_overhead, launch_overhead,
-    more_than_2_to_the_31,
+    cuda_graphs, training_with_graphs, attention_with_graphs, refused_capture, model_file, call_overhead,
+    launch_overhead, more_than_2_to_the_31,
 )  # fmt: skip
