@@ -71,9 +71,9 @@ def points(name: str, dtypes: Sequence[str], sizes: Sequence[float]) -> list[Poi
     made: list[Point] = []
     for dtype in dtypes:
         odd = ODD if ODD in sizes else max(sizes)
-        made += [Point(dtype, sizes[0]), Point(dtype, odd, odd=True)]
+        # The odd one first: some of the others are square, which Dynamo would take for a property of all sizes.
+        made += [Point(dtype, odd, odd=True), Point(dtype, sizes[0])]
         if name == RMS_NORM and dtype == "float16" and max(sizes) >= SPECIAL_SIZE:
-            # Not first: it is square, which Dynamo would take for a property of all sizes.
             made.append(Point(dtype, SPECIAL_SIZE, special=True))
         made += [Point(dtype, size) for size in sizes[1:]]
     return made

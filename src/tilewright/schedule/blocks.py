@@ -197,9 +197,7 @@ def power(n: int) -> int:
 
 def fitting(a: Axis, most: int) -> int:
     """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
-    extent = dims.static(a.extent)
-    if extent is None:
-        return most
+    extent = estimate(a.extent)
     tiles = [1 << k for k in range(min(most, power(extent)).bit_length())][::-1]
     waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
     close = next(t for t in tiles if waste[t] <= 1 / 8)
@@ -244,7 +242,7 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
         if extent is not None and held * power(extent) <= limit:
             tiles[a] = power(extent)
         elif a == shape.lane:
-            tiles[a] = min(2 * budget, limit) if extent is None else min(2 * budget, power(extent))
+            tiles[a] = min(2 * budget, limit, power(estimate(a.extent)))
         held *= tiles[a]
     return tiles
 

@@ -431,7 +431,8 @@ class _Lowering(Evaluation):
 
     def collapse(self, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
         assert t.reduction is not None
-        for a in t.reduce:
+        # Neighbours in memory first: they are in one thread or in threads in step.
+        for a in sorted(t.reduce, key=lambda a: a != self.schedule.lane):
             if a in parts[0].axes:
                 if t.reduction.extreme is not None and not self.schedule.peel:
                     parts = self.first_extreme(t, t.reduction, parts, a)
