@@ -379,15 +379,27 @@ def attention_with_graphs() -> str:
 
 
 def refused_capture() -> str:
-    """A call that waits for the device cannot be captured: it runs without a graph, and all else goes on."""
+    """Calls that wait for the device cannot be captured: they run without a graph, and all else goes on."""
     x = torch.randn(32, 32)
     x = x + x.T
-    run = tilewright.compile(lambda x: torch.linalg.eigvalsh(x * 2) + 1, (x,), options={"cuda_graphs": True})
-    for _ in range(5):
-        torch.testing.assert_close(run(x), torch.linalg.eigvalsh(x * 2) + 1, rtol=1e-4, atol=1e-3)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: torch.linalg.eigvalsh(x * 2) + 1,
+        lambda x: torch.histc(x * 2, 10) + 1,
+    ]
+    said: list[str] = []
+    stream = torch.cuda.current_stream()
+    for function in functions:
+        run = tilewright.compile(function, (x,), options={"cuda_graphs": True})
+        for _ in range(5):
+            torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=1e-3)
+        assert torch.cuda.current_stream() == stream
+        said += run.cuda_graphs
     after = torch.randn(64, 512)
-    torch.testing.assert_close(compiled(chain, after, cuda_graphs=True)(after), chain(after), **CLOSE)
-    return str(run.cuda_graphs)
+    graphs = compiled(chain, after, cuda_graphs=True)
+    for _ in range(4):
+        torch.testing.assert_close(graphs(after), chain(after), **CLOSE)
+        after = torch.randn(64, 512)
+    return str(said)
 
 
 def model_file() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from benchmarks.device_check import Check, checks, judge, run
+
 from tests.schedule.corpus import CASES
 
 

@@ -9,6 +9,7 @@ Results are copied out. A plan that cannot be captured runs without, and `Graphs
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,8 +30,8 @@ MOST_GRAPHS = 8
 """Sizes of one plan that get a graph."""
 MOST_CAPTURES = 4
 """Times that one of them is captured again because an input has moved."""
-UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow"})
-"""Reasons of library calls that a graph cannot replay."""
+UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow", "linear algebra"})
+"""Reasons of library calls that a graph cannot replay: new numbers, sizes on the host, waiting for the device."""
 
 
 _copy: Callable[[list[Tensor], list[Tensor]], None] = getattr(torch, "_foreach_copy_")  # noqa: B009 (torch hides it)
@@ -233,17 +234,17 @@ class Graphs:
             held = tuple(t for k in moving if isinstance(t := inner[k], Tensor))
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
-            graph = torch.cuda.CUDAGraph()
+            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             try:
                 given = list(inner)
                 with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                     results = plain.run_plainly(given)
                 exits, copied = _exits(results, inner)
             except (RuntimeError, UnsupportedError) as error:
+                _recover(before)
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
-                torch.cuda.synchronize()
                 return
         fixed = tuple((k, t.data_ptr(), t.stride()) for k, t in tensors.items() if k not in moving)
         state.captured = _Captured(graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits)
@@ -273,6 +274,17 @@ class Graphs:
             results = [_leave(e, args, made) for e in found.exits]
         args.clear()
         return results
+
+
+def _recover(stream: torch.cuda.Stream) -> None:
+    """After a capture that broke off: torch then stays on the capture's stream, and its generator goes on counting for
+    the graph until a capture ends well."""
+    torch.cuda.set_stream(stream)
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize()
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=stream.device)
+    torch.cuda.set_stream(stream)
 
 
 def _stands(found: _Captured, args: Sequence[Argument]) -> bool:
