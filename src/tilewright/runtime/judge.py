@@ -64,7 +64,12 @@ class Timer:
         threads = self.options.threads or torch.get_num_threads()
         own = [path.read_bytes() for path in SOURCES]
         self._identity = digest(
-            self.target.digest(), _processor(), str(threads), str(self.options.pin_threads), torch.__version__, *own
+            self.target.digest(),
+            _processor(),
+            str(threads),
+            str(self.options.pin_threads),
+            torch.__version__,
+            *own,
         )
 
     def size(self, e: Expr) -> int:

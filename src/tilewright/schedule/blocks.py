@@ -7,7 +7,7 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axis, call
@@ -84,7 +84,8 @@ def blocks(
     found = tuning.find(*_kind(shape, inner, most))
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind == "streams" and shape.lane is not None:
-        inner[shape.lane] = found.elements
+        inner[shape.lane] = min(found.elements, power(estimate(shape.lane.extent)))
+        entry = replace(found, elements=per_warp * WARPS)
     elif found and found.kind == "columns":
         inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
@@ -241,8 +242,8 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
         extent = most.get(a)
         if extent is not None and held * power(extent) <= limit:
             tiles[a] = power(extent)
-        elif a == shape.lane:
-            tiles[a] = min(2 * budget, limit, power(estimate(a.extent)))
+        elif a != shape.scan or a == shape.lane:
+            tiles[a] = min(max(1, 2 * budget // held), power(estimate(a.extent)))
         held *= tiles[a]
     return tiles
 
