@@ -15,7 +15,7 @@ from ..target import Target
 from .contract import SMALLEST, contraction, sides
 from .form import Form, folds_read
 from .schedule import ClassPlan, Role, Schedule
-from .search import estimate, nest_order, pick_lane
+from .search import estimate, likely, nest_order, pick_lane
 from .tuning import Entry, Tuning
 
 NOTHING = Tuning()
@@ -84,7 +84,7 @@ def blocks(
     found = tuning.find(*_kind(shape, inner, most))
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind == "streams" and shape.lane is not None:
-        inner[shape.lane] = min(found.elements, power(estimate(shape.lane.extent)))
+        inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif found and found.kind == "columns":
         inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
@@ -198,7 +198,9 @@ def power(n: int) -> int:
 
 def fitting(a: Axis, most: int) -> int:
     """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
-    extent = estimate(a.extent)
+    extent = likely(a.extent)
+    if extent is None:
+        return most
     tiles = [1 << k for k in range(min(most, power(extent)).bit_length())][::-1]
     waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
     close = next(t for t in tiles if waste[t] <= 1 / 8)
@@ -243,9 +245,17 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
         if extent is not None and held * power(extent) <= limit:
             tiles[a] = power(extent)
         elif a != shape.scan or a == shape.lane:
-            tiles[a] = min(max(1, 2 * budget // held), power(estimate(a.extent)))
+            tiles[a] = min(
+                max(1, 2 * budget // held), _longest(a) if a == shape.lane else power(estimate(a.extent))
+            )
         held *= tiles[a]
     return tiles
+
+
+def _longest(a: Axis) -> int:
+    """The longest tile that a class may want."""
+    extent = likely(a.extent)
+    return LONGEST if extent is None else power(extent)
 
 
 def _cascaded(form: Form) -> bool:

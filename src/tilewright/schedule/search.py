@@ -57,6 +57,12 @@ def estimate(e: Expr) -> int:
     return dims.evaluate(e, values)
 
 
+def likely(e: Expr) -> int | None:
+    """The number that an index expression has at the sizes seen, None if it depends on others."""
+    seen = _seen.get()
+    return estimate(e) if all(repr(s) in seen for s in dims.symbols_of(e)) else None
+
+
 def points(item: Item) -> int:
     """Estimated evaluations of an item's body."""
     return estimate(dims.prod(a.extent for a in item.axes))
