@@ -347,7 +347,9 @@ def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in running:
             if process.poll() is None:
                 process.kill()
-                process.communicate()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def first_errors(output: str, most: int = 3) -> str:
