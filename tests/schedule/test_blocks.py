@@ -123,3 +123,20 @@ def test_argmax_in_parts_finds_the_first_place(rows: int) -> None:
     whole = solver.solve(Kernel((second,), second.outputs), graph.layouts)
     *_, made = run_program(whole.program, [held[1], held[2], *([None] * len(second.outputs))], {}, FLOATS)
     assert np.asarray(made).reshape(-1).tolist() == x.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("other", "operand"), [(torch.float16, "f16"), (torch.float32, "f32")])
+def test_a_wide_operand_is_not_rounded(other: torch.dtype, operand: str) -> None:
+    """A product of fp32 with halves that the program widened stays one of fp32."""
+
+    class Product(Case):
+        def inputs(self, scale: int = 1, seed: int = 0) -> list[torch.Tensor]:
+            x, w = super().inputs(scale, seed)
+            return [x.to(other), w.half()]
+
+    case = Product(
+        "product", lambda x, w: (x.float()[:, None] * w.float()[None]).sum(-1), ((64, 64), (64, 64))
+    )
+    program = solved(capture(case, False), PRESETS["sm_90"]).program
+    (dot,) = (s for s in program.statements() if isinstance(s, Dot))
+    assert {dot.a.dtype.name, dot.b.dtype.name} == {operand}

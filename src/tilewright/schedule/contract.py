@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axes_of, call
+from ..ir.expr import Axis, Expr, axes_of, call, walk
 from ..ir.graph import Value
 from .form import Item
 
@@ -122,5 +122,11 @@ def stored_half(e: Expr, params: Sequence[Value]) -> DType | None:
 
 
 def _operand(both: tuple[Expr, Expr], params: Sequence[Value]) -> DType:
-    halves = [h for e in both if (h := stored_half(e, params)) is not None]
-    return halves[0] if halves else both[0].dtype
+    """The half type in which a side is stored, if nothing that either side reads is wider: then a computed side was of
+    this type in the program too."""
+    halves = {h for e in both if (h := stored_half(e, params)) is not None}
+    read = {
+        params[x.value].dtype for e in both for x in walk(e) if x.op == "read" and isinstance(x.value, int)
+    }
+    wide = {t for t in read if t.is_float} - halves
+    return next(iter(halves)) if len(halves) == 1 and not wide else both[0].dtype
