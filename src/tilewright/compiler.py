@@ -54,10 +54,10 @@ from tilewright.runtime.judge import Timer
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
-from tilewright.schedule.search import seen_sizes
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
+from tilewright.tile.sizes import seen_sizes
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -50,13 +50,14 @@ class Expr:
     """One node: `op`, `args`, `dtype`, and `value` for leaves (constant, symbol, axis, slot; a read's operand
     number)."""
 
-    __slots__ = ("__weakref__", "args", "bounds_memo", "dtype", "linear_memo", "op", "value")
+    __slots__ = ("__weakref__", "args", "below_memo", "bounds_memo", "dtype", "linear_memo", "op", "value")
     op: str
     args: tuple[Expr, ...]
     dtype: DType
     value: Leaf
     linear_memo: object
     bounds_memo: object
+    below_memo: tuple[Expr, ...] | None
 
     def __repr__(self) -> str:
         return show(self)
@@ -82,7 +83,7 @@ def make(op: str, args: tuple[Expr, ...], dtype: DType, value: Leaf = None) -> E
         return found
     node = Expr()
     node.op, node.args, node.dtype, node.value = op, args, dtype, value
-    node.linear_memo = node.bounds_memo = None
+    node.linear_memo = node.bounds_memo = node.below_memo = None
     _interned[key] = weakref.KeyedRef(node, _forget, key)
     return node
 
@@ -283,7 +284,7 @@ def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
         if done is None:
             done = visit(x)
             if done is None:
-                done = rebuild(x, tuple(go(a) for a in x.args)) if x.args else x
+                done = rebuild(x, tuple([go(a) for a in x.args])) if x.args else x
             memo[x] = done
         return done
 
@@ -292,23 +293,24 @@ def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
 
 def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
     """Replace each node that is a key of `mapping`, simultaneously."""
-    return transform(e, mapping.get) if mapping else e
+    return e if mapping.keys().isdisjoint(walk(e)) else transform(e, mapping.get)
 
 
-def walk(e: Expr) -> Iterator[Expr]:
+def walk(e: Expr) -> tuple[Expr, ...]:
     """Every distinct node below and including `e`, arguments first."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(e, False)]
-    while stack:
-        x, expanded = stack.pop()
-        if expanded:
-            yield x
-            continue
-        if x in seen:
-            continue
-        seen.add(x)
-        stack.append((x, True))
-        stack.extend((a, False) for a in reversed(x.args) if a not in seen)
+    return (*_below(e), e)
+
+
+def _below(e: Expr) -> tuple[Expr, ...]:
+    """The nodes of `walk` without `e` itself, which the memo must not keep alive."""
+    known = e.below_memo
+    if known is None:
+        found: dict[Expr, None] = {}
+        for a in e.args:
+            found.update(dict.fromkeys(_below(a)))
+            found[a] = None
+        known = e.below_memo = tuple(found)
+    return known
 
 
 def leaves(e: Expr, op: str) -> list[Expr]:

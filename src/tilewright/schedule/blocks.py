@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axis, call
 from ..target import Target
+from ..tile.sizes import estimate, likely
 from .contract import SMALLEST, contraction, sides
 from .form import Form, folds_read
 from .schedule import ClassPlan, Role, Schedule
-from .search import estimate, likely, nest_order, pick_lane
+from .search import nest_order, pick_lane
 from .tuning import Entry, Tuning
 
 NOTHING = Tuning()

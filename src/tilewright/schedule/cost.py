@@ -11,9 +11,10 @@ from ..ir import dims
 from ..ir.dtype import i64
 from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from ..target import MemoryKind, Target
+from ..tile.sizes import estimate
 from .form import Form, Item
 from .schedule import Role, Schedule
-from .search import estimate, lanes, points
+from .search import lanes, points
 
 STRIDED = 3
 """Instructions per element of an access that is not contiguous along the lane."""

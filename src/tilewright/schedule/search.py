@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
-from types import MappingProxyType
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis
+from ..ir.expr import Axis, axes_of, axis
 from ..target import MemoryKind, Target
+from ..tile.sizes import estimate
 from .form import Form, Item
 from .schedule import ClassPlan, Role, Schedule
-
-TYPICAL = 64
-"""What an unknown size is taken for when alternatives are weighed."""
 
 CHUNK = 4096
 """Elements of a parallel class that one task walks."""
@@ -31,36 +25,6 @@ BLOCK = 64
 
 KEEP = 12
 """Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
-
-
-_seen: ContextVar[Mapping[str, int]] = ContextVar("seen", default=MappingProxyType({}))
-
-
-@contextmanager
-def seen_sizes(sizes: Mapping[str, int]) -> Generator[None]:
-    """Within it, estimates take unknown sizes for those that the program was traced with (by name of symbol)."""
-    token = _seen.set(sizes)
-    try:
-        yield
-    finally:
-        _seen.reset(token)
-
-
-def estimate(e: Expr) -> int:
-    """A number for an index expression over symbols: the size seen, or `TYPICAL`, for a symbol, within its range."""
-    values: dict[str, int] = {}
-    seen = _seen.get()
-    for s in dims.symbols_of(e):
-        low, high = dims.int_range(s)
-        guess = seen.get(repr(s), TYPICAL)
-        values[repr(s)] = max(low or 0, min(guess, high if high is not None else guess))
-    return dims.evaluate(e, values)
-
-
-def likely(e: Expr) -> int | None:
-    """The number that an index expression has at the sizes seen, None if it depends on others."""
-    seen = _seen.get()
-    return estimate(e) if all(repr(s) in seen for s in dims.symbols_of(e)) else None
 
 
 def points(item: Item) -> int:

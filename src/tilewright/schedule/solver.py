@@ -19,6 +19,7 @@ from .form import Form
 from .lower import lower
 from .parts import in_parts
 from .refine import make_form
+from .roles import check_roles
 from .schedule import Schedule
 from .search import heuristic
 from .tuning import Tuning, table
@@ -32,8 +33,13 @@ Buckets = tuple[tuple[Expr, TileProgram], ...]
 class _Solution:
     schedule: Schedule
     form: Form
-    program: TileProgram
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    program: TileProgram
+    buckets: Buckets
 
 
 class Solver:
@@ -44,7 +50,7 @@ class Solver:
         self.target, self.options = target, options
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, _Solution | IllegalSchedule] = {}
-        self.bucketed: dict[str, Buckets] = {}
+        self.lowered: dict[str, _Lowered] = {}
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
@@ -54,10 +60,13 @@ class Solver:
         """Schedule and tile program of a kernel. Equal kernels get the same program object."""
         key = kernel_key(kernel, layouts)
         found = self._solution(kernel, layouts, key)
-        rows = self.bucketed.get(key)
-        if rows is None:
-            rows = self.bucketed[key] = self._buckets(found.form)
-        return Scheduled(kernel, found.schedule, found.program, (*kernel.inputs, *kernel.outputs), rows)
+        made = self.lowered.get(key)
+        if made is None:
+            made = _Lowered(lower(found.form, found.schedule), self._buckets(found.form))
+            self.lowered[key] = made
+        return Scheduled(
+            kernel, found.schedule, made.program, (*kernel.inputs, *kernel.outputs), made.buckets
+        )
 
     def _buckets(self, form: Form) -> Buckets:
         if self.target.lanes == 1:
@@ -77,9 +86,8 @@ class Solver:
                 if self.target.lanes == 1:
                     form = in_parts(form, self.target)
                 schedule = self._trimmed(choose(form, self.target, self.tuning))
-                found = _Solution(
-                    schedule, form, lower(form, schedule), modelled(form, schedule, self.target)
-                )
+                check_roles(form, schedule)
+                found = _Solution(schedule, form, modelled(form, schedule, self.target))
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found

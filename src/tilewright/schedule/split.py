@@ -20,7 +20,7 @@ from ..ir.kernel import Kernel
 from ..ir.reduction import Reduction
 from ..ir.tensor import TensorExpr
 from ..target import Target
-from .search import estimate
+from ..tile.sizes import estimate
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 

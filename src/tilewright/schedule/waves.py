@@ -9,10 +9,11 @@ from __future__ import annotations
 from ..ir.dtype import i64
 from ..ir.expr import SCALARS, Expr, walk
 from ..target import MemoryKind, Target
+from ..tile.sizes import estimate
 from .cost import traffic
 from .form import Form
 from .schedule import Role, Schedule
-from .search import estimate, points
+from .search import points
 
 LATENCY = 0.8e-6
 """Seconds from a load to its data under load."""
