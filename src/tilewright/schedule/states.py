@@ -1,0 +1,153 @@
+"""The states of folds: how they are declared, advanced by the elements of a step, merged over lanes and finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import dims
+from ..ir.dtype import i64
+from ..ir.expr import Axis, Expr, axes_of, both, call, const, make, walk, where
+from ..ir.program import Collapse, Compute, Declare, Dot, Prefix, Update, Var, value_of
+from ..ir.reduction import Reduction, highest, maximum, minimum
+from .contract import Contraction, contraction, stored_half
+from .evaluate import Evaluation
+from .form import Form, Item
+from .schedule import Schedule
+
+
+class States(Evaluation):
+    """Evaluation that also advances folds."""
+
+    def __init__(self, form: Form, schedule: Schedule) -> None:
+        super().__init__(form, schedule)
+        tile = lambda a: schedule.plan(a).tile  # noqa: E731
+        found = {i: contraction(t, form.params, tile) for i, t in form.folds.items()}
+        self.contractions = {i: product for i, product in found.items() if product is not None}
+        self.states: dict[int, tuple[Var, ...]] = {}
+
+    def declare(self, t: Item) -> None:
+        assert t.reduction is not None
+        kept = tuple(a for a in t.kept if a != t.scan)
+        folded = t.reduce if self.schedule.lanes and t.id not in self.contractions else ()
+        blocks = tuple(a for a in (*kept, *folded) if self.tile_of(a) > 1)
+        names = tuple(self.var(d, blocks) for d in t.reduction.state)
+        self.states[t.id] = names
+        self.out.append(Declare(names, t.reduction.identity))
+
+    def tile_of(self, a: Axis) -> int:
+        return self.scope.bound.get(a) or self.schedule.plan(a).tile
+
+    def lifted(self, t: Item) -> tuple[Expr, ...]:
+        assert t.reduction is not None
+        return t.reduction.lifted([self.eval(b) for b in t.body])
+
+    def elements(self, t: Item) -> tuple[Sequence[Expr], Expr | None]:
+        """The states of a step's elements and the mask of those that count: one per lane, or all merged into one."""
+        mask = self.tail(t.reduce)
+        lifted = self.lifted(t)
+        if self.schedule.lanes or all(self.tile_of(a) == 1 for a in t.reduce):
+            return lifted, mask
+        return [value_of(v) for v in self.collapse(t, self.parts(t, lifted, mask))], None
+
+    def parts(self, t: Item, lifted: Sequence[Expr], mask: Expr | None) -> tuple[Var, ...]:
+        """The block of the states of elements, with the identity where `mask` does not hold."""
+        assert t.reduction is not None
+        blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
+        made = tuple(self.var(e.dtype, blocks) for e in lifted)
+        for part, e, identity in zip(made, lifted, t.reduction.identity, strict=True):
+            self.out.append(Compute(part, e if mask is None else call("where", mask, e, identity)))
+        return made
+
+    def operands(self, product: Contraction) -> tuple[Var, Var]:
+        """Both sides of a contraction as blocks, zero where its folded class is past the end."""
+        mask = self.tail((product.k,))
+        made: list[Var] = []
+        for side in (product.left, product.right):
+            half = stored_half(side, self.form.params)
+            e = self.eval(make("read", side.args, half, side.value) if half is not None else side)
+            if mask is not None and side.op != "read":
+                e = call("where", mask, e, const(0.0, e.dtype))
+            var = self.var(product.operand, self.blocks(e))
+            self.out.append(Compute(var, call("cast", e, dtype=product.operand)))
+            made.append(var)
+        return made[0], made[1]
+
+    def advance(self, t: Item) -> None:
+        """One step of a running fold: the values at this step, and the state behind it."""
+        assert t.reduction is not None and t.scan is not None
+        names = self.states[t.id]
+        old: list[Expr] = [value_of(v) for v in names]
+        if self.tile_of(t.scan) == 1:
+            self.out.append(Update(names, t.reduction.merged(old, self.lifted(t)), self.tail(t.reduce)))
+            self.result(t, [value_of(v) for v in names])
+            return
+        parts = self.parts(t, self.lifted(t), self.tail((*t.reduce, t.scan)))
+        inner = tuple(self.var(p.dtype, p.axes) for p in parts)
+        self.out.append(Prefix(inner, parts, t.reduction, t.scan))
+        here = [self.named(e) for e in t.reduction.merged(old, [value_of(v) for v in inner])]
+        self.result(t, here)
+        whole = tuple(self.var(p.dtype, tuple(a for a in p.axes if a != t.scan)) for p in parts)
+        self.out.append(Collapse(whole, parts, t.reduction, t.scan))
+        self.out.append(Update(names, t.reduction.merged(old, [value_of(v) for v in whole])))
+
+    def collapse(self, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
+        assert t.reduction is not None
+        # Neighbours in memory first: they are in one thread or in threads in step.
+        for a in sorted(t.reduce, key=lambda a: a != self.schedule.lane):
+            if a in parts[0].axes:
+                if t.reduction.extreme is not None and not self.schedule.peel:
+                    parts = self.first_extreme(t, t.reduction, parts, a)
+                else:
+                    parts = self.collapsed(t.reduction, parts, a)
+        return parts
+
+    def collapsed(self, reduction: Reduction, parts: tuple[Var, ...], a: Axis) -> tuple[Var, ...]:
+        rest = tuple(x for x in parts[0].axes if x != a)
+        names = tuple(self.var(p.dtype, rest) for p in parts)
+        self.out.append(Collapse(names, parts, reduction, a))
+        return names
+
+    def first_extreme(
+        self, t: Item, reduction: Reduction, parts: tuple[Var, ...], a: Axis
+    ) -> tuple[Var, ...]:
+        """The extreme value and its first place as two plain folds, of which machines have quick ones."""
+        value, place = map(value_of, parts)
+        plain = maximum if reduction.extreme == "maximum" else minimum
+        (best,) = self.collapsed(plain(parts[0].dtype), parts[:1], a)
+        here = call("eq", value, value_of(best))
+        if best.dtype.is_float:
+            here = call("or", here, both(call("isnan", value), call("isnan", value_of(best))) or here)
+        none = _beyond(t.body[1])
+        there = where(call("and", here, call("ge", place, const(0, i64))), place, none)
+        candidates = self.var(i64, parts[1].axes)
+        self.out.append(Compute(candidates, there))
+        (first,) = self.collapsed(minimum(i64), (candidates,), a)
+        found = self.var(i64, first.axes)
+        self.out.append(
+            Compute(found, where(call("eq", value_of(first), none), const(-1, i64), value_of(first)))
+        )
+        return best, found
+
+    def result(self, t: Item, state: Sequence[Expr]) -> None:
+        assert t.reduction is not None
+        for r, e in enumerate(t.reduction.finished(state)):
+            self.scope.results[t.id, r] = self.named(e)
+
+    def tile_fold(self, t: Item) -> None:
+        """A fold whose classes are all bound: computed in the tile."""
+        product = self.contractions.get(t.id)
+        if product is not None:
+            operands = self.operands(product)
+            self.declare(t)
+            self.out.append(Dot(self.states[t.id][0], *operands, product.k))
+            self.result(t, [value_of(v) for v in self.states[t.id]])
+            return
+        parts = self.parts(t, self.lifted(t), self.tail(t.reduce))
+        self.result(t, [value_of(v) for v in self.collapse(t, parts)])
+
+
+def _beyond(place: Expr) -> Expr:
+    """A number that an index never reaches, a small one if its range is known."""
+    index = all(x.dtype is i64 and x.op not in ("read", "value", "var") for x in walk(place))
+    _, high = dims.bounds(place) if index else (None, None)
+    return const(highest(i64), i64) if high is None or axes_of(high) else dims.add(high, dims.ONE)
