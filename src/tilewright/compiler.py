@@ -33,6 +33,7 @@ from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
+from tilewright.partition.settle import Mapped, settle_regions
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
@@ -57,6 +58,7 @@ from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
+from tilewright.tile.library import call_seconds
 from tilewright.tile.sizes import seen_sizes
 
 T = TypeVar("T")
@@ -275,7 +277,7 @@ def _generated(
         return _Made(cover, run("plan", lambda: planned(cover, {})))
     target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
     solver = Solver(target, options)
-    normal = _normal(run, graph, target, options, sizes)
+    normal = _normal(run, graph, solver, options, sizes)
     with seen_sizes(sizes):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run("partition", lambda: partition(parted, solver.price))
@@ -299,11 +301,37 @@ def _generated(
     return _Made(cover, plan, unit, reports)
 
 
-def _normal(run: Recorder, graph: Graph, target: Target, options: Options, sizes: Mapping[str, int]) -> Graph:
+def _mapped(graph: Graph, solver: Solver, options: Options) -> Mapped:
+    """The kernels around contractions settled. If there are none, the graph stays as it is."""
+    normal = normalise(graph) if options.contractions != "library" else graph
+    mapped = settle_regions(
+        normal, solver.price, lambda region: _library_seconds(region, solver), lambda region: (region, ()),
+        options.contractions, lambda kernel: True,
+    )  # fmt: skip
+    return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
+
+
+def _library_seconds(region: Graph, solver: Solver) -> float:
+    """Modelled seconds of a region whose contractions are library calls."""
+    cover = partition(normalise(select(region)), solver.price)
+    total = 0.0
+    for step in cover.steps:
+        if isinstance(step, Kernel):
+            total += solver.price(step, cover.layouts)
+        elif isinstance(step, LibraryStep):
+            done = [op for op in region.ops if op.origin in step.origins]
+            total += call_seconds(done, step.op.outputs, solver.target)
+    return total
+
+
+def _normal(run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int]) -> Graph:
     """The graph as partition takes it: library calls chosen, constants folded. `sizes` are typical ones."""
+    target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    chosen = run("select", lambda: select(frozen))
+    with seen_sizes(sizes):
+        mapped = run("map", lambda: _mapped(frozen, solver, options))
+    chosen = run("select", lambda: select(mapped.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language != "cpp":

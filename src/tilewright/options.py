@@ -18,6 +18,7 @@ from tilewright.errors import InputError
 
 PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]
+Contractions = Literal["modelled", "inside", "library"]
 OptionValue = bool | int | str | None
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -55,6 +56,10 @@ class Options:
 
     trim: Trim = "assume_finite"
     """Skip masked work trusting that masked values are finite (`assume_finite`), or never (`exact`)."""
+
+    contractions: Contractions = "modelled"
+    """Contractions whose large results are folded again (attention): kernels of our own where these are modelled as
+    faster than library calls (`modelled`), wherever they can be generated (`inside`), or never (`library`)."""
 
     cuda_graphs: bool = False
     """Replay CUDA graphs for sizes that were seen before, where a graph can be captured."""
@@ -116,6 +121,10 @@ def _is_text(value: object) -> TypeGuard[str | None]:
     return value is None or (isinstance(value, str) and bool(value) and "\0" not in value)
 
 
+def _is_contractions(value: object) -> TypeGuard[Contractions]:
+    return value in ("modelled", "inside", "library")
+
+
 def _is_trim(value: object) -> TypeGuard[Trim]:
     return value in ("assume_finite", "exact")
 
@@ -130,6 +139,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "compiler": (_is_text, "a path or none"),
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),
+    "contractions": (_is_contractions, "'modelled', 'inside' or 'library'"),
     "cuda_graphs": (_is_flag, "true or false"),
     "pin_threads": (_is_flag, "true or false"),
 }

@@ -200,7 +200,7 @@ def _gpu(
         backend=backend,
         arch=arch or name.removeprefix("sm_"),
         bias_apart=True,
-        matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("float16", "bfloat16")),
+        matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16")),
     )
 
 
@@ -218,7 +218,7 @@ def _a100() -> Target:
         Level(MemoryKind.SHARED, "shared memory", 163 * KIB, 19e12, 16),
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 65e12, 4),
     )
-    matrix = MatrixUnit((16, 8, 16), "float16", "float32", 270e12)
+    matrix = MatrixUnit((16, 8, 16), "f16", "f32", 270e12)
     return _gpu(
         "sm_80", levels, cores=108, flops=19.5e12, special=2.4e12, matrix=matrix, launch_seconds=1.5e-6
     )
@@ -233,7 +233,7 @@ def _h200() -> Target:
         Level(MemoryKind.SHARED, "shared memory", 227 * KIB, 29e12, 16),
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 100e12, 4),
     )
-    matrix = MatrixUnit((64, 256, 16), "float16", "float32", 709e12)
+    matrix = MatrixUnit((64, 256, 16), "f16", "f32", 709e12)
     return _gpu("sm_90", levels, cores=132, flops=60e12, special=3.7e12, matrix=matrix)
 
 
@@ -249,7 +249,7 @@ def _b200() -> Target:
         Level(MemoryKind.SHARED, "shared memory", 227 * KIB, 37e12, 16),
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 120e12, 4),
     )
-    matrix = MatrixUnit((128, 256, 16), "float16", "float32", 1800e12)
+    matrix = MatrixUnit((128, 256, 16), "f16", "f32", 1800e12)
     return _gpu("sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix)
 
 
@@ -265,7 +265,7 @@ def _mi300x() -> Target:
         Level(MemoryKind.SHARED, "local data share", 64 * KIB, 81e12, 16),
         Level(MemoryKind.REGISTER, "registers", 512 * KIB, 240e12, 4),
     )
-    matrix = MatrixUnit((32, 32, 8), "float16", "float32", 900e12)
+    matrix = MatrixUnit((32, 32, 8), "f16", "f32", 900e12)
     return _gpu(
         "gfx942", levels, cores=304, flops=163e12, special=10e12, matrix=matrix, registers=512, lanes=64,
         launch_seconds=2.0e-6, backend="hip",

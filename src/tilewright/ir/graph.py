@@ -164,7 +164,8 @@ class Origin:
 class Op:
     """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given.
     `binds` are the symbols that a call returns as host scalars, after its tensors. `absorbed` are the origins of ops
-    that a call does besides its own."""
+    that a call does besides its own. Ops of equal `kernel` (if not -1) are settled to become one kernel, of nothing
+    else."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -174,6 +175,7 @@ class Op:
     origin: int = -1
     binds: tuple[Expr, ...] = ()
     absorbed: tuple[int, ...] = ()
+    kernel: int = -1
 
     @property
     def output(self) -> Value:

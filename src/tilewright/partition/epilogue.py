@@ -153,6 +153,7 @@ class Run:
         e = op.expr
         if (
             e is None
+            or op.kernel >= 0
             or not e.is_pointwise
             or e.shape != self.start.shape
             or op.output.dtype != self.start.dtype

@@ -36,11 +36,12 @@ LARGEST = 48
 
 @dataclass(eq=False)
 class _Group:
-    """Ops that will share a kernel; `why` says what stopped it from growing."""
+    """Ops that will share a kernel; `why` says what stopped it from growing. A `settled` one does not grow."""
 
     ops: set[Op]
     price: float
     why: str = ""
+    settled: bool = False
     tried: set[int] = field(default_factory=set)
 
 
@@ -76,6 +77,7 @@ class _Partition:
         for op in self.graph.ops:
             if (
                 op.expr is None
+                or op.kernel >= 0
                 or not op.expr.is_view()
                 or len(op.inputs) != 1
                 or op.inputs[0].dtype != op.output.dtype
@@ -109,7 +111,7 @@ class _Partition:
         is read."""
         found: set[Op] = set()
         for op in self.graph.ops:
-            if op.expr is None or not op.expr.is_pointwise or op.output in self.views:
+            if op.expr is None or op.kernel >= 0 or not op.expr.is_pointwise or op.output in self.views:
                 continue
             stored = [v for v in op.inputs if v.numel is not dims.ONE]
             in_memory = all(self.in_memory(v) or self.producer[v] in found for v in stored)
@@ -125,15 +127,27 @@ class _Partition:
     # -- merging
 
     def cover(self) -> Cover:
+        self.settle()
         for op in self.graph.ops:
-            if op.expr is not None and op not in self.inlined and op.outputs[0] not in self.views:
-                self.group[op] = _Group({op}, self.cost_of({op}))
+            if op.expr is None or op in self.group or op in self.inlined or op.outputs[0] in self.views:
+                continue
+            self.group[op] = _Group({op}, self.cost_of({op}))
         for op in list(self.group):
             for producer in self.producers(op):
                 self.try_merge(self.group[producer], self.group[op])
         self.merge_siblings()
         self.merge_strangers()
         return self.finish()
+
+    def settle(self) -> None:
+        """The kernels that were chosen before."""
+        members: dict[int, set[Op]] = {}
+        for op in self.graph.ops:
+            if op.kernel >= 0:
+                members.setdefault(op.kernel, set()).add(op)
+        for ops in members.values():
+            group = _Group(ops, self.cost_of(ops), "chosen with its region", settled=True)
+            self.group |= dict.fromkeys(ops, group)
 
     def producers(self, op: Op) -> list[Op]:
         """Ops in kernels that `op` reads, also through inlined ones; nearest first."""
@@ -151,7 +165,7 @@ class _Partition:
 
     def try_merge(self, a: _Group, b: _Group, saved: float = 0.0) -> bool:
         """Merge two groups if that saves at least a share `saved` of their time."""
-        if a is b or id(a) in b.tried or len(a.ops) + len(b.ops) > LARGEST:
+        if a is b or a.settled or b.settled or id(a) in b.tried or len(a.ops) + len(b.ops) > LARGEST:
             return False
         if self.cyclic(a, b):
             b.why = b.why or "another kernel or library call stands between"

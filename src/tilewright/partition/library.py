@@ -50,6 +50,7 @@ def select(graph: Graph) -> Graph:
         origin = graph.origins[op.origin] if op.origin >= 0 else None
         if (
             origin is not None
+            and op.kernel < 0
             and origin.call is not None
             and (is_contraction(op) or _slides(op, origin.call))
         ):
@@ -59,7 +60,7 @@ def select(graph: Graph) -> Graph:
     made: set[Value] = set()
     for op in graph.ops:
         origin = chosen.get(op.origin)
-        if origin is None:
+        if origin is None or op.kernel >= 0:
             ops.append(op)
             continue
         if op.origin not in done and set(origin.outputs) & set(op.outputs):

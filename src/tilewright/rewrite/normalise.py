@@ -138,7 +138,7 @@ def _identity(op: Op) -> object | None:
     types = tuple(v.dtype for v in op.outputs)
     if op.expr is not None:
         canonical = {a: replace(a, name=f"a{k}") for k, a in enumerate(op.expr.axes + op.expr.reduce)}
-        return op.inputs, types, op.expr.renamed(canonical)
+        return op.inputs, types, op.kernel, op.expr.renamed(canonical)
     if op.call is None or not op.call.pure:
         return None
     call = op.call

@@ -70,7 +70,7 @@ def split_fold(op: Op, fresh: int, target: Target) -> list[tuple[Op, Op]]:
     """The halves of a fold (their partial results numbered from `fresh`) for each number of parts worth a try; none if
     it is too small, ordered, or its reduction has no neutral element."""
     expr = op.expr
-    if expr is None or expr.reduction is None or expr.scan is not None:
+    if expr is None or expr.reduction is None or expr.scan is not None or op.kernel >= 0:
         return []
     neutral = _neutral(expr.reduction)
     if neutral is None:

@@ -1,0 +1,205 @@
+"""Kernels of a region, not necessarily convex, and the cheapest set of them that makes what the region owes.
+
+A kernel is given by the values it stores and the ones it reads although the region makes them (its *cuts*): its ops are
+all that lies between, computed again where another kernel computes them too. Only small values are stored or cut. As in
+FlashTensor (PPoPP 2025), section on kernel mapping, and Korch (ASPLOS 2024), a cover may compute an op several times;
+unlike there, the cheapest one is found as a shortest path over the sets of values made so far, which is exact and never
+cyclic.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import IllegalSchedule
+from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.kernel import Kernel
+from ..tile.sizes import estimate
+from .library import is_contraction
+from .regions import spreads
+
+Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+
+SMALL = 16
+"""Values with at most 1/16 of the elements of the largest one of a region may be stored between its kernels."""
+
+TINY = 1 << 16
+"""Elements up to which nothing is large, and any fold may be stored."""
+
+MOST_CUTS = 6
+"""Values at which a region may be cut that are considered."""
+
+SLACK = 1.5
+"""Covers that are slower than the best one by this factor are not looked at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A kernel that reads `cuts` besides what the region reads, and its modelled seconds."""
+
+    kernel: Kernel
+    cuts: frozenset[Value]
+    seconds: float
+
+    @property
+    def stores(self) -> frozenset[Value]:
+        """The values that it makes for others."""
+        return frozenset(self.kernel.outputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The kernels with a price, how many pairs of stores and cuts were looked at, and what law refused others."""
+
+    kept: tuple[Candidate, ...]
+    tried: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """Kernels that together make what a region owes, in an order in which they may run; modelled seconds."""
+
+    kernels: tuple[Candidate, ...]
+    seconds: float
+
+
+def candidates(region: Graph, price: Price, enough: Callable[[Kernel], bool]) -> Candidates:
+    """The kernels of a region that have a legal form, are parallel `enough`, and that no other one makes needless."""
+    cuts = _cuts(region)
+    producer = region.producer()
+    position = {op: n for n, op in enumerate(region.ops)}
+    order = {v: n for n, v in enumerate(v for op in region.ops for v in op.outputs)}
+    shapes: dict[tuple[frozenset[Op], frozenset[Value]], frozenset[Value]] = {}
+    tried = 0
+    for stores in _subsets([*dict.fromkeys([*_owed(region), *cuts])], least=1):
+        for given in _subsets([v for v in cuts if v not in stores], least=0):
+            tried += 1
+            ops, used = _between(stores, given, producer)
+            if used == given and _connected(ops):
+                shapes.setdefault((ops, stores), given)
+    found: list[Candidate] = []
+    refused: dict[str, None] = {}
+    for (ops, stores), given in shapes.items():
+        kernel = Kernel(
+            tuple(sorted(ops, key=position.__getitem__)), tuple(sorted(stores, key=order.__getitem__))
+        )
+        if not enough(kernel):
+            refused["too few tiles run side by side"] = None
+            continue
+        try:
+            found.append(Candidate(kernel, given, price(kernel, region.layouts)))
+        except IllegalSchedule as problem:
+            refused[str(problem)] = None
+    return Candidates(tuple(_undominated(found)), tried, tuple(refused))
+
+
+def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:
+    """The `most` cheapest sets of kernels that make what a region owes, cheapest first; none if there is none."""
+    owed = _owed(region)
+    found: list[Choice] = []
+    seen: set[frozenset[int]] = {frozenset()}
+    queue: list[tuple[float, int, tuple[int, ...], frozenset[Value]]] = [(0.0, 0, (), frozenset())]
+    count = 0
+    while queue and len(found) < most:
+        seconds, _, used, made = heapq.heappop(queue)
+        if found and seconds > SLACK * found[0].seconds:
+            break
+        if owed <= made:
+            found.append(Choice(tuple(kernels[k] for k in used), seconds))
+            continue
+        for k, c in enumerate(kernels):
+            key = frozenset((*used, k))
+            if k in used or key in seen or not c.cuts <= made or c.stores <= made:
+                continue
+            seen.add(key)
+            count += 1
+            heapq.heappush(queue, (seconds + c.seconds, count, (*used, k), made | c.stores))
+    return found
+
+
+def _owed(region: Graph) -> frozenset[Value]:
+    return frozenset(v for v in region.outputs if isinstance(v, Value))
+
+
+def _cuts(region: Graph) -> list[Value]:
+    """Values from which large ones are made or folded although they are small: where a kernel may begin."""
+    large = _large(region)
+    most = max((estimate(v.numel) for v in large), default=0)
+    depends: set[Value] = set(large)
+    found: dict[Value, None] = {}
+    for op in region.ops:
+        if depends & set(op.inputs):
+            depends |= set(op.outputs)
+        if large & {*op.inputs, *op.outputs}:
+            found |= dict.fromkeys(v for v in op.inputs if v in depends and v not in large)
+    return [v for v in found if estimate(v.numel) * SMALL <= most or most < TINY][:MOST_CUTS]
+
+
+def _large(region: Graph) -> set[Value]:
+    """Products whose elements are folded again, and all that is made of them element by element."""
+    consumers = region.consumers()
+
+    def folded(v: Value) -> bool:
+        return any(not spreads(r) or any(map(folded, r.outputs)) for r in consumers.get(v, []))
+
+    found: set[Value] = set()
+    for op in region.ops:
+        starts = is_contraction(op) and folded(op.output)
+        if starts or (spreads(op) and found & set(op.inputs)):
+            found |= set(op.outputs)
+    return found
+
+
+def _between(
+    stores: frozenset[Value], given: frozenset[Value], producer: Mapping[Value, Op]
+) -> tuple[frozenset[Op], frozenset[Value]]:
+    """The ops that make `stores` from the region's inputs and `given`, and what they use of `given`."""
+    ops: set[Op] = set()
+    used: set[Value] = set()
+    todo = list(stores)
+    while todo:
+        v = todo.pop()
+        if v in given:
+            used.add(v)
+            continue
+        op = producer.get(v)
+        if op is not None and op not in ops:
+            ops.add(op)
+            todo += op.inputs
+    return frozenset(ops), frozenset(used)
+
+
+def _connected(ops: frozenset[Op]) -> bool:
+    touching: dict[Value, list[Op]] = {}
+    for op in ops:
+        for v in (*op.inputs, *op.outputs):
+            touching.setdefault(v, []).append(op)
+    first = next(iter(ops))
+    seen, todo = {first}, [first]
+    while todo:
+        op = todo.pop()
+        for v in (*op.inputs, *op.outputs):
+            fresh = [o for o in touching[v] if o not in seen]
+            seen.update(fresh)
+            todo += fresh
+    return len(seen) == len(ops)
+
+
+def _undominated(found: Sequence[Candidate]) -> list[Candidate]:
+    """Without kernels for which another one does at least as much from no more in no more time."""
+
+    def better(a: Candidate, b: Candidate) -> bool:
+        at_least = a.stores >= b.stores and a.cuts <= b.cuts and a.seconds <= b.seconds
+        same = a.stores == b.stores and a.cuts == b.cuts and a.seconds == b.seconds
+        return at_least and not same
+
+    return [b for b in found if not any(better(a, b) for a in found if a is not b)]
+
+
+def _subsets(values: Sequence[Value], least: int) -> Iterator[frozenset[Value]]:
+    for n in range(least, len(values) + 1):
+        yield from map(frozenset, itertools.combinations(values, n))

@@ -1,0 +1,184 @@
+"""Regions of a graph that may become kernels of their own around contractions: where a product of small operands is
+much larger than what the region reads and leaves behind (scores of attention, distances of all pairs)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..ir import dims
+from ..ir.graph import Graph, Op, Value
+from ..tile.sizes import estimate
+from .library import is_contraction
+
+EXPANDING = 2
+"""A contraction starts a region if its result has so many times the elements of its larger operand."""
+
+LONGEST_SUM = 256
+"""The longest sum of such a contraction: its operands' tiles must stay on chip beside the tile of the result."""
+
+SIMILAR = 4
+"""Producers of at least 1/4 of the elements of a region's product are taken in rather than stored."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """`ops` in order, the values they read from outside and those that are used outside. `borrowed` are cheap producers
+    that the region computes for itself, whoever else does."""
+
+    ops: tuple[Op, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    borrowed: frozenset[Op]
+
+    def graph(self, whole: Graph) -> Graph:
+        """The region as a graph of its own."""
+        layouts = {v: whole.layouts[v] for v in (*self.inputs, *self.outputs) if v in whole.layouts}
+        return Graph(self.inputs, self.ops, self.outputs, whole.origins, layouts)
+
+
+def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
+    """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
+    too."""
+    finder = _Finder(graph, anywhere)
+    found: list[Region] = []
+    taken: set[Op] = set()
+    for op in graph.ops:
+        if op not in taken and finder.expands(op):
+            region = finder.grow(op)
+            if region is not None and not taken & (set(region.ops) - region.borrowed):
+                found.append(region)
+                taken |= set(region.ops) - region.borrowed
+    return found
+
+
+class _Finder:
+    def __init__(self, graph: Graph, anywhere: bool) -> None:
+        self.graph, self.anywhere = graph, anywhere
+        self.producer, self.consumers = graph.producer(), graph.consumers()
+        self.kept = graph.kept()
+        self.position = {op: n for n, op in enumerate(graph.ops)}
+
+    def expands(self, op: Op) -> bool:
+        """Whether `op` is a contraction that starts a region."""
+        if not is_contraction(op) or op.origin < 0 or op.expr is None:
+            return False
+        call = self.graph.origins[op.origin].call
+        if call is None or call.reason == "convolution":
+            return False
+        if estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
+            return False
+        return self.anywhere or _numel(op.output) >= EXPANDING * max(map(_numel, op.inputs))
+
+    def grow(self, seed: Op) -> Region | None:
+        """The region of a contraction; None if its product leaves it, or if nothing folds it."""
+        least = max(1, _numel(seed.output) // SIMILAR)
+        own: set[Op] = {seed}
+        borrowed: set[Op] = set()
+        todo = [seed]
+        while todo:
+            op = todo.pop()
+            for p in (self.producer.get(v) for v in op.inputs):
+                if p is None or p in own or p in borrowed or p.expr is None:
+                    continue
+                if self.expands(p) and _numel(p.output) >= least:
+                    own.add(p)
+                    todo.append(p)
+                elif _cheap(p) and (_numel(p.output) >= least or _expanding(p)) and not self.inside(p, own):
+                    borrowed.add(p)
+                    todo.append(p)
+            if op in borrowed or (op is not seed and not spreads(op)):
+                continue
+            for v in op.outputs:
+                readers = self.consumers.get(v, [])
+                if v in self.kept or any(r.expr is None for r in readers):
+                    return None
+                fresh = [r for r in readers if r not in own]
+                own.update(fresh)
+                borrowed.difference_update(fresh)
+                todo += fresh
+        if not any(op.expr is not None and op.expr.reduction is not None for op in own - {seed}):
+            return None
+        if not self.close(own, borrowed):
+            return None
+        return self.region(own, borrowed)
+
+    def inside(self, op: Op, own: set[Op]) -> bool:
+        """Whether `op` depends on the region."""
+        return bool(self.ancestors([op], min(self.position[o] for o in own)) & own)
+
+    def close(self, own: set[Op], borrowed: set[Op]) -> bool:
+        """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
+        library call lies on such a path."""
+        while True:
+            places = [self.position[op] for op in own]
+            between = (self.ancestors(own, min(places)) & self.descendants(own, max(places))) - own
+            if any(op.expr is None for op in between):
+                return False
+            made = {v for op in own for v in op.outputs}
+            ends = {
+                r
+                for v in made
+                for r in self.consumers.get(v, [])
+                if r not in own and r.expr is not None and r.expr.is_pointwise and set(r.inputs) <= made
+            }
+            if not between and not ends:
+                return True
+            own |= between | ends
+            borrowed -= own
+
+    def region(self, own: set[Op], borrowed: set[Op]) -> Region:
+        inside = own | borrowed
+        ops = tuple(sorted(inside, key=self.position.__getitem__))
+        made = {v for op in ops for v in op.outputs}
+        inputs = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
+        outputs = [
+            v
+            for op in ops
+            if op in own
+            for v in op.outputs
+            if v in self.kept or any(r not in inside for r in self.consumers.get(v, []))
+        ]
+        return Region(ops, tuple(inputs), tuple(outputs), frozenset(borrowed))
+
+    def ancestors(self, ops: Collection[Op], first: int) -> set[Op]:
+        """What `ops` depend on, as far as it stands at place `first` or later."""
+        found: set[Op] = set()
+        todo = list(ops)
+        while todo:
+            for v in todo.pop().inputs:
+                p = self.producer.get(v)
+                if p is not None and p not in found and self.position[p] >= first:
+                    found.add(p)
+                    todo.append(p)
+        return found
+
+    def descendants(self, ops: Collection[Op], last: int) -> set[Op]:
+        """What depends on `ops`, as far as it stands at place `last` or earlier."""
+        found: set[Op] = set()
+        todo = list(ops)
+        while todo:
+            for v in todo.pop().outputs:
+                for r in self.consumers.get(v, []):
+                    if r not in found and self.position[r] <= last:
+                        found.add(r)
+                        todo.append(r)
+        return found
+
+
+def spreads(op: Op) -> bool:
+    """Whether an op makes as much as it reads: all but folds."""
+    return op.expr is not None and (op.expr.is_pointwise or op.expr.scan is not None)
+
+
+def _cheap(op: Op) -> bool:
+    return op.expr is not None and op.expr.is_pointwise
+
+
+def _expanding(op: Op) -> bool:
+    """Whether computing an op again costs less than reading its result."""
+    return sum(_numel(v) * v.dtype.bytes for v in op.inputs) < _numel(op.output) * op.output.dtype.bytes
+
+
+def _numel(v: Value) -> int:
+    return estimate(v.numel)

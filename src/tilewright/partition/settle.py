@@ -1,0 +1,147 @@
+"""Regions around contractions become kernels of their own where that is modelled as faster than library calls."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..ir.graph import Graph, Op, Value
+from ..ir.kernel import Kernel
+from ..options import Contractions
+from .mapping import Candidates, Choice, Price, candidates, choices
+from .regions import Region, find_regions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """What was decided for one region: its kernels (none if library calls are faster), modelled seconds of either way,
+    and the kernels that were considered. `rules` are the rearrangements that were applied."""
+
+    region: Graph
+    kernels: tuple[Kernel, ...]
+    seconds: float
+    library: float
+    considered: Candidates
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapped:
+    """A graph whose settled ops carry the number of their kernel, with the decisions behind it."""
+
+    graph: Graph
+    regions: tuple[Settled, ...] = ()
+
+
+Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
+"""Gives an equal region whose large values are fewer, and the names of the rules that were applied."""
+
+
+def settle_regions(
+    graph: Graph, price: Price, library: Callable[[Graph], float], rearrange: Rearrange, mode: Contractions,
+    enough: Callable[[Kernel], bool],
+) -> Mapped:  # fmt: skip
+    """Choose the kernels of every region of a graph whose views are composed. `price` gives the modelled seconds of a
+    kernel, `library` those of a region in library calls and what the rest of the pipeline makes of it."""
+    if mode == "library":
+        return Mapped(graph)
+    always = mode == "inside"
+    known: dict[str, Settled] = {}
+    settled: list[Settled] = []
+    splicer = _Splicer(graph)
+    for region in find_regions(graph, anywhere=always):
+        alone = region.graph(graph)
+        key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
+        if key not in known:
+            known[key] = _settle(alone, price, library, rearrange, enough, always)
+        decided = known[key]
+        settled.append(decided)
+        if decided.kernels:
+            splicer.replace(region, decided)
+    return Mapped(splicer.graph() if splicer.made else graph, tuple(settled))
+
+
+def _settle(
+    region: Graph, price: Price, library: Callable[[Graph], float], rearrange: Rearrange,
+    enough: Callable[[Kernel], bool], always: bool,
+) -> Settled:  # fmt: skip
+    better, rules = rearrange(region)
+    considered = candidates(better, price, enough)
+    best: Sequence[Choice] = choices(better, considered.kept)
+    otherwise = library(region)
+    if not best or (best[0].seconds >= otherwise and not always):
+        return Settled(region, (), otherwise, otherwise, considered, rules)
+    kernels = tuple(c.kernel for c in best[0].kernels)
+    return Settled(region, kernels, best[0].seconds, otherwise, considered, rules)
+
+
+class _Splicer:
+    """Puts the kernels of regions in place of their ops."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.whole = graph
+        self.gone: set[Op] = set()
+        self.made: list[Op] = []
+        self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
+        values = [*(v for v in graph.inputs if isinstance(v, Value)), *graph.constants]
+        values += [v for op in graph.ops for v in op.outputs]
+        self.fresh = 1 + max((v.id for v in values), default=0)
+
+    def replace(self, region: Region, decided: Settled) -> None:
+        """The region's own ops leave; copies of the decided kernels' ops come."""
+        self.gone |= set(region.ops) - region.borrowed
+        before = decided.region
+        same = dict(zip([v for v in before.inputs if isinstance(v, Value)], region.inputs, strict=True))
+        outside = dict(zip([v for v in before.outputs if isinstance(v, Value)], region.outputs, strict=True))
+        origins = {a.origin: b.origin for a, b in zip(before.ops, region.ops, strict=True) if a.origin >= 0}
+        shared: dict[Value, Value] = {}
+        for kernel in decided.kernels:
+            table = dict(same)
+            stored = [v for v in kernel.outputs if v not in shared]
+            shared |= {v: outside.get(v) or self.value(v) for v in stored}
+            made = {v for op in kernel.ops for v in op.outputs}
+            table |= {v: new for v, new in shared.items() if v not in made or v in stored}
+            for op in kernel.ops:
+                outputs = tuple(table.get(v) or self.value(v) for v in op.outputs)
+                inputs = tuple(table[v] for v in op.inputs)
+                table |= dict(zip(op.outputs, outputs, strict=True))
+                origin = origins.get(op.origin, op.origin)
+                self.made.append(
+                    replace(op, inputs=inputs, outputs=outputs, kernel=self.kernels, origin=origin)
+                )
+            self.kernels += 1
+
+    def value(self, like: Value) -> Value:
+        self.fresh += 1
+        return Value(self.fresh - 1, like.shape, like.dtype)
+
+    def graph(self) -> Graph:
+        """The whole graph with the kernels in place."""
+        kept = [op for op in self.whole.ops if op not in self.gone]
+        return self.whole.with_ops(_in_order([*kept, *self.made], self.whole))
+
+
+def _in_order(ops: Sequence[Op], graph: Graph) -> list[Op]:
+    """Producers before consumers, otherwise as they stand; copies stand where the results that they lead to did."""
+    place = {v: n for n, op in enumerate(graph.ops) for v in op.outputs}
+    maker = {v: n for n, op in enumerate(ops) for v in op.outputs}
+    rank = [max((place.get(v, -1) for v in op.outputs), default=-1) for op in ops]
+    before = [{maker[v] for v in op.inputs if v in maker} for op in ops]
+    after: dict[int, list[int]] = {}
+    for n, sources in enumerate(before):
+        for m in sources:
+            after.setdefault(m, []).append(n)
+    waiting = [len(sources) for sources in before]
+    ready = [(rank[n], n) for n in range(len(ops)) if not waiting[n]]
+    heapq.heapify(ready)
+    order: list[Op] = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        order.append(ops[n])
+        for m in after.get(n, []):
+            waiting[m] -= 1
+            if not waiting[m]:
+                heapq.heappush(ready, (rank[m], m))
+    assert len(order) == len(ops), "kernels of a region depend on each other"
+    return order

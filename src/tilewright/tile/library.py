@@ -1,0 +1,35 @@
+"""Modelled time of a graph in library calls and the kernels around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir.graph import Op, Value
+from ..target import MemoryKind, Target
+from .sizes import estimate
+
+REACHED = 0.8
+"""Share of the peak that a library's product of large matrices reaches."""
+
+
+def call_seconds(ops: Sequence[Op], outputs: Sequence[Value], target: Target) -> float:
+    """Seconds of one library call that does `ops` and makes `outputs`, all else staying on chip."""
+    made = {v for op in ops for v in op.outputs}
+    read = {v for op in ops for v in op.inputs if v not in made}
+    moved = sum(estimate(v.numel) * v.dtype.bytes for v in (*read, *outputs))
+    cache = target.level(MemoryKind.L2)
+    near = cache is not None and moved < cache.capacity // 2
+    bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
+    work = sum(
+        2 * estimate(op.expr.points()) / matrix_flops(op, target)
+        for op in ops
+        if op.expr is not None and op.expr.reduction is not None and op.expr.reduction.combiner == "add"
+    )
+    return max(moved / bandwidth, work / REACHED) + target.launch_seconds
+
+
+def matrix_flops(op: Op, target: Target) -> float:
+    """Peak flop/s for the operands of a contraction: of a matrix unit that takes them, else of the vector units."""
+    types = {v.dtype.name for v in op.inputs}
+    units = [u.flops for u in target.matrix_units if {u.operand} == types]
+    return max(units, default=target.flops)
