@@ -26,14 +26,14 @@ from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant, variants
 from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
-from tilewright.partition.settle import Mapped, settle_regions
+from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
@@ -304,11 +304,19 @@ def _generated(
 def _mapped(graph: Graph, solver: Solver, options: Options) -> Mapped:
     """The kernels around contractions settled. If there are none, the graph stays as it is."""
     normal = normalise(graph) if options.contractions != "library" else graph
+    prices = Prices(
+        solver.price,
+        lambda region: _library_seconds(region, solver),
+        lambda region: call_seconds(region.ops, _values(region.outputs), solver.target),
+    )
     mapped = settle_regions(
-        normal, solver.price, lambda region: _library_seconds(region, solver), lambda region: (region, ()),
-        options.contractions, lambda kernel: True,
-    )  # fmt: skip
+        normal, prices, lambda region: (region, ()), options.contractions, lambda kernel: True
+    )
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
+
+
+def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
+    return [v for v in outputs if isinstance(v, Value)]
 
 
 def _library_seconds(region: Graph, solver: Solver) -> float:

@@ -3,7 +3,7 @@ much larger than what the region reads and leaves behind (scores of attention, d
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
@@ -23,13 +23,13 @@ SIMILAR = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """`ops` in order, the values they read from outside and those that are used outside. `borrowed` are cheap producers
-    that the region computes for itself, whoever else does."""
+    """`ops` in order, the values they read from outside and those that are used outside. `own` are what the region
+    replaces; other ops are cheap producers that it computes for itself, whoever else does."""
 
     ops: tuple[Op, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    borrowed: frozenset[Op]
+    own: frozenset[Op]
 
     def graph(self, whole: Graph) -> Graph:
         """The region as a graph of its own."""
@@ -46,9 +46,9 @@ def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
     for op in graph.ops:
         if op not in taken and finder.expands(op):
             region = finder.grow(op)
-            if region is not None and not taken & (set(region.ops) - region.borrowed):
+            if region is not None and not taken & region.own:
                 found.append(region)
-                taken |= set(region.ops) - region.borrowed
+                taken |= region.own
     return found
 
 
@@ -129,17 +129,29 @@ class _Finder:
 
     def region(self, own: set[Op], borrowed: set[Op]) -> Region:
         inside = own | borrowed
-        ops = tuple(sorted(inside, key=self.position.__getitem__))
-        made = {v for op in ops for v in op.outputs}
-        inputs = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
         outputs = [
             v
-            for op in ops
-            if op in own
+            for op in sorted(own, key=self.position.__getitem__)
             for v in op.outputs
             if v in self.kept or any(r not in inside for r in self.consumers.get(v, []))
         ]
-        return Region(ops, tuple(inputs), tuple(outputs), frozenset(borrowed))
+        ops = self.from_outputs(outputs, inside)
+        made = {v for op in ops for v in op.outputs}
+        inputs = dict.fromkeys(v for op in ops for v in op.inputs if v not in made)
+        return Region(tuple(ops), tuple(inputs), tuple(outputs), frozenset(own))
+
+    def from_outputs(self, outputs: Sequence[Value], inside: set[Op]) -> list[Op]:
+        """Producers first, in an order that follows from the structure alone, so that equal regions look equal."""
+        order: dict[Op, None] = {}
+        todo = [(self.producer[v], False) for v in reversed(outputs)]
+        while todo:
+            op, ready = todo.pop()
+            if ready:
+                order[op] = None
+            elif op not in order:
+                above = [self.producer[v] for v in op.inputs if v in self.producer]
+                todo += [(op, True), *((p, False) for p in reversed(above) if p in inside)]
+        return list(order)
 
     def ancestors(self, ops: Collection[Op], first: int) -> set[Op]:
         """What `ops` depend on, as far as it stands at place `first` or later."""

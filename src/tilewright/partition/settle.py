@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from ..ir.graph import Graph, Op, Value
 from ..ir.kernel import Kernel
 from ..options import Contractions
-from .mapping import Candidates, Choice, Price, candidates, choices
+from .mapping import Candidates, Price, candidates, choices
 from .regions import Region, find_regions
+
+WORTH = 1.2
+"""Library calls that need less than so many times the ideal are not challenged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +25,7 @@ class Settled:
     kernels: tuple[Kernel, ...]
     seconds: float
     library: float
-    considered: Candidates
+    considered: Candidates | None = None
     rules: tuple[str, ...] = ()
 
 
@@ -34,16 +37,24 @@ class Mapped:
     regions: tuple[Settled, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Modelled seconds: of a kernel; of a region in library calls and what the rest of the pipeline makes of it; and of
+    a region in one launch that reads its inputs and stores its outputs once, at the rates of a library."""
+
+    kernel: Price
+    library: Callable[[Graph], float]
+    ideal: Callable[[Graph], float]
+
+
 Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 """Gives an equal region whose large values are fewer, and the names of the rules that were applied."""
 
 
 def settle_regions(
-    graph: Graph, price: Price, library: Callable[[Graph], float], rearrange: Rearrange, mode: Contractions,
-    enough: Callable[[Kernel], bool],
-) -> Mapped:  # fmt: skip
-    """Choose the kernels of every region of a graph whose views are composed. `price` gives the modelled seconds of a
-    kernel, `library` those of a region in library calls and what the rest of the pipeline makes of it."""
+    graph: Graph, prices: Prices, rearrange: Rearrange, mode: Contractions, enough: Callable[[Kernel], bool]
+) -> Mapped:
+    """Choose the kernels of every region of a graph whose views are composed."""
     if mode == "library":
         return Mapped(graph)
     always = mode == "inside"
@@ -54,7 +65,7 @@ def settle_regions(
         alone = region.graph(graph)
         key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
         if key not in known:
-            known[key] = _settle(alone, price, library, rearrange, enough, always)
+            known[key] = _settle(alone, prices, rearrange, enough, always)
         decided = known[key]
         settled.append(decided)
         if decided.kernels:
@@ -63,13 +74,14 @@ def settle_regions(
 
 
 def _settle(
-    region: Graph, price: Price, library: Callable[[Graph], float], rearrange: Rearrange,
-    enough: Callable[[Kernel], bool], always: bool,
-) -> Settled:  # fmt: skip
+    region: Graph, prices: Prices, rearrange: Rearrange, enough: Callable[[Kernel], bool], always: bool
+) -> Settled:
+    otherwise = prices.library(region)
+    if otherwise < WORTH * prices.ideal(region) and not always:
+        return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, price, enough)
-    best: Sequence[Choice] = choices(better, considered.kept)
-    otherwise = library(region)
+    considered = candidates(better, prices.kernel, enough)
+    best = choices(better, considered.kept)
     if not best or (best[0].seconds >= otherwise and not always):
         return Settled(region, (), otherwise, otherwise, considered, rules)
     kernels = tuple(c.kernel for c in best[0].kernels)
@@ -90,7 +102,7 @@ class _Splicer:
 
     def replace(self, region: Region, decided: Settled) -> None:
         """The region's own ops leave; copies of the decided kernels' ops come."""
-        self.gone |= set(region.ops) - region.borrowed
+        self.gone |= region.own
         before = decided.region
         same = dict(zip([v for v in before.inputs if isinstance(v, Value)], region.inputs, strict=True))
         outside = dict(zip([v for v in before.outputs if isinstance(v, Value)], region.outputs, strict=True))

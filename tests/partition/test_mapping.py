@@ -1,0 +1,175 @@
+"""Regions around contractions, the kernels they may become, and the cheapest set of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from tests.schedule.corpus import Case
+from tests.schedule.run import capture
+from torch import Tensor
+
+from tilewright.interp.graph import run_graph
+from tilewright.ir import dims
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.partition.mapping import Candidate, candidates, choices
+from tilewright.partition.regions import find_regions
+from tilewright.partition.settle import Prices, settle_regions
+
+SHAPES = ((2, 64, 8), (2, 64, 8), (2, 64, 8))
+
+
+def weights(q: Tensor, k: Tensor) -> Tensor:
+    s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    return torch.softmax(s + torch.triu(torch.full(s.shape[-2:], float("-inf")), 1), -1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return weights(q, k) @ v
+
+
+def with_columns(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = weights(q, k)
+    return p @ v, p.sum(1)
+
+
+def returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = weights(q, k)
+    return p @ v, p
+
+
+def sorted_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    p = weights(q, k)
+    return torch.where(p >= p.topk(3).values[..., -1:], p, 0.0) @ v
+
+
+def products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.relu(q @ k.transpose(-1, -2)).transpose(-1, -2)
+
+
+def twice(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return with_columns(with_columns(q, k, v)[0], k, v)
+
+
+def graph_of(run: Callable[..., Tensor | tuple[Tensor, ...]], dynamic: bool = False) -> Graph:
+    names = ({1: "s"}, {1: "s"}, {1: "s"}) if dynamic else ()
+    return capture(Case("case", run, SHAPES, names), dynamic)
+
+
+def work(kernel: Kernel, layouts: object = None) -> float:
+    """Points of all folds: a price on which tests can count."""
+    folds = (op.expr for op in kernel.ops if op.expr is not None and op.expr.reduction is not None)
+    return float(sum(dims.static(e.points()) or 1 for e in folds))
+
+
+def anything(kernel: Kernel) -> bool:
+    return True
+
+
+def test_a_region_reads_and_leaves_only_small_values() -> None:
+    for dynamic in (False, True):
+        graph = graph_of(with_columns, dynamic)
+        (region,) = find_regions(graph)
+        assert set(region.inputs) == set(graph.inputs)
+        assert set(region.outputs) == set(graph.outputs)
+        assert {op.name for op in region.ops if op not in region.own} <= {
+            "full",
+            "iota",
+            "sub",
+            "ge",
+            "where",
+        }
+
+
+@pytest.mark.parametrize("run", [returned, sorted_scores, products])
+def test_no_region_where_the_product_leaves_or_nothing_folds_it(run: Callable[..., Tensor]) -> None:
+    assert not find_regions(graph_of(run))
+
+
+def test_small_products_are_regions_only_where_asked() -> None:
+    graph = capture(Case("case", attention, ((2, 8, 8),) * 3), False)
+    assert not find_regions(graph)
+    assert len(find_regions(graph, anywhere=True)) == 1
+
+
+def test_kernels_overlap_and_begin_at_small_values() -> None:
+    graph = graph_of(with_columns)
+    found = candidates(graph, work, anything)
+    columns = next(v for v in graph.outputs if isinstance(v, Value) and len(v.shape) == 2)
+    (best,) = choices(graph, found.kept)
+    made = [set(c.kernel.outputs) for c in best.kernels]
+    assert any(columns in m for m in made)
+    scores = [sum(op.name == "matmul" for op in c.kernel.ops) for c in best.kernels]
+    assert min(scores) >= 1
+    assert found.tried >= len(found.kept)
+
+
+def test_the_best_choice_is_that_of_trying_all() -> None:
+    graph = graph_of(with_columns)
+    found = candidates(graph, work, anything).kept
+    owed = {v for v in graph.outputs if isinstance(v, Value)}
+    least = min(
+        sum(c.seconds for c in some)
+        for n in range(1, 4)
+        for some in itertools.permutations(found, n)
+        if _runs(some) and owed <= {v for c in some for v in c.stores}
+    )
+    first, *more = choices(graph, found, most=3)
+    assert first.seconds == least
+    assert all(c.seconds >= least and _runs(c.kernels) for c in more)
+
+
+def _runs(some: Sequence[Candidate]) -> bool:
+    made: set[Value] = set()
+    for c in some:
+        if not c.cuts <= made:
+            return False
+        made |= c.stores
+    return True
+
+
+def test_kernels_without_parallelism_are_refused() -> None:
+    graph = graph_of(with_columns)
+    found = candidates(graph, work, lambda kernel: False)
+    assert not found.kept
+    assert found.refused == ("too few tiles run side by side",)
+
+
+@pytest.mark.parametrize("run", [attention, with_columns, twice])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
+    graph = graph_of(run, dynamic)
+    prices = Prices(work, lambda region: 1e30, lambda region: 0.0)
+    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", anything)
+    mapped.graph.verify()
+    assert len(mapped.regions) == (2 if run is twice else 1)
+    assert len({op.kernel for op in mapped.graph.ops if op.kernel >= 0}) >= len(mapped.regions)
+    inputs = [t.numpy() for t in Case("case", run, SHAPES).inputs()]
+    for a, b in zip(run_graph(graph, inputs), run_graph(mapped.graph, inputs), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-9, atol=1e-12
+        )
+
+
+def test_equal_regions_are_decided_once() -> None:
+    graph = graph_of(lambda q, k, v: (attention(q, k, v), attention(v, q, k)))
+    prices = Prices(work, lambda region: 1e30, lambda region: 0.0)
+    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", anything)
+    assert len(mapped.regions) == 2
+    assert mapped.regions[0] is mapped.regions[1]
+
+
+def test_the_library_stays_where_it_is_faster() -> None:
+    graph = graph_of(attention)
+    for prices, mode, kernels in (
+        (Prices(work, lambda region: 1.0, lambda region: 0.0), "modelled", False),
+        (Prices(work, lambda region: 1.0, lambda region: 0.0), "inside", True),
+        (Prices(work, lambda region: 1e30, lambda region: 1e30), "modelled", False),
+    ):
+        mapped = settle_regions(graph, prices, lambda region: (region, ()), mode, anything)  # type: ignore[arg-type]
+        assert bool(mapped.regions[0].kernels) is kernels
+        assert (mapped.graph is graph) is not kernels
