@@ -119,7 +119,7 @@ def time_runs(
             runs[name], methods[name] = capture(run), "graph"
         except CaptureError as error:
             runs[name], methods[name] = run, f"stream: {error}"
-    samples = _events(runs, rounds, lambda: None)
+    samples = events(runs, rounds, lambda: None)
     return {name: _timed(samples[name], len(sets), methods[name]) for name, (_, sets) in calls.items()}
 
 
@@ -141,12 +141,12 @@ def after_flush(
         except CaptureError:
             continue
     scratch = torch.empty(ROTATION * cache_bytes(device), dtype=torch.uint8, device=device)
-    samples = _events(runs, rounds, lambda: scratch.fill_(1))
+    samples = events(runs, rounds, lambda: scratch.fill_(1))
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
-def _events(runs: Mapping[str, Run], rounds: int, before: Run) -> dict[str, list[float]]:
-    """Seconds between two events around each run, one list per contestant; one untimed round first."""
+def events(runs: Mapping[str, Run], rounds: int, before: Run) -> dict[str, list[float]]:
+    """Seconds between two events around each run, after `before`; one list per contestant, one untimed round first."""
     names = list(runs)
     marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in names}
     for turn in range(rounds + 1):

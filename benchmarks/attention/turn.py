@@ -1,0 +1,264 @@
+"""One row: contestants built, judged and timed on one workload, and how much memory each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks import gpu_clock, gpu_report
+from benchmarks.attention.peers import OURS, Ours
+from benchmarks.attention.workloads import Tensors
+from benchmarks.gpu_clock import Timed
+from benchmarks.record import Facts
+from tilewright import measure
+from tilewright.measure import Peer, Prepared, Run, Unavailable, Workload
+
+GRAPHS = 2 << 30
+"""Bytes of eager's scores up to which runs are captured in graphs, all of which live at once."""
+
+FEWEST = 5
+"""Samples."""
+
+FASTER = 1.3
+"""A product of two matrices is taken to reach at least 1 / FASTER of what the machine can."""
+
+Results = Mapping[str, Tensors]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared: a workload and who runs it; `judge` says whether results are right."""
+
+    workload: Workload
+    peers: Mapping[str, Peer]
+    judge: Callable[[Results], Mapping[str, Facts]]
+    flops: float
+    """Of the matrix products that nobody can leave out."""
+    scores: int
+    """Bytes of a whole matrix of scores."""
+
+
+@dataclass
+class Made:
+    """The contestants of a row that are built so far, and bytes that each keeps on the device between calls."""
+
+    items: dict[str, Prepared | Unavailable] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> dict[str, Prepared]:
+        """Those that run."""
+        return {name: item for name, item in self.items.items() if isinstance(item, Prepared)}
+
+
+def build(row: Row, names: Sequence[str], made: Made, device: torch.device, threads: int) -> None:
+    """Build the contestants that are not yet there and run each twice."""
+    for name in names:
+        if name in made.items:
+            continue
+        before = _allocated(device)
+        made.items[name] = measure.prepare(name, row.workload, threads, row.peers[name])
+        gpu_clock.synchronize(device)
+        made.kept[name] = _allocated(device) - before
+        gpu_clock.release(device)
+
+
+def finish(row: Row, made: Made, device: torch.device, threads: int, rounds: int, seconds: float) -> Facts:
+    """Judge, measure memory, time. Needs the device alone."""
+    with measure.settings(threads):
+        extra = _each(row, made, device, lambda name, run: made.kept[name] + extra_bytes(run, device))
+        runs = {name: bound(item, row.workload) for name, item in made.ready.items()}
+        verdicts = row.judge({name: measure.flatten(run()) for name, run in runs.items()}) if runs else {}
+        gpu_clock.release(device)
+        timed = clock(runs, device, rounds, seconds, captured=row.scores <= GRAPHS)
+        fastest = FASTER * product(device)
+    facts: dict[str, Facts] = {}
+    for name, item in made.items.items():
+        if isinstance(item, Unavailable):
+            facts[name] = {"not_available": item.reason}
+        else:
+            facts[name] = contestant(item, timed[name], row.flops, fastest)
+            facts[name] |= {"extra_bytes": extra[name], "accuracy": verdicts.get(name, {})}
+    return {
+        "inputs": [
+            f"{str(x.dtype).removeprefix('torch.')} {'x'.join(map(str, x.shape))}"
+            for x in row.workload.inputs
+        ],
+        "contestants": facts,
+    }
+
+
+def bound(item: Prepared, workload: Workload) -> Run:
+    """The contestant's call on the workload's inputs."""
+    return lambda: item.call(*workload.inputs)
+
+
+def _each(row: Row, made: Made, device: torch.device, work: Callable[[str, Run], int]) -> dict[str, int]:
+    """`work` on each contestant; one that fails now (others took no memory before) becomes unavailable."""
+    found: dict[str, int] = {}
+    for name, item in made.ready.items():
+        try:
+            found[name] = work(name, bound(item, row.workload))
+        except Exception as error:  # noqa: BLE001 - one contestant's failure must not stop the others
+            made.items[name] = Unavailable(measure.one_line(error))
+        gpu_clock.release(device)
+    return found
+
+
+def contestant(item: Prepared, timed: Timed, flops: float, fastest: float) -> Facts:
+    """What is recorded of one contestant's speed, and of our compiler what it made."""
+    timing = timed.timing
+    facts: Facts = {
+        "first_call_s": item.ready_seconds,
+        "median_ms": timing.median * 1e3,
+        "min_ms": timing.minimum * 1e3,
+        "p90_ms": timing.percentile(90) * 1e3,
+        "samples": len(timing.samples),
+        "method": timed.method,
+        "tflops": flops / timing.median / 1e12,
+    }
+    if not measure.is_possible(timing.median, flops / fastest):
+        facts["impossible"] = f"{flops / timing.median / 1e12:.0f} TFLOP/s, the machine {fastest / 1e12:.0f}"
+    if isinstance(item.call, Ours):
+        facts |= {"coverage": item.coverage, **made_of(item.call)}
+    return facts
+
+
+def made_of(call: Ours) -> Facts:
+    """Kernels and calls of a compiled model."""
+    kernels = call.compiled.kernels
+    return {
+        "kernels": [
+            {
+                "name": kernel.name,
+                "ops": list(kernel.ops),
+                "bytes_moved": kernel.bytes_moved,
+                "bytes_lower_bound": kernel.bytes_lower_bound,
+                "flops": kernel.flops,
+                "schedule": kernel.schedule,
+            }
+            for kernel in kernels
+        ],
+        "calls": [str(c) for c in call.compiled.calls],
+    }
+
+
+# --- memory ----------------------------------------------------------------------
+
+
+def _allocated(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.memory_allocated(device)
+
+
+def extra_bytes(run: Run, device: torch.device) -> int:
+    """The most memory that a call takes beyond what lives before it and its results. On the CPU by the growth
+    of resident memory, which pages of a few hundred KiB blur."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        results = measure.flatten(run())
+        torch.cuda.synchronize(device)
+        most = torch.cuda.max_memory_allocated(device) - before
+    else:
+        with measure.PeakMemory() as memory:
+            results = measure.flatten(run())
+        most = memory.bytes or 0
+    return max(0, most - sum(t.nbytes for t in results))
+
+
+# --- time ------------------------------------------------------------------------
+
+
+def clock(
+    runs: Mapping[str, Run], device: torch.device, rounds: int, seconds: float, *, captured: bool
+) -> dict[str, Timed]:
+    """Single runs in turn: on a GPU between events, each after a write of four times the cache; else by the
+    wall clock after a pause. About `seconds` each, at most `rounds` samples."""
+    if device.type != "cuda":
+        timings = measure.measure(runs, seconds=seconds, rounds=(FEWEST, rounds))
+        return {name: Timed(timing, "wall") for name, timing in timings.items()}
+    ready, methods = dict(runs), dict.fromkeys(runs, "stream")
+    for name, run in runs.items() if captured else ():
+        try:
+            ready[name], methods[name] = gpu_clock.capture(run), "graph"
+        except gpu_clock.CaptureError as error:
+            methods[name] = f"stream: {error}"
+    scratch = torch.empty(
+        gpu_clock.ROTATION * gpu_clock.cache_bytes(device), dtype=torch.uint8, device=device
+    )
+    once = gpu_clock.events(ready, 1, lambda: scratch.fill_(1))
+    longest = max((values[0] for values in once.values()), default=0.0)
+    count = max(FEWEST, min(rounds, int(seconds / max(longest, 1e-6))))
+    samples = gpu_clock.events(ready, count, lambda: scratch.fill_(1))
+    return {name: Timed(measure.Timing(tuple(values)), methods[name]) for name, values in samples.items()}
+
+
+def product(device: torch.device) -> float:
+    """Operations per second of a product of two large matrices, the best of some; in fp16 on a GPU, else fp32."""
+    size, dtype = (8192, torch.float16) if device.type == "cuda" else (1024, torch.float32)
+    x = torch.randn(size, size, device=device).to(dtype)
+    y = torch.randn(size, size, device=device).to(dtype)
+    timed = clock({"product": lambda: x @ y}, device, 10, 0.5, captured=False)
+    return 2 * size**3 / timed["product"].timing.minimum
+
+
+def table(title: str, rows: Mapping[str, Facts]) -> str:
+    """One line per row: each contestant's milliseconds, our speed over the best of the others, our memory."""
+    names = list(dict.fromkeys(n for facts in rows.values() for n in _contestants(facts)))
+    lines: list[list[str]] = []
+    for label, facts in rows.items():
+        found = _contestants(facts)
+        best = best_peer(facts)
+        mine = milliseconds(found.get(OURS, {}))
+        speed = f"{best / mine:.2f}" if best and mine else "-"
+        extra = found.get(OURS, {}).get("extra_bytes")
+        memory = f"{extra / 2**20:.1f}" if isinstance(extra, int | float) else "-"
+        kernels = found.get(OURS, {}).get("kernels")
+        count = str(len(kernels)) if isinstance(kernels, list) else "-"
+        cells = [_cell(found.get(name, {})) for name in names]
+        lines.append([label, *cells, speed, memory, count])
+    return gpu_report.text_table(title, ["", *names, "x best peer", "extra MiB", "kernels"], lines)
+
+
+def _contestants(facts: Facts) -> Mapping[str, Facts]:
+    return facts.get("contestants", {})  # type: ignore[return-value]
+
+
+def milliseconds(facts: Facts) -> float | None:
+    """The median of a contestant that ran, is right and possible."""
+    right = facts.get("accuracy", {}).get("passed")  # type: ignore[union-attr]
+    if "median_ms" not in facts or not right or "impossible" in facts:
+        return None
+    return float(facts["median_ms"])  # type: ignore[arg-type]
+
+
+def best_peer(facts: Facts) -> float | None:
+    """Milliseconds of the fastest contestant besides us."""
+    times = [milliseconds(item) for name, item in _contestants(facts).items() if name != OURS]
+    return min((t for t in times if t is not None), default=None)
+
+
+def _cell(facts: Facts) -> str:
+    if "median_ms" not in facts:
+        return "-"
+    time = f"{facts['median_ms']:.3g}"
+    return time if milliseconds(facts) is not None else f"{time} wrong"
+
+
+def absent(rows: Mapping[str, Facts]) -> list[tuple[str, str]]:
+    """Places and reasons: contestants that did not run, and results that are wrong or impossible."""
+    found = [(label, str(facts["failed"])) for label, facts in rows.items() if "failed" in facts]
+    for label, facts in rows.items():
+        for name, item in _contestants(facts).items():
+            verdict: Facts = item.get("accuracy", {})  # type: ignore[assignment]
+            reason = item.get("not_available") or item.get("impossible")
+            if reason is None and not verdict.get("passed"):
+                reason = f"wrong: {verdict.get('reason', 'not judged')}"
+            if reason is not None:
+                found.append((label, f"{name}: {reason}"))
+    return found
