@@ -17,7 +17,8 @@ from tilewright.ir.program import Buffer, Collapse, Load, Store, TileProgram, ex
 from tilewright.target import Target
 
 from .cpp_block import Body, Special
-from .cpp_collapse import Helpers, collapse
+from .cpp_collapse import Helpers, begin, collapse, merge
+from .cpp_dot import dot, read_in_place, starts
 from .cpp_expr import Expressions
 from .cpp_memory import Memory
 from .cpp_scope import Binding, Lines, Style, Unit, bare
@@ -55,7 +56,7 @@ def emit_units(
 
     `units` is how many (None: as many as the target has cores, if there are kernels enough). The first one holds the
     table of all kernels."""
-    style = Style(1 if exact else max(1, target.vector_bytes // 4), exact)
+    style = Style(1 if exact else max(1, target.vector_bytes // 4), exact, target.vector_registers)
     order = {name: k for k, name in enumerate(symbols)}
     count = units or max(1, min(target.cores, len(programs) // KERNELS_PER_UNIT))
     linkage = "static " if count == 1 else ""
@@ -190,8 +191,13 @@ class _Kernel:
             memory = Memory(printer, self._buffers(used, printer))
             special = Special(
                 lambda b, s: collapse(b, s, self.helpers),
+                begin,
+                merge,
                 lambda b, s, dims: turned_axis(b, s, dims) is not None,
                 lambda b, s, dims: Turn(b, dims).run(s),
+                lambda b: dict(starts(b, program.lane)),
+                dot,
+                read_in_place(program, self.style),
             )
             body = Body(program, printer, memory, special)
             self._grid(body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
@@ -48,15 +48,34 @@ class Run:
     body: list[Stmt] = field(default_factory=list)
     turned: bool = False
     """Whether memory is contiguous along the other axis (see `Special.turns`)."""
+    merges: list[Collapse] = field(default_factory=list)
+    """Merges over an axis of `dims`, not the vector axis, of values made here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """What other files print: merges over an axis, and accesses that turn a block in registers."""
+    """What other files print: merges over an axis (at once, or `begin` and `merge` inside the run that makes parts),
+    accesses that turn a block in registers, products of blocks. `products` finds those among statements; the loads
+    `in_place`, by the number of their value, are part of the products."""
 
     collapse: Callable[[Body, Collapse], None]
+    begin: Callable[[Body, Collapse], None]
+    merge: Callable[[Body, Collapse], None]
     turns: Callable[[Body, Stmt, Dims], bool]
     turn: Callable[[Body, Load | Store, Dims], None]
+    products: Callable[[Sequence[Stmt]], Mapping[Dot, Start]]
+    dot: Callable[[Body, Dot, Start], None]
+    in_place: Mapping[int, Load]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the sums of a product start from: `kind` of `native/dot.h`, and the statement that says so, which is then
+    not printed. `factor` multiplies the block before."""
+
+    kind: str
+    statement: Stmt | None = None
+    factor: Var | None = None
 
 
 class Body:
@@ -76,6 +95,7 @@ class Body:
         self.axes: dict[Axis, Binding] = {}
         self.names: dict[Axis, str] = {}
         self.tiles: dict[Axis, int] = {}
+        self.starts: Mapping[Dot, Start] = {}
         for loop in program.loops():
             self.tiles[loop.axis] = max(loop.tile, self.tiles.get(loop.axis, 1))
         self.uses: dict[int, int] = {}
@@ -135,8 +155,9 @@ class Body:
         return Unit(values, dims[-1][0] if lanes > 1 else None, str(lanes), index)
 
     @contextmanager
-    def nest(self, dims: Dims, unroll: bool) -> Generator[None]:
-        """Open the loops over the registers of a block (none for one register), with their unit and scope."""
+    def nest(self, dims: Dims, unroll: bool, inner: bool = False) -> Generator[None]:
+        """Open the loops over the registers of a block (none for one register), with their unit and scope. They are
+        unrolled (`inner`: the innermost one, if it is short)."""
         outer_unit, outer_scope = self.printer.unit, self.printer.scope
         counts, unit, lanes = self.counts(dims), self.unit(dims), self.lanes(dims)
         self.printer.unit = unit
@@ -144,7 +165,7 @@ class Body:
             self.printer.scope = Scope(outer_scope, frozenset(a for a, _ in counts))
         for a, n in counts:
             u = unit.index[a]
-            if unroll:
+            if unroll or (inner and a == counts[-1][0] and n <= UNROLLED // 4):
                 self.lines.put(f"#pragma GCC unroll {n}")
             self.lines.put(f"for (i64 {u} = 0; {u} < {n}; {u}++) {{")
             self.lines.depth += 1
@@ -186,7 +207,12 @@ class Body:
         """Statements in groups that may share loops, in an order with the same meaning."""
         out: list[Run] = []
         open_: Run | None = None
+        absorbed = [start.statement for start in self.starts.values()]
         for s in body:
+            if any(s is x for x in absorbed) or (isinstance(s, Load) and s.var.id in self.special.in_place):
+                continue
+            if isinstance(s, Collapse) and self.merged_into(out, s):
+                continue
             if isinstance(s, (Loop, Branch, Collapse, Dot)):
                 out.append(Run((), [s]))
                 open_ = None
@@ -196,19 +222,36 @@ class Body:
                 out.append(Run(dims, [s], True))
                 open_ = None
                 continue
-            if open_ is not None and not dims and open_.dims and _may_precede(s, open_.body):
+            if (
+                open_ is not None
+                and not dims
+                and open_.dims
+                and _may_precede(s, [*open_.body, *open_.merges])
+            ):
                 out.insert(len(out) - 1, Run((), [s]))
                 continue
-            if open_ is None or dims != open_.dims or _clashes(s, open_.body):
+            if open_ is None or dims != open_.dims or _clashes(s, open_.body) or _waits(s, open_.merges):
                 open_ = Run(dims)
                 out.append(open_)
             open_.body.append(s)
         return out
 
+    def merged_into(self, runs: Sequence[Run], s: Collapse) -> bool:
+        """Let the run that makes all parts of `s` merge them on the way, if there is one that can."""
+        made = {p.id for p in s.parts}
+        for run in runs:
+            values = {d.id for r in run.body if isinstance(r, Compute) for d in defines(r)}
+            if made <= values and s.axis != self.program.lane and not run.turned:
+                if s.axis in dict(self.counts(run.dims)):
+                    run.merges.append(s)
+                    return True
+        return False
+
     def body(self, body: Sequence[Stmt]) -> None:
         """Print the statements of one block of the program, in a scope of their own."""
         printer = self.printer
-        counts, scope = printer.counts, printer.scope
+        counts, scope, outer = printer.counts, printer.scope, self.starts
+        self.starts = self.special.products(body)
         printer.counts = count_uses([e for s in body for e in expressions(s)])
         printer.scope = Scope(scope)
         printer.unit = self.unit(())
@@ -221,6 +264,8 @@ class Body:
                     self.branch(first)
                 case Collapse():
                     self.special.collapse(self, first)
+                case Dot() if first in self.starts:
+                    self.special.dot(self, first, self.starts[first])
                 case Dot():
                     self.dot(first)
                 case Load() | Store() if run.turned:
@@ -229,15 +274,17 @@ class Body:
                     self.run(run)
                     continue
             printer.scope.forget(printer.states)
-        printer.counts, printer.scope = counts, scope
+        printer.counts, printer.scope, self.starts = counts, scope, outer
 
     def run(self, run: Run) -> None:
         """Print one run."""
         made = [v for s in run.body for v in defines(s)]
         inside: dict[int, int] = {}
-        for s in run.body:
+        for s in (*run.body, *run.merges):
             for v in set(uses(s)) | _updated(s):
                 inside[v] = inside.get(v, 0) + 1
+        for s in run.merges:
+            self.special.begin(self, s)
         for v in made:
             kept = self.uses.get(v.id, 0) > inside.get(v.id, 0)
             if self.place(v, run.dims, kept).array:
@@ -246,10 +293,12 @@ class Body:
         arrays = any(
             self.printer.places[v].array for s in run.body for v in (*uses(s), *(d.id for d in defines(s)))
         )
-        with self.nest(run.dims, arrays and registers <= UNROLLED):
+        with self.nest(run.dims, arrays and registers <= UNROLLED, bool(run.merges)):
             self._leave_at_tail(run)
             for s in run.body:
                 self.simple(s)
+            for s in run.merges:
+                self.special.merge(self, s)
         if self.counts(run.dims):
             self.printer.scope.forget(self.printer.states)
 
@@ -260,7 +309,7 @@ class Body:
             return
         effects = [s for s in run.body if isinstance(s, (Load, Store, Update, Check))]
         made = [v for s in run.body for v in defines(s)]
-        if not effects or any(self.printer.places[v.id].array for v in made):
+        if run.merges or not effects or any(self.printer.places[v.id].array for v in made):
             return
         common = set(conjuncts(effects[0].mask)).intersection(*(conjuncts(s.mask) for s in effects))
         for term in conjuncts(effects[0].mask):
@@ -389,6 +438,11 @@ class Body:
         if unit.lane is None or unit.lane in v.axes:
             return text
         return self.printer.splat(v.dtype, text)
+
+
+def _waits(s: Stmt, merges: Sequence[Collapse]) -> bool:
+    """Whether a statement reads what a run has only behind its loops."""
+    return bool(set(uses(s)) & {v.id for m in merges for v in m.vars})
 
 
 def _updated(s: Stmt) -> set[int]:

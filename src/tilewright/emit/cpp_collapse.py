@@ -98,19 +98,38 @@ def _in_order(body: Body, s: Collapse) -> None:
     if count == 1:
         return
     with body.lines.block(f"for (i64 {u} = 1; {u} < {count}; {u}++)"):
-        outer, counts = printer.scope, printer.counts
+        outer = printer.scope
         printer.scope = Scope(outer)
         printer.unit = Unit(unit.values, unit.lane, unit.lanes, {**unit.index, s.axis: u})
-        merged = s.reduction.merged([value_of(v) for v in s.vars], [value_of(p) for p in s.parts])
-        printer.counts = count_uses(merged)
-        printer.states |= {v.id for v in s.vars}
-        texts = [body.value(e, v) for e, v in zip(merged, s.vars, strict=True)]
-        names = [printer.fresh() for _ in texts] if len(texts) > 1 else []
-        for v, name, text in zip(s.vars, names, texts, strict=False):
-            body.lines.put(f"const {typed(v, printer.style, unit)} {name} = {bare(text)};")
-        for v, text in zip(s.vars, names or texts, strict=True):
-            body.lines.put(f"{printer.access(v.id)} = {bare(text)};")
-        printer.scope, printer.unit, printer.counts = outer, unit, counts
+        merge(body, s)
+        printer.scope, printer.unit = outer, unit
+
+
+def begin(body: Body, s: Collapse) -> None:
+    """Print the states in which a run merges the values of `s` as it makes them, with nothing merged yet."""
+    dims = body.dims(s.vars[0].axes)
+    for v in s.vars:
+        if body.place(v, dims, array=True).array:
+            body.declare_array(v, dims)
+    with body.nest(dims, unroll=False):
+        for v, e in zip(s.vars, s.reduction.identity, strict=True):
+            body.define(v, body.value(e, v), mutable=True)
+    body.printer.states |= {v.id for v in s.vars}
+
+
+def merge(body: Body, s: Collapse) -> None:
+    """Print the merge of this unit's parts of `s` into its results so far."""
+    printer, unit, counts = body.printer, body.printer.unit, body.printer.counts
+    merged = s.reduction.merged([value_of(v) for v in s.vars], [value_of(p) for p in s.parts])
+    printer.counts = count_uses(merged)
+    printer.states |= {v.id for v in s.vars}
+    texts = [body.value(e, v) for e, v in zip(merged, s.vars, strict=True)]
+    names = [printer.fresh() for _ in texts] if len(texts) > 1 else []
+    for v, name, text in zip(s.vars, names, texts, strict=False):
+        body.lines.put(f"const {typed(v, printer.style, unit)} {name} = {bare(text)};")
+    for v, text in zip(s.vars, names or texts, strict=True):
+        body.lines.put(f"{printer.access(v.id)} = {bare(text)};")
+    printer.counts = counts
 
 
 class Helpers:

@@ -21,6 +21,8 @@ class Style:
 
     lanes: int
     exact: bool = False
+    registers: int = 16
+    """Vector registers of the machine."""
 
     def memory(self, dtype: DType) -> str:
         """The C++ type of an element in memory."""

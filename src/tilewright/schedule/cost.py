@@ -12,6 +12,7 @@ from ..ir.dtype import i64
 from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
+from .contract import contraction
 from .form import Form, Item
 from .schedule import Role, Schedule
 from .search import lanes, points
@@ -33,7 +34,10 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     fits = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if fits and cache is not None else target.device.bandwidth
     width = lanes(target) if schedule.lane is not None else 1
-    work = sum(_instructions(i, schedule, width) for i in form.items)
+    products = {
+        i for i, t in form.folds.items() if contraction(t, form.params, lambda a: schedule.plan(a).tile)
+    }
+    work = sum(_instructions(i, schedule, width, i.id in products) for i in form.items)
     tasks = 1
     for c in schedule.classes:
         if c.role is Role.GRID:
@@ -45,9 +49,9 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     return max(slow, work / (ISSUE * busy)) + target.launch_seconds
 
 
-def _instructions(item: Item, schedule: Schedule, width: int) -> float:
+def _instructions(item: Item, schedule: Schedule, width: int, product: bool) -> float:
     """Vector instructions of all evaluations of an item: each node once per point of the classes that it depends on,
-    since lowering hoists it out of the other loops."""
+    since lowering hoists it out of the other loops. In a `product` of blocks, one multiplies and adds."""
     total = points(item) / _vectors(item.axes, schedule, width)
     seen: set[Expr] = set()
     for root in item.body:
@@ -57,6 +61,8 @@ def _instructions(item: Item, schedule: Schedule, width: int) -> float:
             seen.add(x)
             axes = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
             count = estimate(dims.prod(a.extent for a in axes))
+            if product and set(axes) == set(item.axes):
+                continue
             if x.op == "read":
                 total += count * _access(x.args[0], axes, schedule, width)
             else:

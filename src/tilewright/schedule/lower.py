@@ -78,7 +78,7 @@ class _Lowering(Repair):
             point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
             start = dims.mul(axis(point), dims.integer(c.chunk))
             grid.append(GridAxis(point, point.extent))
-            if c.tile == c.chunk and not self.schedule.peel:
+            if c.tile == c.chunk and (self.contractions or not self.schedule.peel):
                 self.whole.append((c.axis, c.tile, start))
             else:
                 stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))

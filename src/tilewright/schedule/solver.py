@@ -18,6 +18,7 @@ from .cost import seconds
 from .form import Form
 from .lower import lower
 from .parts import in_parts
+from .products import products
 from .refine import make_form
 from .roles import check_roles
 from .schedule import Schedule
@@ -104,7 +105,9 @@ def modelled(form: Form, schedule: Schedule, target: Target) -> float:
 
 def choose(form: Form, target: Target, tuning: Tuning) -> Schedule:
     """The schedule of a form: vectors where threads are alone, blocks where many work in step."""
-    return blocks(form, target, None, tuning) if target.lanes > 1 else heuristic(form, target)
+    if target.lanes > 1:
+        return blocks(form, target, None, tuning)
+    return products(form, target) or heuristic(form, target)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

@@ -53,10 +53,19 @@ class States(Evaluation):
         """The block of the states of elements, with the identity where `mask` does not hold."""
         assert t.reduction is not None
         blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
-        made = tuple(self.var(e.dtype, blocks) for e in lifted)
-        for part, e, identity in zip(made, lifted, t.reduction.identity, strict=True):
-            self.out.append(Compute(part, e if mask is None else call("where", mask, e, identity)))
-        return made
+        if mask is not None:
+            identity = t.reduction.identity
+            lifted = [call("where", mask, e, i) for e, i in zip(lifted, identity, strict=True)]
+        return tuple(self.held(e, blocks) for e in lifted)
+
+    def held(self, e: Expr, blocks: tuple[Axis, ...]) -> Var:
+        """The value that an evaluated expression has, as a block over `blocks`."""
+        known = self.vars.get(e.value) if e.op == "var" and isinstance(e.value, int) else None
+        if known is not None and known.dtype is e.dtype and set(known.axes) == set(blocks):
+            return known
+        var = self.var(e.dtype, blocks)
+        self.out.append(Compute(var, e))
+        return var
 
     def operands(self, product: Contraction) -> tuple[Var, Var]:
         """Both sides of a contraction as blocks, zero where its folded class is past the end."""
@@ -67,9 +76,7 @@ class States(Evaluation):
             e = self.eval(make("read", side.args, half, side.value) if half is not None else side)
             if mask is not None and side.op != "read":
                 e = call("where", mask, e, const(0.0, e.dtype))
-            var = self.var(product.operand, self.blocks(e))
-            self.out.append(Compute(var, call("cast", e, dtype=product.operand)))
-            made.append(var)
+            made.append(self.held(call("cast", e, dtype=product.operand), self.blocks(e)))
         return made[0], made[1]
 
     def advance(self, t: Item) -> None:

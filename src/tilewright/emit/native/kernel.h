@@ -1,7 +1,7 @@
 // What generated kernels stand on besides vec.h: the calling convention, scalar forms of the vector functions, index
 // arithmetic, masked memory access. Included first by every generated file.
 #pragma once
-#include "vec.h"
+#include "dot.h"
 
 namespace tw {
 // ---- calling convention; pointers[j] is the base of parameter j ----

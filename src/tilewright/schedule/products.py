@@ -1,0 +1,78 @@
+"""Schedules with matrix products inside, for machines with vectors: tiles that the nearest caches hold.
+
+One parallel class, which every product keeps, runs in vector lanes, so that all folds go across registers and not
+inside them: a block of queries against blocks of keys, or a block of keys against blocks of queries. The other side of
+each product is read one number at a time and multiplied with several registers, which is the plan of fast products on
+such machines: as many sums as the registers hold, one line of the lane side and one number of each row per step.
+"""
+
+from __future__ import annotations
+
+from ..ir import dims
+from ..ir.dtype import f32
+from ..ir.expr import Axis
+from ..target import Target
+from ..tile.sizes import estimate
+from .contract import SMALLEST, contraction, sides
+from .form import Form
+from .schedule import ClassPlan, Role, Schedule
+from .search import lanes, nest_order
+
+ACROSS = 4
+"""Registers of the lane side that one step multiplies: with them, sums enough that no unit waits for another."""
+
+STREAMED = 64
+"""Values of a streamed class per step: the sums of a block are read and written once per step."""
+
+WIDEST = 256
+"""The longest class that one block holds whole."""
+
+
+def products(form: Form, target: Target) -> Schedule | None:
+    """A schedule in which every sum of products is a product of blocks; None if `form` has no such sum, or if no
+    parallel class can be the lane of all of them."""
+    sums = {i.id: s for i in form.folds.values() if (s := sides(i)) is not None}
+    if not sums or any(i.scan is not None for i in form.items):
+        return None
+    if any(len(s[2]) > 1 or form.items[i].body[0].dtype is not f32 for i, s in sums.items()):
+        return None
+    longest = [[max(side, key=lambda a: estimate(a.extent)) for side in s] for s in sums.values()]
+    reduced = {a for i in form.items for a in i.reduce}
+    grid = [a for a in form.classes() if a not in reduced and all(a in i.axes for i in form.items)]
+    lane = next((a for a in grid if all(a in kept[:2] for kept in longest)), None)
+    if lane is None:
+        return None
+    tiles = dict.fromkeys(form.classes(), 1)
+    for a in (a for kept in longest for a in kept if a not in grid):
+        tiles[a] = _inner(a, lanes(target))
+    tiles[lane] = _across(lane, target)
+    made = [contraction(form.items[i], form.params, tiles.__getitem__) for i in sums]
+    if any(c is None or lane not in (c.m, c.n) for c in made):
+        return None
+    inner = nest_order(form, [a for a in form.classes() if a not in grid], lane)
+    plans = [ClassPlan(a, Role.GRID) for a in grid if a != lane]
+    plans.append(ClassPlan(lane, Role.GRID, tiles[lane], tiles[lane]))
+    for a in inner:
+        extent = dims.static(a.extent)
+        whole = extent is not None and tiles[a] > 1 and tiles[a] >= extent
+        plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
+    return Schedule(tuple(plans), lane, online=True, lanes=False)
+
+
+def _across(lane: Axis, target: Target) -> int:
+    """Values of the lane class in a block: all registers that one step multiplies, fewer where it is short."""
+    width = lanes(target)
+    extent = dims.static(lane.extent)
+    most = ACROSS * width
+    while most < SMALLEST:
+        most *= 2
+    return most if extent is None else max(SMALLEST, min(most, -(-extent // width) * width))
+
+
+def _inner(a: Axis, width: int) -> int:
+    """The tile of another class: the whole of a short one, in whole registers."""
+    extent = dims.static(a.extent)
+    if extent is None or extent > WIDEST:
+        return STREAMED
+    step = max(width, SMALLEST)
+    return -(-extent // step) * step
