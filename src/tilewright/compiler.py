@@ -38,6 +38,7 @@ from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
+from tilewright.rewrite.cascade import logarithmic
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
@@ -313,6 +314,12 @@ def _mapped(graph: Graph, solver: Solver, options: Options) -> Mapped:
         normal, prices, lambda region: (region, ()), options.contractions, lambda kernel: True
     )
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
+
+
+def _rearranged(region: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """A region in the form that is best cut into kernels, and the names of the rules that led there."""
+    changed, quotients = logarithmic(region)
+    return changed, ("quotient enters exponential",) * quotients
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:

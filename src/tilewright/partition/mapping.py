@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,8 @@ TINY = 1 << 16
 MOST_CUTS = 6
 """Values at which a region may be cut that are considered."""
 
-SLACK = 1.5
-"""Covers that are slower than the best one by this factor are not looked at."""
+SLACK = 1.25
+"""Kernels that only stand in sets slower than the best one by this factor are not considered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The kernels with a price, how many pairs of stores and cuts were looked at, and what law refused others."""
+    """The kernels worth a measurement; how many pairs of stores and cuts were tried; which laws refused others."""
 
     kept: tuple[Candidate, ...]
     tried: int
@@ -94,31 +95,75 @@ def candidates(region: Graph, price: Price, enough: Callable[[Kernel], bool]) ->
             found.append(Candidate(kernel, given, price(kernel, region.layouts)))
         except IllegalSchedule as problem:
             refused[str(problem)] = None
-    return Candidates(tuple(_undominated(found)), tried, tuple(refused))
+    return Candidates(tuple(_useful(region, _undominated(found))), tried, tuple(refused))
 
 
 def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:
     """The `most` cheapest sets of kernels that make what a region owes, cheapest first; none if there is none."""
-    owed = _owed(region)
+    left = _Left(kernels, _owed(region))
+    if math.isinf(left(frozenset())):
+        return []
     found: list[Choice] = []
-    seen: set[frozenset[int]] = {frozenset()}
-    queue: list[tuple[float, int, tuple[int, ...], frozenset[Value]]] = [(0.0, 0, (), frozenset())]
+    seen: set[frozenset[int]] = set()
+    queue: list[tuple[float, int, float, tuple[int, ...], frozenset[Value]]] = [
+        (0.0, 0, 0.0, (), frozenset())
+    ]
     count = 0
     while queue and len(found) < most:
-        seconds, _, used, made = heapq.heappop(queue)
-        if found and seconds > SLACK * found[0].seconds:
-            break
-        if owed <= made:
+        _, _, seconds, used, made = heapq.heappop(queue)
+        if left.owed <= made:
             found.append(Choice(tuple(kernels[k] for k in used), seconds))
             continue
-        for k, c in enumerate(kernels):
+        for k, c in left.next(made):
             key = frozenset((*used, k))
-            if k in used or key in seen or not c.cuts <= made or c.stores <= made:
-                continue
-            seen.add(key)
-            count += 1
-            heapq.heappush(queue, (seconds + c.seconds, count, (*used, k), made | c.stores))
+            rest = left(made | c.stores)
+            if key not in seen and not math.isinf(rest):
+                seen.add(key)
+                count += 1
+                ahead = seconds + c.seconds
+                heapq.heappush(queue, (ahead + rest, count, ahead, (*used, k), made | c.stores))
     return found
+
+
+class _Left:
+    """The least seconds in which the rest is made, by what is made already."""
+
+    def __init__(self, kernels: Sequence[Candidate], owed: frozenset[Value]) -> None:
+        self.kernels, self.owed = kernels, owed
+        self.known: dict[frozenset[Value], float] = {}
+
+    def __call__(self, made: frozenset[Value]) -> float:
+        if self.owed <= made:
+            return 0.0
+        if made not in self.known:
+            rest = (c.seconds + self(made | c.stores) for _, c in self.next(made))
+            self.known[made] = min(rest, default=math.inf)
+        return self.known[made]
+
+    def next(self, made: frozenset[Value]) -> list[tuple[int, Candidate]]:
+        """The kernels that can run and that make something new."""
+        return [(k, c) for k, c in enumerate(self.kernels) if c.cuts <= made and not c.stores <= made]
+
+
+def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
+    """The kernels that stand in some set which makes what is owed in little more than the least time."""
+    left = _Left(found, _owed(region))
+    best = left(frozenset())
+    soonest: dict[frozenset[Value], float] = {frozenset(): 0.0}
+    todo: list[tuple[int, frozenset[Value]]] = [(0, frozenset())]
+    count = 0
+    least = [math.inf] * len(found)
+    while todo:  # fewer values first: all ways to a set are known before it is left
+        _, made = heapq.heappop(todo)
+        for k, c in left.next(made):
+            after = made | c.stores
+            ahead = soonest[made] + c.seconds
+            least[k] = min(least[k], ahead + left(after))
+            if after not in soonest:
+                count += 1
+                heapq.heappush(todo, (len(after) * 1000 + count, after))
+            soonest[after] = min(soonest.get(after, math.inf), ahead)
+    return [c for c, seconds in zip(found, least, strict=True) if seconds <= SLACK * best]
 
 
 def _owed(region: Graph) -> frozenset[Value]:
