@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import no_python_dispatcher
 
 from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.environment import shape_env, traced_sizes
@@ -43,6 +44,7 @@ from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
+from tilewright.runtime.covers import Covers
 from tilewright.runtime.cuda_build import build_kernels
 from tilewright.runtime.cuda_device import gpu_target, missing
 from tilewright.runtime.cuda_driver import device
@@ -184,7 +186,8 @@ def compile_fx(
         with _guard_free(gm), uncollected():
             place = _placed(gm, frozen or {})
             graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen)))
-            made = _generated(run, graph, options, place, output_aliases(gm), traced_sizes(gm))
+            with no_python_dispatcher():
+                made = _generated(run, graph, options, place, output_aliases(gm), traced_sizes(gm))
     except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
         if options.strict or isinstance(refused, CompilerMissing):
             raise
@@ -281,7 +284,8 @@ def _generated(
     normal = _normal(run, graph, solver, options, sizes)
     with seen_sizes(sizes):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
-        cover = run("partition", lambda: partition(parted, solver.price))
+        covers = Covers(target, Store(default_root(options)), options, sizes)
+        cover = run("partition", lambda: partition(parted, solver.price, covers))
         _check_strict(cover, options)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
         scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])

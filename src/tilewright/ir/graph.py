@@ -98,7 +98,8 @@ class FrozenProduct:
     """x times a frozen weight plus a frozen vector, as a task for code that packs the weight.
 
     A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C / groups,
-    kernel...], x and a result with their channels at dim 1, and the numbers of its window."""
+    kernel...], x and a result with their channels at dim 1, and the numbers of its window. `flush` gives a weight that
+    holds denormal numbers in the form in which it is used."""
 
     weight: object
     bias: object | None
@@ -108,6 +109,7 @@ class FrozenProduct:
     padding: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
+    flush: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

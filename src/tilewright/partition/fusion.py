@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import IllegalSchedule
@@ -18,6 +18,7 @@ from ..ir.expr import Expr, axes_of, axis, cost, substitute
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .layout import kernel_layouts
+from .recall import Grouping, Memory, task_of
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -45,10 +46,19 @@ class _Group:
     tried: set[int] = field(default_factory=set)
 
 
-def partition(graph: Graph, price: Price) -> Cover:
+def partition(graph: Graph, price: Price, memory: Memory | None = None) -> Cover:
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
-    IllegalSchedule."""
-    return _Partition(graph, price).cover()
+    IllegalSchedule; it is not asked about a graph that `memory` knows."""
+    parted = _Partition(graph, price)
+    if memory is None:
+        parted.merge()
+        return parted.finish()
+    task = task_of(graph)
+    known = memory.recall(task)
+    if known is None or not parted.regroup(known):
+        parted.merge()
+        memory.keep(task, parted.groupings())
+    return parted.finish()
 
 
 class _Partition:
@@ -126,10 +136,18 @@ class _Partition:
 
     # -- merging
 
-    def cover(self) -> Cover:
+    def generated(self) -> list[Op]:
+        """Ops that need a kernel."""
+        return [
+            op
+            for op in self.graph.ops
+            if op.expr is not None and op not in self.inlined and op.outputs[0] not in self.views
+        ]
+
+    def merge(self) -> None:
         self.settle()
-        for op in self.graph.ops:
-            if op.expr is None or op in self.group or op in self.inlined or op.outputs[0] in self.views:
+        for op in self.generated():
+            if op in self.group:
                 continue
             self.group[op] = _Group({op}, self.cost_of({op}))
         for op in list(self.group):
@@ -137,7 +155,22 @@ class _Partition:
                 self.try_merge(self.group[producer], self.group[op])
         self.merge_siblings()
         self.merge_strangers()
-        return self.finish()
+
+    def groups(self) -> list[_Group]:
+        return list({id(g): g for g in self.group.values()}.values())
+
+    def groupings(self) -> list[Grouping]:
+        return [Grouping(tuple(sorted(map(self.position.__getitem__, g.ops))), g.why) for g in self.groups()]
+
+    def regroup(self, known: Sequence[Grouping]) -> bool:
+        """Take groups that were found before; False if they are not those of this graph."""
+        wanted = self.generated()
+        if sorted(n for g in known for n in g.ops) != [self.position[op] for op in wanted]:
+            return False
+        for g in known:
+            group = _Group({self.graph.ops[n] for n in g.ops}, 0.0, g.why)
+            self.group |= dict.fromkeys(group.ops, group)
+        return True
 
     def settle(self) -> None:
         """The kernels that were chosen before."""
@@ -268,7 +301,7 @@ class _Partition:
     # -- the steps in order
 
     def finish(self) -> Cover:
-        groups = list({id(g): g for g in self.group.values()}.values())
+        groups = self.groups()
         stored = {v for op in self.graph.ops if op.call is not None for v in op.inputs} | self.kept_values
         stored |= {s.source for s in self.views.values()}
         for op in self.inlined:

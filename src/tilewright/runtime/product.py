@@ -24,6 +24,7 @@ from tilewright.options import Options
 from tilewright.runtime.attend import attention_call
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.pages import on_large_pages
 from tilewright.runtime.pool import pool
 from tilewright.target import Target
 
@@ -43,6 +44,9 @@ _ACTIVATIONS = (
 _DEPTHWISE = ("relu", "clamp", "silu", "hardswish")
 
 PLAIN = "none"
+
+_NOT_FINITE, _DENORMAL = 1, 2
+"""What `tw_pack` says of a weight, as bits."""
 
 
 class _Task(ctypes.Structure):
@@ -126,7 +130,7 @@ class Products:
         if task.stride and (window is None or not self._fits(weight, window, task.groups)):
             return None
         depthwise = window is not None and task.groups > 1
-        packed = self._pack_depthwise(weight) if depthwise else self._pack(weight)
+        packed = self._pack_depthwise(task) if depthwise else self._pack(task)
         if packed is None:  # borders of a convolution are products with zero here
             return None
         taps = weight[0, 0].numel() if weight.dim() > 2 else 1
@@ -140,19 +144,29 @@ class Products:
         half = max(1, self.panel // 2)
         return inner >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
 
-    def _pack(self, weight: Tensor) -> Tensor | None:
+    def _pack(self, task: FrozenProduct) -> Tensor | None:
         """[N, K, taps...] as [N / panel, taps, K, panel], the last panel filled up with zeros; None if not finite."""
+        packed, found = self._packed(task.weight)
+        if found & _DENORMAL and task.flush is not None:
+            packed, found = self._packed(task.flush())
+        return None if found & _NOT_FINITE else packed
+
+    def _packed(self, weight: object) -> tuple[Tensor, int]:
+        """The packed weight, and which unusual numbers are in it."""
+        assert isinstance(weight, Tensor)
         flat = weight.detach()
         flat = flat.reshape(*flat.shape[:2], -1) if flat.dim() > 2 else flat.unsqueeze(2)
         columns, inner, taps = flat.shape
-        packed = torch.empty((-(-columns // self.panel), taps, inner, self.panel))
-        bad = self._pack_native(
+        packed = on_large_pages(torch.empty((-(-columns // self.panel), taps, inner, self.panel)))
+        found = self._pack_native(
             flat.data_ptr(), columns, inner, taps, *flat.stride(), packed.data_ptr(), self.threads()
         )
-        return None if bad else packed
+        return packed, found
 
-    def _pack_depthwise(self, weight: Tensor) -> Tensor | None:
+    def _pack_depthwise(self, task: FrozenProduct) -> Tensor | None:
         """[C, 1, taps...] as [taps, C], rows filled up to whole vectors; None if not finite."""
+        weight = task.weight if task.flush is None else task.flush()
+        assert isinstance(weight, Tensor)
         flat = weight.detach().reshape(weight.shape[0], -1)
         filled = pad(flat.t(), (0, -flat.shape[0] % self.lanes)).contiguous()
         return filled if bool(flat.isfinite().all()) else None

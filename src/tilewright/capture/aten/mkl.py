@@ -19,14 +19,14 @@ from ...ir.ops.epilogue import total
 mkl = torch.ops.mkl
 
 
-def rivals(weight: Tensor, bias: Tensor | None, shape: Sequence[Expr]) -> list[Rival]:
-    """The ways to multiply by a weight [N, K] for a result of `shape` [.., N]."""
+def rivals(weight: Callable[[], Tensor], bias: Tensor | None, shape: Sequence[Expr]) -> list[Rival]:
+    """The ways to multiply by what `weight` gives, [N, K], for a result of `shape` [.., N]."""
     if not torch.backends.mkl.is_available():
         return []
     rows = dims.static(dims.prod(tuple(shape[:-1])))
-    found = [Rival("plain", lambda: _Linear(_plain(weight), bias, tuple(shape)).call())]
+    found = [Rival("plain", lambda: _Linear(_plain(weight()), bias, tuple(shape)).call())]
     if rows:
-        found.append(Rival("mkl", lambda: _Linear(_packed(weight, rows), bias, tuple(shape)).call()))
+        found.append(Rival("mkl", lambda: _Linear(_packed(weight(), rows), bias, tuple(shape)).call()))
     return found
 
 

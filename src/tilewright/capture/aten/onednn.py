@@ -217,12 +217,13 @@ class _Product:
             return self.plain(x, weight, bias) if plain else None
         if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
             return None
-        held, vector = flushed(held.detach()), flushed(vector) if isinstance(vector, Tensor) else None
-        matrix = held.t() if slots.transposed else held
-        task = FrozenProduct(matrix, vector, self.inputs[x.index].shape, self.shape)
+        matrix = held.detach().t() if slots.transposed else held.detach()
+        vector = flushed(vector) if isinstance(vector, Tensor) else None
+        flush = functools.cache(lambda: flushed(matrix))
+        task = FrozenProduct(matrix, vector, self.inputs[x.index].shape, self.shape, flush=flush)
         rivals = [
-            Rival("onednn", lambda: _Linear(_packed(matrix), vector, self.shape).call()),
-            *mkl.rivals(matrix, vector, self.shape),
+            Rival("onednn", lambda: _Linear(_packed(flush()), vector, self.shape).call()),
+            *mkl.rivals(flush, vector, self.shape),
         ]
         if maker is not None:
             rivals.insert(0, Rival("own", lambda: maker(task)))
@@ -366,13 +367,14 @@ class _Convolve:
         if not isinstance(groups, int) or any(n is None for n in numbers) or (transposed and rank != 2):
             return None
         steps, borders, spread, more = (n or [] for n in numbers)
-        source, inner = self.inputs[x.index].shape, flushed(held.detach())
+        source, inner = self.inputs[x.index].shape, held.detach()
         vector = flushed(vector.detach()) if isinstance(vector, Tensor) else None
+        flush = functools.cache(lambda: flushed(inner))
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
-        rivals = [Rival("onednn", lambda: window.call(inner, vector, source, self.shape))]
+        rivals = [Rival("onednn", lambda: window.call(flush(), vector, source, self.shape))]
         if maker is not None and not transposed:
             task = FrozenProduct(
-                inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups
+                inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups, flush
             )
             late = groups > 1 and held[0, 0].numel() > FEW_TAPS
             rivals.insert(int(late), Rival("own", lambda: maker(task)))

@@ -297,12 +297,12 @@ void depthwise(void* context, i64 begin, i64 end, i64) {
 struct Packing {
   const float* from;
   float* to;
-  i64 columns, inner, taps, by_column, by_inner, by_tap, bad;
+  i64 columns, inner, taps, by_column, by_inner, by_tap, found;
 };
 
 void pack(void* context, i64 begin, i64 end, i64) {
   Packing& k = *(Packing*)context;
-  u32 worst = 0;
+  u32 worst = 0, denormal = 0;
   for (i64 c = begin; c < end; c++) {
     const i64 n = min(i64(panel), k.columns - c * panel);
     float* to = k.to + c * panel * k.inner * k.taps;
@@ -313,13 +313,15 @@ void pack(void* context, i64 begin, i64 end, i64) {
           to[j] = from[j * k.by_column];
           u32 bits;
           __builtin_memcpy(&bits, &to[j], 4);
-          bits &= 0x7f800000u;
+          bits &= 0x7fffffffu;
           worst = bits > worst ? bits : worst;
+          denormal |= bits - 1 < 0x007fffffu;
         }
         for (i64 j = n; j < panel; j++) to[j] = 0.f;
       }
   }
-  if (worst == 0x7f800000u) __atomic_store_n(&k.bad, 1, __ATOMIC_RELAXED);
+  const i64 found = (worst >= 0x7f800000u ? 1 : 0) | (denormal ? 2 : 0);
+  if (found) __atomic_fetch_or(&k.found, found, __ATOMIC_RELAXED);
 }
 
 void (*parallel)(void (*task)(void*, i64, i64, i64), void* context, i64 count, i64 grain, int more);
@@ -353,12 +355,12 @@ TW_API i64 tw_panel(void) { return panel; }
 TW_API i64 tw_lanes(void) { return lanes; }
 
 // Weights with these steps (floats) between columns, inner places and taps, as tw_product reads them. Returns 1 if one of
-// them is not finite, else 0.
+// them is not finite, plus 2 if one is denormal.
 TW_API i64 tw_pack(const float* from, i64 columns, i64 inner, i64 taps, i64 by_column, i64 by_inner, i64 by_tap, float* to, i64 threads) {
   Packing packing = {from, to, columns, inner, taps, by_column, by_inner, by_tap, 0};
   resize(threads < 0 ? -threads : threads, threads < 0);
   parallel(pack, &packing, (columns + panel - 1) / panel, 1, 0);
-  return packing.bad;
+  return packing.found;
 }
 
 // A convolution of each channel on its own: weights [taps][columns, rounded up to lanes].

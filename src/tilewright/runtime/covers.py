@@ -1,0 +1,57 @@
+"""Remembers on disk which ops of a graph share a kernel, for later processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from tilewright.options import Options
+from tilewright.partition.recall import Grouping
+from tilewright.runtime.cache import Store, digest
+from tilewright.target import Target
+
+LOG = logging.getLogger("tilewright")
+FILE = "groups.json"
+DECIDING = ("ir", "tile", "partition", "schedule", "tuning")
+"""The rooms whose files make the decision."""
+
+
+class Covers:
+    """The `Memory` of a store, for one machine, one set of options, one version of the compiler, and typical sizes."""
+
+    def __init__(self, target: Target, store: Store, options: Options, sizes: Mapping[str, int]) -> None:
+        self.store = store
+        self.identity = digest(target.digest(), options.digest(), repr(sorted(sizes.items())), _code())
+
+    def recall(self, task: str) -> list[Grouping] | None:
+        """What an earlier process decided; None for an entry that is no list of groups."""
+        folder = self.store.get(self._key(task))
+        if folder is None:
+            return None
+        try:
+            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            return [Grouping(tuple(map(int, ops)), str(why)) for ops, why in found]
+        except (OSError, ValueError, TypeError) as error:
+            LOG.info("no cover is taken from %s: %s", folder, error)
+            return None
+
+    def keep(self, task: str, groupings: Sequence[Grouping]) -> None:
+        """Write a decision down."""
+        shown = json.dumps([[g.ops, g.why] for g in groupings], indent=1)
+        self.store.put(self._key(task), {FILE: shown.encode()})
+
+    def _key(self, task: str) -> str:
+        return digest("cover", self.identity, task)
+
+
+@cache
+def _code() -> str:
+    """What the deciding code says: another text may decide otherwise."""
+    package = Path(__file__).parent.parent
+    files = sorted(
+        p for room in DECIDING for p in (package / room).rglob("*") if p.suffix in (".py", ".json")
+    )
+    return digest(*(part for p in files for part in (str(p.relative_to(package)), p.read_bytes())))
