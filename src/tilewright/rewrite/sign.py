@@ -62,16 +62,12 @@ def of_type(dtype: DType, finite: bool = True) -> Interval:
 
 def sign_of(e: Expr, known: Known | None = None) -> Interval:
     """The numbers that `e` may be. Reads that `known` does not name are what their type holds, floats finite."""
-    return _Signs(known or {}).of(e)
+    return Signs(known or {}).of(e)
 
 
 def signs_of(expr: TensorExpr, operands: Sequence[Interval]) -> tuple[Interval, ...]:
     """The numbers that the results of an op may be, given those of its operands."""
-    known: dict[Expr, Interval] = {}
-    for r in expr.reads():
-        assert isinstance(r.value, int)
-        known[r] = operands[r.value]
-    analysis = _Signs(known)
+    analysis = Signs({}, dict(enumerate(operands)))
     body = [analysis.of(b) for b in expr.body]
     if expr.reduction is None:
         return tuple(body)
@@ -82,20 +78,20 @@ def signs_of(expr: TensorExpr, operands: Sequence[Interval]) -> tuple[Interval, 
 def fold_signs(reduction: Reduction, elements: Sequence[Interval], some: bool) -> tuple[Interval, ...]:
     """The numbers that the results of a fold may be; `some`: it has at least one element."""
     lift = {slot("e", k, t): x for k, (t, x) in enumerate(zip(reduction.elements, elements, strict=True))}
-    lifted = [_Signs(lift).of(x) for x in reduction.lift]
+    lifted = [Signs(lift).of(x) for x in reduction.lift]
     state = (
         lifted if some else [join((x, sign_of(i))) for x, i in zip(lifted, reduction.identity, strict=True)]
     )
     sides = [slot(side, k, t) for side in "ab" for k, t in enumerate(reduction.state)]
     for step in range(_STEPS):
-        merge = _Signs(dict(zip(sides, (*state, *state), strict=True)))
+        merge = Signs(dict(zip(sides, (*state, *state), strict=True)))
         grown = [join((x, merge.of(m))) for x, m in zip(state, reduction.merge, strict=True)]
         if grown == state:
             break
         state = [_widened(x, y) if step >= _PATIENCE else y for x, y in zip(state, grown, strict=True)]
     else:
         state = [of_type(t, finite=False) for t in reduction.state]
-    finish = _Signs(dict(zip(sides, (*state, *state), strict=True)))
+    finish = Signs(dict(zip(sides, (*state, *state), strict=True)))
     return tuple(finish.of(f) for f in reduction.finish)
 
 
@@ -112,11 +108,13 @@ def _widened(old: Interval, new: Interval) -> Interval:
     return interval(low, high, new.zero, new.below, new.above, new.nan)
 
 
-class _Signs:
-    """The analysis under one set of facts."""
+class Signs:
+    """The analysis under one set of facts. `operands` gives what reads may be that `known` does not name, by operand
+    number."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: Known, operands: Mapping[int, Interval] | None = None) -> None:
         self.known = known
+        self.operands = {} if operands is None else operands
         self.memo: dict[Expr, Interval] = {}
 
     def of(self, e: Expr) -> Interval:
@@ -135,7 +133,9 @@ class _Signs:
         if e.op in ("axis", "symbol"):
             low, high = dims.int_range(e)
             return interval(-INF if low is None else low, INF if high is None else high)
-        if not e.args or e.op in ("read", "value"):
+        if e.op == "read" and isinstance(e.value, int):
+            return self.operands.get(e.value, of_type(e.dtype))
+        if not e.args or e.op == "value":
             return of_type(e.dtype)
         if e.op == "where":
             return self.choice(e)
@@ -152,7 +152,8 @@ class _Signs:
             if decided is None or bool(decided) == truth:
                 facts = self.assumed(condition, truth)
                 if not any(x == NONE for x in facts.values()):
-                    sides.append((_Signs({**self.known, **facts}) if facts else self).of(side))
+                    inner = Signs({**self.known, **facts}, self.operands) if facts else self
+                    sides.append(inner.of(side))
         return join(sides)
 
     def assumed(self, condition: Expr, truth: bool) -> dict[Expr, Interval]:
