@@ -84,7 +84,9 @@ class _Finder:
                 if self.expands(p) and _numel(p.output) >= least:
                     own.add(p)
                     todo.append(p)
-                elif _cheap(p) and (_numel(p.output) >= least or _expanding(p)) and not self.inside(p, own):
+                elif (
+                    _cheap(p) and (_numel(p.output) >= least or self.expanding(p)) and not self.inside(p, own)
+                ):
                     borrowed.add(p)
                     todo.append(p)
             if op in borrowed or (op is not seed and not spreads(op)):
@@ -106,6 +108,21 @@ class _Finder:
     def inside(self, op: Op, own: set[Op]) -> bool:
         """Whether `op` depends on the region."""
         return bool(self.ancestors([op], min(self.position[o] for o in own)) & own)
+
+    def expanding(self, op: Op) -> bool:
+        """Whether computing a pointwise op again, with those before it, reads less than its result holds."""
+        seen: set[Value] = set()
+        todo, read = list(op.inputs), 0
+        while todo:
+            v = todo.pop()
+            if v not in seen:
+                seen.add(v)
+                p = self.producer.get(v)
+                if p is not None and _cheap(p):
+                    todo += p.inputs
+                else:
+                    read += _numel(v) * v.dtype.bytes
+        return read < _numel(op.output) * op.output.dtype.bytes
 
     def close(self, own: set[Op], borrowed: set[Op]) -> bool:
         """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
@@ -185,11 +202,6 @@ def spreads(op: Op) -> bool:
 
 def _cheap(op: Op) -> bool:
     return op.expr is not None and op.expr.is_pointwise
-
-
-def _expanding(op: Op) -> bool:
-    """Whether computing an op again costs less than reading its result."""
-    return sum(_numel(v) * v.dtype.bytes for v in op.inputs) < _numel(op.output) * op.output.dtype.bytes
 
 
 def _numel(v: Value) -> int:
