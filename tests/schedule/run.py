@@ -13,6 +13,7 @@ from tests.emit.harness import Unit, build, host_target
 from tests.schedule.corpus import Case
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
+from tilewright.interp.algebra import STORAGE
 from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
@@ -76,9 +77,7 @@ def run(
     made: dict[Value, np.ndarray] = {}
     for v in scheduled.kernel.outputs:
         shape = [dims.evaluate(e, sizes) for e in v.shape]
-        dtype = {"f32": np.float32, "i64": np.int64, "bool": np.bool_, "f64": np.float64, "i32": np.int32}[
-            v.dtype.name
-        ]
+        dtype = STORAGE[v.dtype.name]
         strides = [dims.evaluate(e, sizes) for e in graph.layouts[v].strides]
         count = int(np.prod(shape))
         guarded[v] = np.full((count + 256) * np.dtype(dtype).itemsize, 0xA5, np.uint8)

@@ -22,7 +22,7 @@ from .cpp_dot import dot, read_in_place, starts
 from .cpp_expr import Expressions
 from .cpp_memory import Memory
 from .cpp_scope import Binding, Lines, Style, Unit, bare
-from .cpp_turn import Turn, turned_axis
+from .cpp_turn import turn, turns
 from .source import Source
 
 INCLUDE = Path(__file__).parent / "native"
@@ -193,8 +193,8 @@ class _Kernel:
                 lambda b, s: collapse(b, s, self.helpers),
                 begin,
                 merge,
-                lambda b, s, dims: turned_axis(b, s, dims) is not None,
-                lambda b, s, dims: Turn(b, dims).run(s),
+                turns,
+                turn,
                 lambda b: dict(starts(b, program.lane)),
                 dot,
                 read_in_place(program, self.style),

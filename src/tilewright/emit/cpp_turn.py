@@ -1,7 +1,8 @@
-"""Accesses that are contiguous along the other axis of a block: square tiles turned in registers.
+"""Accesses that are contiguous along another axis than the lanes: turned in registers, or into an array of numbers.
 
 A block over (a, lane) holds vectors along the lane axis. Where memory is contiguous along `a` instead, whole tiles of
-lanes x lanes elements are transposed, so that memory is still touched by vectors.
+lanes x lanes elements are transposed, so that memory is still touched by vectors. A block of two axes without the lane
+axis is an array of numbers; it is loaded by vectors along the axis that is contiguous in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Load, Stmt, Store
 
 from .cpp_block import Body, Dims
-from .cpp_scope import Scope, Unit, bare
+from .cpp_scope import Place, Scope, Unit, bare
 
 
 def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
@@ -35,6 +36,47 @@ def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
     along, across = _step(s.offset, a), _step(s.offset, lane)
     fits = along is index.ONE and across is not None and across is not index.ONE and across is not index.ZERO
     return a if fits else None
+
+
+def dense_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
+    """The axis along which `s` reads a block of numbers contiguously, if whole vectors cover it."""
+    lanes = body.printer.style.lanes
+    if (
+        not isinstance(s, Load)
+        or len(dims) != 2
+        or body.lanes(dims) > 1
+        or lanes < 4
+        or not s.var.dtype.is_float
+    ):
+        return None
+    dense = [a for a, tile in dims if tile % lanes == 0 and _step(s.offset, a) is index.ONE]
+    values = body.printer.facts(s.offset)[1] | (
+        set[int]() if s.mask is None else body.printer.facts(s.mask)[1]
+    )
+    if not dense or s.var.dtype.compute.bytes != 4 or any(body.printer.places[v].dims for v in values):
+        return None
+    return dense[0] if all(a in body.axes for a, _ in dims) else None
+
+
+def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
+    """Print a load along `dense_axis`."""
+    lines, printer = body.lines, body.printer
+    lanes = str(printer.style.lanes)
+    ((row, rows),) = [d for d in dims if d[0] != along]
+    tile = dict(dims)[along]
+    printer.places[s.var.id] = Place(f"v{s.var.id}", s.var, ((row, rows), (along, tile)), True)
+    kind = printer.style.scalar(s.var.dtype)
+    lines.put(f"alignas(64) {kind} v{s.var.id}[{rows}][{tile}];")
+    u, w = (f"u{body.axis_name(x)[1:]}" for x in (row, along))
+    values = {x: b.name for x, b in body.axes.items()}
+    values[row], values[along] = f"({values[row]} + {u})", f"({values[along]} + {w})"
+    outer_unit, outer_scope = printer.unit, printer.scope
+    with lines.block(f"for (i64 {u} = 0; {u} < {rows}; {u}++)"):
+        with lines.block(f"for (i64 {w} = 0; {w} < {tile}; {w} += {lanes})"):
+            printer.unit = Unit(values, along, lanes)
+            printer.scope = Scope(outer_scope, frozenset((row, along)))
+            lines.put(f"store(&v{s.var.id}[{u}][{w}], {bare(body.memory.load(s))});")
+    printer.unit, printer.scope = outer_unit, outer_scope
 
 
 def _step(offset: Expr, of: Axis) -> Expr | None:
@@ -161,3 +203,17 @@ class Turn:
             printer.scope = Scope(outer_scope, frozenset((self.a, self.lane)))
             self.body.memory.store(s, value)
         printer.unit, printer.scope = outer_unit, outer_scope
+
+
+def turns(body: Body, s: Stmt, dims: Dims) -> bool:
+    """Whether `turn` prints `s`."""
+    return turned_axis(body, s, dims) is not None or dense_axis(body, s, dims) is not None
+
+
+def turn(body: Body, s: Load | Store, dims: Dims) -> None:
+    """Print an access along another axis than the lanes."""
+    along = dense_axis(body, s, dims)
+    if along is not None and isinstance(s, Load):
+        load_dense(body, s, dims, along)
+    else:
+        Turn(body, dims).run(s)

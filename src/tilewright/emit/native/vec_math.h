@@ -74,18 +74,30 @@ template <class V> TW_INLINE V exp2_small(V r) {  // 2^r, |r| <= 1/2
 #define TW_LN2_HIGH 0.693359375f  // 10 bits, so that n * TW_LN2_HIGH is exact
 #define TW_LN2_LOW -2.12194440e-4f
 
+// e^x as p * 2^n for x > -104.
+template <class V> TW_INLINE V exp_parts(V x, V* n) {
+  x = TW_BELOW(V, 89.0f, x);
+  *n = near_int(x * 1.442695041f);
+  V r = x - *n * TW_LN2_HIGH;
+  r = r - *n * TW_LN2_LOW;
+  return exp_tail(r) * (r * r) + r + 1.0f;
+}
 // Where the result is zero, the way there must not be: many processors take hundreds of cycles for a result that is no
 // normal number, and masked scores are all such.
 template <class V> TW_INLINE V exp_core(V x) {
-  const auto gone = x < -103.98f;
-  x = gone ? V{} : x;
-  x = TW_BELOW(V, 89.0f, x);
-  V n = near_int(x * 1.442695041f);
-  V r = x - n * TW_LN2_HIGH;
-  r = r - n * TW_LN2_LOW;
-  V p = exp_tail(r) * (r * r) + r;
-  p = scale(p + 1.0f, n);
-  return gone ? V{} : p;
+#if defined(TW_AVX512)
+  if constexpr (sizeof(V) == 64) {  // lanes that are gone are left out where the result is made
+    const u16 there = __builtin_ia32_cmpps512_mask(x, fill<V>(-103.98f), 21, (u16)-1, 4);  // not less
+    V n, p = exp_parts(x, &n);
+    return __builtin_ia32_scalefps512_mask(p, n, V{}, there, 4);
+  } else
+#endif
+  {
+    const auto gone = x < -103.98f;
+    V n, p = exp_parts(gone ? V{} : x, &n);
+    p = scale(p, n);
+    return gone ? V{} : p;
+  }
 }
 template <class V> TW_INLINE V exp2_core(V x) {
   const auto gone = x < -150.0f;
