@@ -51,14 +51,14 @@ def threshold(condition: Expr, c: Axis, scalars: frozenset[Axis]) -> Threshold |
     return Threshold(condition, dims.add(rest, dims.ONE), False)
 
 
+def tested(roots: Sequence[Expr]) -> list[Expr]:
+    """The conditions that the `where`s of expressions test, in order of first use."""
+    return list(dict.fromkeys(x.args[0] for r in roots for x in walk(r) if x.op == "where"))
+
+
 def conditions(roots: Sequence[Expr]) -> list[Expr]:
-    """The single conditions that the `where`s of expressions test, in order of first use."""
-    found: dict[Expr, None] = {}
-    for r in roots:
-        for x in walk(r):
-            if x.op == "where":
-                found |= dict.fromkeys(_atoms(x.args[0]))
-    return list(found)
+    """The single conditions of which those are made that the `where`s of expressions test, in order of first use."""
+    return list(dict.fromkeys(a for x in tested(roots) for a in _atoms(x)))
 
 
 def _atoms(condition: Expr) -> list[Expr]:

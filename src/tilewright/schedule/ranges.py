@@ -6,11 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, call
+from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from .form import Item
-from .predicate import Truths, conditions, is_neutral, ordered, threshold
+from .predicate import Truths, conditions, is_neutral, ordered, tested, threshold
+from .regions import Interval, Known, Spans, Steps, known, visible
 
-Segment = tuple[Expr, Expr, Expr | None]
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there."""
+
+    start: Expr
+    stop: Expr
+    mask: Expr | None = None
+    truths: Mapping[Expr, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +58,123 @@ def split_range(
 
 
 def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[Segment]:
-    """(start, stop, mask): whole tiles without a mask, then a masked rest if there may be one; all in one without
-    `peel`. `exact` says that the length is a multiple of the tile although its expression does not show it."""
-    start, stop = piece.start, piece.stop
+    """Whole tiles without a mask, then a masked rest if there may be one; all in one without `peel`. `exact` says that
+    the length is a multiple of the tile although its expression does not show it."""
+    start, stop, truths = piece.start, piece.stop, piece.truths
     length = dims.sub(stop, start)
     if dims.static(length) == 0:
         return []
     if tile == 1 or exact or dims.divisible(length, tile):
-        return [(start, stop, None)]
+        return [Segment(start, stop, None, truths)]
     step = dims.integer(tile)
     whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
     mask = call("lt", axis(c), stop)
     if not peel or (dims.static(length) is not None and whole is start):
-        return [(start, stop, mask)]
-    return [(start, whole, None), (whole, stop, mask)]
+        return [Segment(start, stop, mask, truths)]
+    return [Segment(start, whole, None, truths), Segment(whole, stop, mask, truths)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """A condition that has `truth` where something is computed, and otherwise leaves folds their identity."""
+
+    condition: Expr
+    truth: bool
+    known: Known
+
+
+def tiled_segments(
+    steps: Steps, stop: Expr, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool
+) -> list[Segment]:  # fmt: skip
+    """Loops over whole tiles from `steps.start` to `stop`, while other classes range over `spans`: tiles that leave
+    every fold of `trimmed` its identity are left out, and with `split` those in which no lane is masked run apart,
+    without masks. `exact` says that the length is a multiple of the tile although its expression does not show it."""
+    length = dims.sub(stop, steps.start)
+    mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
+    masks = _masks(steps, roots, spans, trimmed)
+    parts = _parts(steps, stop, masks)
+    made: list[Segment] = []
+    for low, high, inside in parts:
+        interior = inside if split else None
+        if mask is not None and interior is not None:
+            interior = interior.meet(Interval(high=steps.down(stop)))
+        if interior is None or (not masks and mask is None):
+            made.append(Segment(low, high, mask))
+            continue
+        last = high if mask is None else dims.minimum(high, dims.maximum(steps.down(stop), low))
+        first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
+        end = high if interior.high is None else dims.minimum(dims.maximum(interior.high, first), high)
+        whole = {x: t for m in masks for x, t in _implied(m.condition, m.truth)}
+        made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask)]
+    return [s for s in made if s.start is not s.stop]
+
+
+def _masks(steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item]) -> list[_Mask]:
+    """The conditions that, alone, leave every fold of `trimmed` its identity."""
+    found: list[_Mask] = []
+    for condition in tested(roots) if trimmed else ():
+        region = known(condition, steps, spans)
+        for truth in (True, False):
+            if not (region.holds or region.fails) or not all(is_neutral(t, {condition: not truth}) for t in trimmed):
+                continue
+            found.append(_Mask(condition, truth, _guarded(region, condition, truth, steps, trimmed)))
+    return found
+
+
+def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed: Sequence[Item]) -> Known:
+    """`region` without the intervals that may not be left out.
+
+    Where an exponential takes off a number from memory that belongs to values of the class (the log of a row's sum,
+    while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left out."""
+    if not any(_shifted_by_memory(t, condition, steps.axis) for t in trimmed):
+        return region
+    needed = visible(condition, truth, steps.axis)
+    if needed == ():
+        return region
+    return Known(region.holds, ()) if truth else Known((), region.fails)
+
+
+def _shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
+    others = axes_of(condition) - {axis(c)}
+    for root in fold.body:
+        for x in walk(root):
+            if x.op in ("exp", "exp2"):
+                reads = (axes_of(y) for y in walk(x) if y.op == "read")
+                if any(axis(c) in used and not used & others for used in reads):
+                    return True
+    return False
+
+
+def _parts(steps: Steps, stop: Expr, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Interval | None]]:
+    """(start, stop, what is not masked there): the range without its ends and without one hole where nothing counts."""
+    low, high = steps.start, stop
+    hole: Interval | None = None
+    inside: list[Interval] = [Interval()]
+    for m in masks:
+        inside = [a.meet(b) for a in inside for b in m.known.where(m.truth)]
+        for empty in m.known.where(not m.truth):
+            if empty.low is None and empty.high is not None:
+                low = dims.maximum(low, empty.high)
+            elif empty.high is None and empty.low is not None:
+                high = dims.minimum(high, empty.low)
+            else:
+                hole = hole or empty
+    low = dims.minimum(low, stop)
+    high = dims.maximum(high, low)
+    if hole is None or hole.low is None or hole.high is None:
+        return [(low, high, inside[0] if len(inside) == 1 else None)]
+    first = dims.minimum(dims.maximum(hole.low, low), high)
+    second = dims.minimum(dims.maximum(hole.high, first), high)
+    before = next((i for i in inside if i.low is None), None)
+    after = next((i for i in inside if i.low is not None), None)
+    return [(low, first, before), (second, high, after)]
+
+
+def _implied(condition: Expr, truth: bool) -> list[tuple[Expr, bool]]:
+    """Conditions that are decided where `condition` is, itself first."""
+    found = [(condition, truth)]
+    if condition.op == "not":
+        found += _implied(condition.args[0], not truth)
+    elif condition.op == ("and" if truth else "or"):
+        found += [x for a in condition.args for x in _implied(a, truth)]
+    return found
