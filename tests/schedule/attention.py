@@ -58,13 +58,14 @@ def columns(mask: Mask | None, squares: bool = False) -> Callable[..., Tensor | 
 
 @dataclass(frozen=True)
 class Attention(Case):
-    """A case whose floating inputs are halves, or of another type."""
+    """A case of one floating type; the third input of a column kernel is what a row kernel keeps."""
 
     dtype: torch.dtype = field(default=torch.float16)
+    mask: Mask | None = None
 
     def inputs(self, scale: int = 1, seed: int = 0) -> list[Tensor]:
-        made = super().inputs(scale, seed)
-        return [x.to(self.dtype) if x.dim() == 4 else x + 4 for x in made]
+        q, k, v = (x.to(self.dtype) for x in super().inputs(scale, seed))
+        return [q, k, v if v.dim() == 4 else torch.logsumexp(scores(q, k, self.mask), -1)]
 
 
 def attention(
@@ -77,4 +78,4 @@ def attention(
     other = own if s == t and mask != "aligned" else {2: "t"}
     shared = (own, other, other if kind == "rows" else own) if dynamic else ()
     run = rows(MASKS[mask]) if kind == "rows" else columns(MASKS[mask], kind == "squares")
-    return Attention(f"{kind}_{mask}", run, (q, k, last), shared, (), dtype)
+    return Attention(f"{kind}_{mask}", run, (q, k, last), shared, (), dtype, MASKS[mask])

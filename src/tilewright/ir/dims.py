@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd, lcm
 
 from .dtype import i64
-from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show, substitute
+from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show
 
 Monomial = tuple[Expr, ...]
 Linear = dict[Monomial, int]
@@ -20,8 +20,8 @@ Linear = dict[Monomial, int]
 _MEMO = 1 << 16
 """Results that each operation remembers: expressions are interned, so a look-up is by identity."""
 
-ZERO = integer(0)
-ONE = integer(1)
+ZERO, ONE = integer(0), integer(1)
+_EXTREMA = ("maximum", "minimum")
 
 
 def _key(atom: Expr) -> str:
@@ -275,17 +275,26 @@ def ceildiv(a: Expr, b: Expr) -> Expr:
 @lru_cache(_MEMO)
 def maximum(a: Expr, b: Expr) -> Expr:
     """The larger of two index expressions; decided now if provable."""
-    if at_least(sub(a, b), 0):
+    if _above(a, b):
         return a
-    return b if at_least(sub(b, a), 0) else make("maximum", (a, b), i64)
+    return b if _above(b, a) else make("maximum", (a, b), i64)
 
 
 @lru_cache(_MEMO)
 def minimum(a: Expr, b: Expr) -> Expr:
     """The smaller of two index expressions; decided now if provable."""
-    if at_least(sub(a, b), 0):
+    if _above(a, b):
         return b
-    return a if at_least(sub(b, a), 0) else make("minimum", (a, b), i64)
+    return a if _above(b, a) else make("minimum", (a, b), i64)
+
+
+def _above(a: Expr, b: Expr) -> bool:
+    """Whether a >= b is proved, argument by argument where they are extrema."""
+    if at_least(sub(a, b), 0):
+        return True
+    if b.op in _EXTREMA and (all if b.op == "maximum" else any)(_above(a, x) for x in b.args):
+        return True
+    return a.op in _EXTREMA and (any if a.op == "maximum" else all)(_above(x, b) for x in a.args)
 
 
 @lru_cache(_MEMO)
@@ -339,7 +348,7 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
         lo, hi = bounds(atom.args[0])
         return (None if lo is None else floordiv(lo, atom.args[1])), (
             None if hi is None else floordiv(hi, atom.args[1]))  # fmt: skip
-    if atom.op in ("maximum", "minimum"):
+    if atom.op in _EXTREMA:
         return _extremum_bounds(atom)
     if atom.op == "checked":
         return bounds(atom.args[0])
@@ -466,14 +475,24 @@ def _numeric(e: Expr | None, lower: bool) -> int | None:
     for m, c in linear(e).items():
         term = c
         for atom in m:
-            if not isinstance(atom.value, Symbol) or atom.value.low < 0:
-                return None
-            side = atom.value.low if (c > 0) == lower else atom.value.high
-            if side is None:
+            low, high = _numbers(atom)
+            side = low if (c > 0) == lower else high
+            if low is None or low < 0 or side is None:
                 return None
             term *= side
         total += term
     return total
+
+
+def _numbers(atom: Expr) -> tuple[int | None, int | None]:
+    """Numeric bounds of a symbol, or of a quotient of symbols by a constant."""
+    if isinstance(atom.value, Symbol):
+        return atom.value.low, atom.value.high
+    divisor = _constant_divisor((atom,))
+    if not divisor:
+        return None, None
+    low, high = int_range(atom.args[0])
+    return None if low is None else low // divisor, None if high is None else high // divisor
 
 
 def equal(a: Expr, b: Expr) -> bool:
@@ -558,11 +577,6 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
         out.append(step)
         step = mul(step, maximum(size, ONE))
     return tuple(reversed(out))
-
-
-def rename(e: Expr, axes: dict[Expr, Expr]) -> Expr:
-    """Substitute axes and bring every index expression back to normal form."""
-    return substitute(e, axes)
 
 
 def _negate(a: Expr) -> Expr:

@@ -107,7 +107,7 @@ def _made(
         online=streamed,
         peel=False,
         lanes=not products and not (streamed and _cascaded(form)),
-        chain=CHAIN,
+        chain=0 if products else CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,
     )

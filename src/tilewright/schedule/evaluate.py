@@ -31,7 +31,8 @@ class Kept:
 @dataclass(slots=True)
 class Scope:
     """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
-    expressions with a place in scratch, those of them whose loop is complete, and conditions known to hold or not."""
+    expressions with a place in scratch, those of them whose loop is complete, conditions known to hold or not, and the
+    first and last value of bound axes."""
 
     memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
     results: dict[tuple[int, int], Expr] = field(default_factory=dict)
@@ -40,11 +41,12 @@ class Scope:
     kept: dict[Expr, Kept] = field(default_factory=dict)
     ready: set[Expr] = field(default_factory=set)
     truths: dict[Expr, bool] = field(default_factory=dict)
+    spans: dict[Axis, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def child(self) -> Scope:
         return Scope(
             dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready),
-            dict(self.truths),
+            dict(self.truths), dict(self.spans),
         )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
 from .passes import pass_numbers
 from .predicate import Truths
-from .ranges import Piece, segments, split_range
+from .ranges import Segment, segments, split_range, tiled_segments
+from .regions import Steps
 from .repair import Repair
 from .roles import block_lengths, check_roles, grain
 from .schedule import Role, Schedule
@@ -73,6 +74,7 @@ class _Lowering(Repair):
                 continue
             if not c.chunk:
                 self.scope.bound[c.axis] = 1
+                self.scope.spans[c.axis] = axis(c.axis), axis(c.axis)
                 grid.append(GridAxis(c.axis, c.axis.extent))
                 continue
             point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
@@ -96,13 +98,16 @@ class _Lowering(Repair):
             return
         (a, tile, start), *rest = axes
         mask = None if dims.divisible(a.extent, tile) else call("lt", axis(a), a.extent)
-        body = self.block(a, tile, mask, lambda: self.nest(rest, inner))
+        span = start, dims.add(start, dims.integer(tile - 1))
+        body = self.block(a, tile, mask, lambda: self.nest(rest, inner), span)
         self.out.append(Loop(a, start, dims.add(start, dims.integer(tile)), tile, body))
 
     def block(
-        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None], truths: Truths | None = None
-    ) -> tuple[Stmt, ...]:
-        """The statements that `inner` writes with `a` bound; what it learns is forgotten afterwards."""
+        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],
+        span: tuple[Expr, Expr] | None = None, truths: Truths | None = None,
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
+        forgotten afterwards."""
         outer_scope, outer_out = self.scope, self.out
         self.scope, self.out = outer_scope.child(), []
         if truths:
@@ -110,6 +115,10 @@ class _Lowering(Repair):
             tested = set(truths)
             self.scope.memo = {k: v for k, v in self.scope.memo.items() if not tested & set(walk(k[0]))}
         self.scope.bound[a] = tile
+        if tile == 1:
+            self.scope.spans[a] = axis(a), axis(a)
+        elif span is not None:
+            self.scope.spans[a] = span
         if mask is not None:
             self.scope.tails[a] = mask
         inner()
@@ -197,7 +206,7 @@ class _Lowering(Repair):
         if outermost:
             for t in targets:
                 self.declare(t)
-        self.hoist([r for i in (*targets, *outs) for r in i.roots], c)
+        self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
         lengths = block_lengths(c, targets, self.schedule) if outermost and not merged else ()
         if lengths:
             self.walk_blocks(c, lengths, targets, outs)
@@ -211,11 +220,10 @@ class _Lowering(Repair):
     def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
         tile = self.schedule.plan(c).tile
         exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
-        for piece in self.pieces(c, targets, outs):
-            truths = piece.truths
-            for start, stop, mask in segments(c, tile, piece, exact and not truths, self.schedule.peel):
-                body = self.block(c, tile, mask, lambda: self.body(targets, outs, merged), truths)
-                self.out.append(Loop(c, start, stop, tile, body))
+        for s in self.segments(c, tile, exact, targets, outs):
+            span = s.start, dims.sub(s.stop, dims.ONE)
+            body = self.block(c, tile, s.mask, lambda: self.body(targets, outs, merged), span, s.truths)
+            self.out.append(Loop(c, s.start, s.stop, tile, body))
 
     def walk_blocks(
         self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item]
@@ -251,21 +259,33 @@ class _Lowering(Repair):
         self.states |= whole
         self.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
-    def pieces(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item]) -> list[Piece]:
-        """The parts of the range of `c` in which conditions do not change."""
-        roots = [r for i in (*targets, *outs) for r in self.reachable(i)]
-        scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
+    def segments(
+        self, c: Axis, tile: int, exact: bool, targets: Sequence[Item], outs: Sequence[Item]
+    ) -> list[Segment]:
+        """The loops over `c`: parts of its range in which conditions do not change."""
+        reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
+        roots = [r for i in reached for r in i.roots]
         trimmed = () if outs or not self.schedule.trim else targets
-        tile = self.schedule.plan(c).tile if self.schedule.peel else 1
-        return split_range(c, self.range_of(c), tile, roots, scalars, trimmed, self.scope.truths)
+        start, stop = self.range_of(c)
+        product = any(c in i.axes and i.id in self.contractions for i in reached)
+        if product or not self.schedule.peel:
+            steps = Steps(c, start, stop, tile)
+            return tiled_segments(steps, roots, self.scope.spans, trimmed, exact, product)
+        scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
+        pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, self.scope.truths)
+        return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.peel)]
 
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
         return self.ranges.get(c, (dims.ZERO, c.extent))
 
-    def reachable(self, item: Item) -> list[Expr]:
-        """The expressions of an item and of the folds that it would have computed inside its loop."""
-        pending = [f for f in folds_read(item.roots) if (f, 0) not in self.scope.results]
-        return [*item.roots, *(r for f in pending for r in self.form.items[f].roots)]
+    def reachable(self, item: Item) -> list[Item]:
+        """An item and the folds that it would have computed inside its loop."""
+        return [*self.cone(folds_read(item.roots)), item]
+
+    def steady(self, item: Item) -> tuple[Expr, ...]:
+        """The expressions of an item of which parts may be the same in every step."""
+        product = self.contractions.get(item.id)
+        return item.roots if product is None else (self.operand(product.left), self.operand(product.right))
 
     def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
         late: list[tuple[tuple[Var, ...], tuple[Expr, ...]]] = []

@@ -84,15 +84,16 @@ class _Mask:
 
 
 def tiled_segments(
-    steps: Steps, stop: Expr, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool
+    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool
 ) -> list[Segment]:  # fmt: skip
-    """Loops over whole tiles from `steps.start` to `stop`, while other classes range over `spans`: tiles that leave
-    every fold of `trimmed` its identity are left out, and with `split` those in which no lane is masked run apart,
-    without masks. `exact` says that the length is a multiple of the tile although its expression does not show it."""
+    """Loops over whole tiles while other classes range over `spans`: tiles that leave every fold of `trimmed` its
+    identity are left out, and with `split` those in which no lane is masked run apart, without masks. `exact` says that
+    the length is a multiple of the tile although its expression does not show it."""
+    stop = steps.stop
     length = dims.sub(stop, steps.start)
     mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
     masks = _masks(steps, roots, spans, trimmed)
-    parts = _parts(steps, stop, masks)
+    parts = _parts(steps, masks)
     made: list[Segment] = []
     for low, high, inside in parts:
         interior = inside if split else None
@@ -115,23 +116,26 @@ def _masks(steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[
     for condition in tested(roots) if trimmed else ():
         region = known(condition, steps, spans)
         for truth in (True, False):
-            if not (region.holds or region.fails) or not all(is_neutral(t, {condition: not truth}) for t in trimmed):
+            if not (region.holds or region.fails) or not all(
+                is_neutral(t, {condition: not truth}) for t in trimmed
+            ):
                 continue
             found.append(_Mask(condition, truth, _guarded(region, condition, truth, steps, trimmed)))
     return found
 
 
 def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed: Sequence[Item]) -> Known:
-    """`region` without the intervals that may not be left out.
+    """`region` with the intervals that are left out empty where they may not be.
 
     Where an exponential takes off a number from memory that belongs to values of the class (the log of a row's sum,
     while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left out."""
     if not any(_shifted_by_memory(t, condition, steps.axis) for t in trimmed):
         return region
     needed = visible(condition, truth, steps.axis)
-    if needed == ():
-        return region
-    return Known(region.holds, ()) if truth else Known((), region.fails)
+    if needed is None:
+        return Known(region.holds, ()) if truth else Known((), region.fails)
+    empty = tuple(steps.unless(needed, i) for i in region.where(not truth))
+    return Known(region.holds, empty) if truth else Known(empty, region.fails)
 
 
 def _shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
@@ -145,9 +149,9 @@ def _shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
     return False
 
 
-def _parts(steps: Steps, stop: Expr, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Interval | None]]:
+def _parts(steps: Steps, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Interval | None]]:
     """(start, stop, what is not masked there): the range without its ends and without one hole where nothing counts."""
-    low, high = steps.start, stop
+    low, high = steps.start, steps.stop
     hole: Interval | None = None
     inside: list[Interval] = [Interval()]
     for m in masks:
@@ -159,7 +163,7 @@ def _parts(steps: Steps, stop: Expr, masks: Sequence[_Mask]) -> list[tuple[Expr,
                 high = dims.minimum(high, empty.low)
             else:
                 hole = hole or empty
-    low = dims.minimum(low, stop)
+    low = dims.minimum(low, steps.stop)
     high = dims.maximum(high, low)
     if hole is None or hole.low is None or hole.high is None:
         return [(low, high, inside[0] if len(inside) == 1 else None)]

@@ -47,10 +47,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A loop over `axis` from `start` in steps of `tile`."""
+    """A loop over `axis` from `start` to `stop` in steps of `tile`."""
 
     axis: Axis
     start: Expr
+    stop: Expr
     tile: int
 
     def down(self, place: Expr) -> Expr:
@@ -60,6 +61,19 @@ class Steps:
     def up(self, place: Expr) -> Expr:
         """The first edge between tiles that is not before `place`."""
         return self._rounded(dims.add(dims.sub(place, self.start), dims.integer(self.tile - 1)))
+
+    def all_if(self, number: Expr) -> Expr:
+        """The end of the loop if `number` is positive, else its start."""
+        return _chosen(number, self.up(self.stop), self.start)
+
+    def unless(self, numbers: Sequence[Expr], interval: Interval) -> Interval:
+        """The interval, empty if one of the `numbers` is negative."""
+        for n in numbers:
+            ok = dims.add(n, dims.ONE)
+            low = None if interval.low is None else _chosen(ok, interval.low, self.up(self.stop))
+            high = None if interval.high is None else _chosen(ok, interval.high, self.start)
+            interval = Interval(low, high)
+        return interval
 
     def _rounded(self, length: Expr) -> Expr:
         step = dims.integer(self.tile)
@@ -80,11 +94,15 @@ def known(condition: Expr, steps: Steps, spans: Spans) -> Known:
     if slack is None:
         return Known()
     rises = dims.static(dims.coefficient(slack, axis(steps.axis)) or dims.ZERO)
-    if rises not in (1, -1):
+    if rises not in (1, -1, 0):
         return Known()
     rest = dims.sub(slack, dims.mul(axis(steps.axis), dims.integer(rises)))
     least, most = extreme(rest, spans, low=True), extreme(rest, spans, low=False)
-    if rises == 1:
+    if rises == 0:
+        # All of the loop or nothing of it, which only a run knows.
+        holds = None if least is None else Interval(high=steps.all_if(dims.add(least, dims.ONE)))
+        fails = None if most is None else Interval(high=steps.all_if(_negative(most)))
+    elif rises == 1:
         holds = None if least is None else Interval(low=steps.up(_negative(least)))
         fails = None if most is None else Interval(high=steps.down(_negative(most)))
     else:
@@ -168,6 +186,12 @@ def _alternatives(condition: Expr, truth: bool) -> list[list[tuple[Expr, bool]]]
             return left + right
         return [a + b for a in left for b in right]
     return [[(condition, truth)]]
+
+
+def _chosen(number: Expr, yes: Expr, no: Expr) -> Expr:
+    """`yes` if `number` is positive, else `no`."""
+    holds = dims.minimum(dims.maximum(number, dims.ZERO), dims.ONE)
+    return dims.add(no, dims.mul(holds, dims.sub(yes, no)))
 
 
 def _negative(e: Expr) -> Expr:

@@ -82,7 +82,7 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
     """Values of class `c` per block, outermost level first, such that no float sum of `targets` is a chain of more than
     `chain` additions at any level; none if the loop is short enough as it is, or has to run in one go."""
     sums = [t for t in targets if t.reduction is not None and _rounds(t.reduction)]
-    if not sums or any(t.scan is not None for t in targets):
+    if not sums or not schedule.chain or any(t.scan is not None for t in targets):
         return ()
     chain, tile = schedule.chain, schedule.plan(c).tile
     inside = 1

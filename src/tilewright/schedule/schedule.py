@@ -48,7 +48,7 @@ class Schedule:
     With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
     per lane and merges them after the loop; without, each step is merged into one state. A float sum of more than
-    `chain` steps in a row gets a second level of states. `warps` and `stages` are those of the program."""
+    `chain` steps in a row (0: any number) gets a second level of states. `warps` and `stages` are the program's."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None

@@ -72,12 +72,16 @@ class States(Evaluation):
         mask = self.tail((product.k,))
         made: list[Var] = []
         for side in (product.left, product.right):
-            half = stored_half(side, self.form.params)
-            e = self.eval(make("read", side.args, half, side.value) if half is not None else side)
+            e = self.eval(self.operand(side))
             if mask is not None and side.op != "read":
                 e = call("where", mask, e, const(0.0, e.dtype))
             made.append(self.held(call("cast", e, dtype=product.operand), self.blocks(e)))
         return made[0], made[1]
+
+    def operand(self, side: Expr) -> Expr:
+        """A side of a contraction; a plain read in the type in which it is stored."""
+        half = stored_half(side, self.form.params)
+        return side if half is None else make("read", side.args, half, side.value)
 
     def advance(self, t: Item) -> None:
         """One step of a running fold: the values at this step, and the state behind it."""
