@@ -314,7 +314,7 @@ def _mapped(graph: Graph, solver: Solver, options: Options) -> Mapped:
         lambda region: _library_seconds(region, solver),
         lambda region: call_seconds(region.ops, _values(region.outputs), solver.target),
     )
-    mapped = settle_regions(normal, prices, _rearranged, options.contractions, lambda kernel: True)
+    mapped = settle_regions(normal, prices, _rearranged, options.contractions, solver.target.cores)
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
 
 

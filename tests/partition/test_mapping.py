@@ -66,10 +66,6 @@ def work(kernel: Kernel, layouts: object = None) -> float:
     return float(sum(dims.static(e.points()) or 1 for e in folds))
 
 
-def anything(kernel: Kernel) -> bool:
-    return True
-
-
 def test_a_region_reads_and_leaves_only_small_values() -> None:
     for dynamic in (False, True):
         graph = graph_of(with_columns, dynamic)
@@ -98,7 +94,7 @@ def test_small_products_are_regions_only_where_asked() -> None:
 
 def test_kernels_overlap_and_begin_at_small_values() -> None:
     graph = graph_of(with_columns)
-    found = candidates(graph, work, anything)
+    found = candidates(graph, work, 1)
     columns = next(v for v in graph.outputs if isinstance(v, Value) and len(v.shape) == 2)
     (best,) = choices(graph, found.kept)
     made = [set(c.kernel.outputs) for c in best.kernels]
@@ -110,7 +106,7 @@ def test_kernels_overlap_and_begin_at_small_values() -> None:
 
 def test_the_best_choice_is_that_of_trying_all() -> None:
     graph = graph_of(with_columns)
-    found = candidates(graph, work, anything).kept
+    found = candidates(graph, work, 1).kept
     owed = {v for v in graph.outputs if isinstance(v, Value)}
     least = min(
         sum(c.seconds for c in some)
@@ -133,10 +129,13 @@ def _runs(some: Sequence[Candidate]) -> bool:
 
 
 def test_kernels_without_parallelism_are_refused() -> None:
-    graph = graph_of(with_columns)
-    found = candidates(graph, work, lambda kernel: False)
-    assert not found.kept
-    assert found.refused == ("too few tiles run side by side",)
+    """Rows and columns in one kernel leave only the batch to run side by side."""
+    graph = capture(Case("case", with_columns, ((2, 1024, 8),) * 3), False)
+    few, many = candidates(graph, work, 2), candidates(graph, work, 16)
+    assert "too few tiles run side by side" not in few.refused
+    assert "too few tiles run side by side" in many.refused
+    assert choices(graph, many.kept)
+    assert all(len(c.stores & {v for v in graph.outputs if isinstance(v, Value)}) <= 1 for c in many.kept)
 
 
 @pytest.mark.parametrize("run", [attention, with_columns, twice])
@@ -144,7 +143,7 @@ def test_kernels_without_parallelism_are_refused() -> None:
 def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
     graph = graph_of(run, dynamic)
     prices = Prices(work, lambda region: 1e30, lambda region: 0.0)
-    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", anything)
+    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", 1)
     mapped.graph.verify()
     assert len(mapped.regions) == (2 if run is twice else 1)
     assert len({op.kernel for op in mapped.graph.ops if op.kernel >= 0}) >= len(mapped.regions)
@@ -158,7 +157,7 @@ def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool)
 def test_equal_regions_are_decided_once() -> None:
     graph = graph_of(lambda q, k, v: (attention(q, k, v), attention(v, q, k)))
     prices = Prices(work, lambda region: 1e30, lambda region: 0.0)
-    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", anything)
+    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", 1)
     assert len(mapped.regions) == 2
     assert mapped.regions[0] is mapped.regions[1]
 
@@ -170,6 +169,6 @@ def test_the_library_stays_where_it_is_faster() -> None:
         (Prices(work, lambda region: 1.0, lambda region: 0.0), "inside", True),
         (Prices(work, lambda region: 1e30, lambda region: 1e30), "modelled", False),
     ):
-        mapped = settle_regions(graph, prices, lambda region: (region, ()), mode, anything)  # type: ignore[arg-type]
+        mapped = settle_regions(graph, prices, lambda region: (region, ()), mode, 1)  # type: ignore[arg-type]
         assert bool(mapped.regions[0].kernels) is kernels
         assert (mapped.graph is graph) is not kernels

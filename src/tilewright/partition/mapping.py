@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ..errors import IllegalSchedule
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
+from ..rewrite.properties import parallelism
 from ..tile.sizes import estimate
 from .library import is_contraction
 from .regions import spreads
@@ -68,8 +69,9 @@ class Choice:
     seconds: float
 
 
-def candidates(region: Graph, price: Price, enough: Callable[[Kernel], bool]) -> Candidates:
-    """The kernels of a region that have a legal form, are parallel `enough`, and that no other one makes needless."""
+def candidates(region: Graph, price: Price, cores: int) -> Candidates:
+    """The kernels of a region that have a legal form, fill `cores` with tiles if others that store the same do, and
+    that no other one makes needless."""
     cuts = _cuts(region)
     producer = region.producer()
     position = {op: n for n, op in enumerate(region.ops)}
@@ -82,13 +84,19 @@ def candidates(region: Graph, price: Price, enough: Callable[[Kernel], bool]) ->
             ops, used = _between(stores, given, producer)
             if used == given and _connected(ops):
                 shapes.setdefault((ops, stores), given)
+    kernels = [
+        (
+            Kernel(
+                tuple(sorted(ops, key=position.__getitem__)), tuple(sorted(stores, key=order.__getitem__))
+            ),
+            given,
+        )
+        for (ops, stores), given in shapes.items()
+    ]
     found: list[Candidate] = []
     refused: dict[str, None] = {}
-    for (ops, stores), given in shapes.items():
-        kernel = Kernel(
-            tuple(sorted(ops, key=position.__getitem__)), tuple(sorted(stores, key=order.__getitem__))
-        )
-        if not enough(kernel):
+    for (kernel, given), wide in zip(kernels, _wide([k for k, _ in kernels], cores), strict=True):
+        if not wide:
             refused["too few tiles run side by side"] = None
             continue
         try:
@@ -96,6 +104,19 @@ def candidates(region: Graph, price: Price, enough: Callable[[Kernel], bool]) ->
         except IllegalSchedule as problem:
             refused[str(problem)] = None
     return Candidates(tuple(_useful(region, _undominated(found))), tried, tuple(refused))
+
+
+def _wide(kernels: Sequence[Kernel], cores: int) -> list[bool]:
+    """Which kernels have a tile for every core, or as many as any other one that stores one of their values."""
+    degrees = [estimate(parallelism(k.ops, k.outputs)) for k in kernels]
+    most: dict[Value, int] = {}
+    for k, degree in zip(kernels, degrees, strict=True):
+        for v in k.outputs:
+            most[v] = max(degree, most.get(v, 0))
+    return [
+        degree >= min(cores, *(most[v] for v in k.outputs))
+        for k, degree in zip(kernels, degrees, strict=True)
+    ]
 
 
 def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:

@@ -52,7 +52,7 @@ Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 
 
 def settle_regions(
-    graph: Graph, prices: Prices, rearrange: Rearrange, mode: Contractions, enough: Callable[[Kernel], bool]
+    graph: Graph, prices: Prices, rearrange: Rearrange, mode: Contractions, cores: int
 ) -> Mapped:
     """Choose the kernels of every region of a graph whose views are composed."""
     if mode == "library":
@@ -65,7 +65,7 @@ def settle_regions(
         alone = region.graph(graph)
         key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
         if key not in known:
-            known[key] = _settle(alone, prices, rearrange, enough, always)
+            known[key] = _settle(alone, prices, rearrange, cores, always)
         decided = known[key]
         settled.append(decided)
         if decided.kernels:
@@ -73,14 +73,12 @@ def settle_regions(
     return Mapped(splicer.graph() if splicer.made else graph, tuple(settled))
 
 
-def _settle(
-    region: Graph, prices: Prices, rearrange: Rearrange, enough: Callable[[Kernel], bool], always: bool
-) -> Settled:
+def _settle(region: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool) -> Settled:
     otherwise = prices.library(region)
     if otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, enough)
+    considered = candidates(better, prices.kernel, cores)
     best = choices(better, considered.kept)
     if not best or (best[0].seconds >= otherwise and not always):
         return Settled(region, (), otherwise, otherwise, considered, rules)
