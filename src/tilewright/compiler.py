@@ -34,7 +34,6 @@ from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
-from tilewright.partition.regions import may_have_regions
 from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
@@ -309,15 +308,13 @@ def _generated(
 
 def _mapped(graph: Graph, solver: Solver, options: Options) -> Mapped:
     """The kernels around contractions settled. If there are none, the graph stays as it is."""
-    inside = options.contractions == "inside"
-    if options.contractions == "library" or not may_have_regions(graph, anywhere=inside):
-        return Mapped(graph)
+    normal = normalise(graph) if options.contractions != "library" else graph
     prices = Prices(
         solver.price,
         lambda region: _library_seconds(region, solver),
         lambda region: call_seconds(region.ops, _values(region.outputs), solver.target),
     )
-    mapped = settle_regions(normalise(graph), prices, _rearranged, options.contractions, solver.target.cores)
+    mapped = settle_regions(normal, prices, _rearranged, options.contractions, solver.target.cores)
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
 
 

@@ -52,12 +52,6 @@ def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
     return found
 
 
-def may_have_regions(graph: Graph, *, anywhere: bool = False) -> bool:
-    """Whether a graph, normalised or not, has a contraction that could start a region."""
-    finder = _Finder(graph, anywhere)
-    return any(map(finder.expands, graph.ops))
-
-
 class _Finder:
     def __init__(self, graph: Graph, anywhere: bool) -> None:
         self.graph, self.anywhere = graph, anywhere
@@ -70,8 +64,8 @@ class _Finder:
         if not is_contraction(op) or op.origin < 0 or op.expr is None:
             return False
         call = self.graph.origins[op.origin].call
-        if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
-            return False  # a library that fuses the whole region needs no rival
+        if call is None or call.reason == "convolution":
+            return False
         if estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
             return False
         return self.anywhere or _numel(op.output) >= EXPANDING * max(map(_numel, op.inputs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,16 +27,6 @@ class Settled:
     library: float
     considered: Candidates | None = None
     rules: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        made = ", ".join(map(repr, self.region.outputs))
-        ways = f"{self.seconds * 1e3:.3g} ms modelled, {self.library * 1e3:.3g} ms as library calls"
-        lines = [f"{len(self.region.ops)} ops that make {made}: {len(self.kernels) or 'no'} kernels; {ways}"]
-        if self.considered is not None:
-            lines.append(f"{len(self.considered.kept)} kernels considered of {self.considered.tried}")
-            lines += [f"refused: {why}" for why in self.considered.refused]
-        lines += [f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in Counter(self.rules).items()]
-        return "\n  ".join(lines)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 
 from ..ir import dims
 from ..ir.dtype import DType
-from ..ir.expr import SCALARS, Axis, Expr, axis, both, call, const, rebuild, substitute, walk
+from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, cost, rebuild, substitute, walk
 from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item
 from .predicate import decide
 from .schedule import Role, Schedule
+
+SHARED = 12
+"""Cost from which on a value that is used twice is held and not computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ class Evaluation(ABC):
         if e.op == "where":
             asked = decide(e.args[0], self.scope.truths)
             if asked.op == "const":
-                return self.eval(e.args[1] if asked.value else e.args[2], guard)
+                chosen = self.eval(e.args[1] if asked.value else e.args[2], guard)
+                return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
             condition = self.eval(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
             no = self.eval(e.args[2], both(guard, call("not", condition)))
@@ -166,7 +170,14 @@ class Evaluation(ABC):
         return value_of(var)
 
     def ahead(self, param: int, offset: Expr) -> Expr | None:
-        """Where the next grid point reads `param`, if this load, in the last pass that reads it, is to fetch it."""
+        """Where `param` is read soon, if this load is to fetch it: by the next step, or, in the last pass that reads
+        it, by the next grid point."""
+        steps = [
+            c for c in self.schedule.classes if c.role is Role.STREAMED and axis(c.axis) in axes_of(offset)
+        ]
+        if param in self.schedule.fetch and steps:
+            last = steps[-1]
+            return substitute(offset, {axis(last.axis): dims.add(axis(last.axis), dims.integer(last.tile))})
         if param not in self.fetching:
             return None
         point = axis([c.axis for c in self.schedule.classes if c.role is Role.GRID][-1])

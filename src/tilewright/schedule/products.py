@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from ..ir import dims
 from ..ir.dtype import f32
-from ..ir.expr import Axis
-from ..target import Target
+from ..ir.expr import Axis, axes_of, axis
+from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .contract import SMALLEST, contraction, sides
 from .form import Form
@@ -23,6 +23,9 @@ ACROSS = 4
 
 STREAMED = 64
 """Values of a streamed class per step: the sums of a block are read and written once per step."""
+
+CHAIN = 8
+"""Steps in a row that add to one sum: with more, the error of the last ones would outweigh those of all products."""
 
 WIDEST = 256
 """The longest class that one block holds whole."""
@@ -56,7 +59,20 @@ def products(form: Form, target: Target) -> Schedule | None:
         extent = dims.static(a.extent)
         whole = extent is not None and tiles[a] > 1 and tiles[a] >= extent
         plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
-    return Schedule(tuple(plans), lane, online=True, lanes=False)
+    fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target)
+    return Schedule(tuple(plans), lane, online=True, lanes=False, chain=CHAIN, fetch=fetch)
+
+
+def _in_bands(form: Form, lane: Axis, streamed: list[Axis], target: Target) -> tuple[int, ...]:
+    """Inputs from memory of which a step reads a few bytes of many rows: no machine sees what comes next."""
+    cache = target.level(MemoryKind.L2)
+    found: list[int] = []
+    for param, offset in (x for i in form.folds.values() for x in i.accesses()):
+        size = estimate(form.sizes[param]) * form.params[param].dtype.bytes
+        dense = [a for a in streamed if dims.coefficient(offset, axis(a)) is dims.ONE]
+        if dense and axis(lane) in axes_of(offset) and cache is not None and 2 * size >= cache.capacity:
+            found.append(param)
+    return tuple(dict.fromkeys(found))
 
 
 def _across(lane: Axis, target: Target) -> int:

@@ -43,7 +43,8 @@ class Schedule:
     instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
     work below which grid points are not worth another thread. `trim` leaves out parts of a fold that take only its
     identity, which assumes finite values behind a mask. `ahead` names parameters, read in several passes, of which the
-    next grid point's part is fetched in the last of them.
+    next grid point's part is fetched in the last of them; `fetch` those of which each step of a loop fetches the next
+    step's block.
 
     With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
@@ -58,6 +59,7 @@ class Schedule:
     grain_bytes: int = 1 << 15
     trim: bool = True
     ahead: tuple[int, ...] = ()
+    fetch: tuple[int, ...] = ()
     peel: bool = True
     lanes: bool = True
     chain: int = 32
@@ -72,6 +74,7 @@ class Schedule:
         parts += ["online"] if self.online else []
         parts += [f"stream={list(self.stream)}"] if self.stream else []
         parts += [f"ahead={list(self.ahead)}"] if self.ahead else []
+        parts += [f"fetch={list(self.fetch)}"] if self.fetch else []
         parts += ["whole" if not self.lanes else "", f"warps={self.warps}"] if not self.peel else []
         return " ".join(parts)
 
