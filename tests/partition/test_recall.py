@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_a_known_graph_is_covered_without_prices() -> None:
 
 
 @pytest.mark.parametrize("other", [{"rows": 31}, {"dynamic": True}])
-def test_other_sizes_are_another_task(other: dict[str, int]) -> None:
+def test_other_sizes_are_another_task(other: dict[str, Any]) -> None:
     assert task_of(graph_of()) == task_of(graph_of())
     assert task_of(graph_of()) != task_of(graph_of(**other))
 
