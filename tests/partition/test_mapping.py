@@ -154,6 +154,22 @@ def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool)
         )
 
 
+def projected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A product that the library is to compute reads the region's result through a view."""
+    heads = attention(q, k, v).transpose(0, 1).reshape(q.shape[1], -1)
+    return torch.mm(heads, torch.ones(heads.shape[1], 24))
+
+
+def test_views_that_the_library_reads_stay() -> None:
+    """Normal form reads past them, but the call that replaces the product does not."""
+    graph = graph_of(projected)
+    (region,) = find_regions(graph)
+    called = [o for o in graph.origins if o.call is not None and o.call.name.endswith("mm")][-1]
+    views = {v for op in graph.ops if op.expr is not None and op.expr.is_view() for v in op.outputs}
+    assert views & set(called.inputs)
+    assert not views & set(called.inputs) & {v for op in region.own for v in op.outputs}
+
+
 def test_equal_regions_are_decided_once() -> None:
     graph = graph_of(lambda q, k, v: (attention(q, k, v), attention(v, q, k)))
     prices = Prices(work, lambda region: 1e30, lambda region: 0.0)

@@ -138,6 +138,8 @@ class _Finder:
                 for v in made
                 for r in self.consumers.get(v, [])
                 if r not in own and r.expr is not None and r.expr.is_pointwise and set(r.inputs) <= made
+                if r.output in self.kept
+                or r.output in self.consumers  # else a call of the library may read it
             }
             if not between and not ends:
                 return True
