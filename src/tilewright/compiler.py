@@ -34,11 +34,13 @@ from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
+from tilewright.partition.regions import may_have_regions
 from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
+from tilewright.rewrite.anneal import Search, rearrange
 from tilewright.rewrite.cascade import logarithmic
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
@@ -306,22 +308,27 @@ def _generated(
     return _Made(cover, plan, unit, reports)
 
 
-def _mapped(graph: Graph, solver: Solver, options: Options) -> Mapped:
+def _mapped(graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int]) -> Mapped:
     """The kernels around contractions settled. If there are none, the graph stays as it is."""
-    normal = normalise(graph) if options.contractions != "library" else graph
+    inside = options.contractions == "inside"
+    if options.contractions == "library" or not may_have_regions(graph, anywhere=inside):
+        return Mapped(graph)
     prices = Prices(
         solver.price,
         lambda region: _library_seconds(region, solver),
         lambda region: call_seconds(region.ops, _values(region.outputs), solver.target),
     )
-    mapped = settle_regions(normal, prices, _rearranged, options.contractions, solver.target.cores)
+    changed = partial(_rearranged, sizes=sizes, options=options)
+    mapped = settle_regions(normalise(graph), prices, changed, options.contractions, solver.target.cores)
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
 
 
-def _rearranged(region: Graph) -> tuple[Graph, tuple[str, ...]]:
+def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
     """A region in the form that is best cut into kernels, and the names of the rules that led there."""
-    changed, quotients = logarithmic(region)
-    return changed, ("quotient enters exponential",) * quotients
+    found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates))
+    changed, quotients = logarithmic(normalise(found.graph))
+    applied = [step.rule for change in found.changes for step in change.applied]
+    return changed, (*applied, *("quotient enters exponential",) * quotients)
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
@@ -347,7 +354,7 @@ def _normal(run: Recorder, graph: Graph, solver: Solver, options: Options, sizes
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     with seen_sizes(sizes):
-        mapped = run("map", lambda: _mapped(frozen, solver, options))
+        mapped = run("map", lambda: _mapped(frozen, solver, options, sizes))
     chosen = run("select", lambda: select(mapped.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))

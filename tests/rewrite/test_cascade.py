@@ -23,12 +23,18 @@ def softmax(s: Tensor) -> Tensor:
     return torch.softmax(s, -1)
 
 
+def _scaled(s: Tensor) -> Tensor:
+    e = torch.exp((s - s.amax(-1, keepdim=True)) * 0.3)
+    return e / e.sum(-1, keepdim=True)
+
+
 COLUMNS: dict[str, Run] = {
     "sums": lambda s: softmax(s).sum(1),
     "sums of squares": lambda s: (softmax(s) ** 2).sum(1),
     "any": lambda s: (softmax(s) >= 0.2).any(1),
     "two": lambda s: (softmax(s).sum(1), softmax(s).amax(1)),
     "transposed": lambda s: softmax(s).transpose(1, 2).sum(-1),
+    "scaled": lambda s: _scaled(s).sum(1),
     "no shift": lambda s: (torch.exp(s) / torch.exp(s).sum(-1, keepdim=True)).sum(1),
 }
 OTHERS: dict[str, Run] = {
@@ -59,7 +65,7 @@ def test_the_meaning_stays_and_no_element_is_divided(name: str) -> None:
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sums", "sums of squares", "no shift"])
+@pytest.mark.parametrize("name", ["sums", "sums of squares", "scaled", "no shift"])
 def test_it_is_exact(name: str) -> None:
     before = graph_of(COLUMNS[name])
     after, _ = logarithmic(before)

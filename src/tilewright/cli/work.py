@@ -18,6 +18,7 @@ from tilewright.cli.request import CHECK_FAILED, OK, Request
 from tilewright.cli.show import Cell, Json, size
 from tilewright.errors import InputError
 from tilewright.options import PREFIX, Options
+from tilewright.partition.settle import Mapped
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 
@@ -186,6 +187,15 @@ def _show_calls(request: Request, compiled: Compiled) -> None:
         request.screen.table("calls", columns, rows)
 
 
+def _show_regions(request: Request, compiled: Compiled) -> None:
+    """What was decided about contractions whose large results are folded again."""
+    found = next((phase.result for phase in compiled.trace.phases if phase.name == "map"), None)
+    regions = [str(region) for region in found.regions] if isinstance(found, Mapped) else []
+    for text in regions:
+        request.screen.block(text)
+    request.screen.facts["regions"] = regions
+
+
 # The verbs.
 
 
@@ -290,6 +300,7 @@ def explain_model(request: Request, with_source: bool) -> int:
     show_compiled(request, compiled)
     _show_kernels(request, compiled, with_source)
     _show_calls(request, compiled)
+    _show_regions(request, compiled)
     if with_source:
         for kernel in compiled.kernels:
             request.screen.line(f"\n// {kernel.name}", style="bold")

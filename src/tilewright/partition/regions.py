@@ -36,6 +36,11 @@ class Region:
         layouts = {v: whole.layouts[v] for v in (*self.inputs, *self.outputs) if v in whole.layouts}
         return Graph(self.inputs, self.ops, self.outputs, whole.origins, layouts)
 
+    def as_captured(self, whole: Graph) -> Graph:
+        """The same with the views that only library calls of its origins read."""
+        inside = {*self.ops, *self.own}
+        return self.graph(whole).with_ops([op for op in whole.ops if op in inside])
+
 
 def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
     """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
@@ -52,6 +57,12 @@ def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
     return found
 
 
+def may_have_regions(graph: Graph, *, anywhere: bool = False) -> bool:
+    """Whether a graph, normalised or not, has a contraction that could start a region."""
+    finder = _Finder(graph, anywhere)
+    return any(map(finder.expands, graph.ops))
+
+
 class _Finder:
     def __init__(self, graph: Graph, anywhere: bool) -> None:
         self.graph, self.anywhere = graph, anywhere
@@ -64,8 +75,8 @@ class _Finder:
         if not is_contraction(op) or op.origin < 0 or op.expr is None:
             return False
         call = self.graph.origins[op.origin].call
-        if call is None or call.reason == "convolution":
-            return False
+        if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
+            return False  # a library that fuses the whole region needs no rival
         if estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
             return False
         return self.anywhere or _numel(op.output) >= EXPANDING * max(map(_numel, op.inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,16 @@ class Settled:
     library: float
     considered: Candidates | None = None
     rules: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        made = ", ".join(map(repr, self.region.outputs))
+        ways = f"{self.seconds * 1e3:.3g} ms modelled, {self.library * 1e3:.3g} ms as library calls"
+        lines = [f"{len(self.region.ops)} ops that make {made}: {len(self.kernels) or 'no'} kernels; {ways}"]
+        if self.considered is not None:
+            lines.append(f"{len(self.considered.kept)} kernels considered of {self.considered.tried}")
+            lines += [f"refused: {why}" for why in self.considered.refused]
+        lines += [f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in Counter(self.rules).items()]
+        return "\n  ".join(lines)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +76,7 @@ def settle_regions(
         alone = region.graph(graph)
         key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
         if key not in known:
-            known[key] = _settle(alone, prices, rearrange, cores, always)
+            known[key] = _settle(alone, region.as_captured(graph), prices, rearrange, cores, always)
         decided = known[key]
         settled.append(decided)
         if decided.kernels:
@@ -73,8 +84,10 @@ def settle_regions(
     return Mapped(splicer.graph() if splicer.made else graph, tuple(settled))
 
 
-def _settle(region: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool) -> Settled:
-    otherwise = prices.library(region)
+def _settle(
+    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool
+) -> Settled:
+    otherwise = prices.library(captured)
     if otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)

@@ -21,11 +21,13 @@ from .sign import of_type, signs_of
 
 @dataclass(frozen=True, slots=True)
 class _Quotient:
-    """exp(minuend - shift) / divisor as the body of an op; the last two are reads that use fewer axes."""
+    """exp((minuend - shift) * factor) / divisor as the body of an op; shift and divisor are reads that use fewer axes,
+    the factor is a constant."""
 
     op: Op
     minuend: Expr
     shift: Expr | None
+    factor: Expr | None
     divisor: Expr
     inputs: tuple[Value, ...]
 
@@ -90,11 +92,13 @@ def _quotient(op: Op, producer: Mapping[Value, Op]) -> _Quotient | None:
         inputs += maker.inputs
     if top.op != "exp":
         return None
-    exponent = top.args[0]
+    exponent, factor = top.args[0], None
+    if exponent.op == "mul" and exponent.args[1].op == "const" and exponent.args[0].op == "sub":
+        exponent, factor = exponent.args
     shift = exponent.args[1] if exponent.op == "sub" else exponent
     if shift.op == "read" and shift.args == bottom.args and exponent is not shift:
-        return _Quotient(op, exponent.args[0], shift, bottom, tuple(inputs))
-    return _Quotient(op, exponent, None, bottom, tuple(inputs))
+        return _Quotient(op, exponent.args[0], shift, factor, bottom, tuple(inputs))
+    return _Quotient(op, top.args[0], None, None, bottom, tuple(inputs))
 
 
 def _later(r: Expr, by: int) -> Expr:
@@ -147,21 +151,25 @@ def _row_axes(reader: Op, v: Value, rows: frozenset[int]) -> list[frozenset[int]
 
 
 def _statistic(found: _Quotient, made: Value) -> Op:
-    """shift + log(divisor), with the dims of the divisor."""
+    """shift * factor + log(divisor), with the dims of the divisor."""
     axes = output_axes(made.shape)
     index = tuple(position(a) for a in axes)
     body = call("log", read(0, index, found.divisor.dtype))
     inputs = [_operand(found.divisor, found.inputs)]
     if found.shift is not None:
-        body = call("add", read(1, index, found.shift.dtype), body)
+        body = call("add", _scaled(read(1, index, found.shift.dtype), found.factor), body)
         inputs.append(_operand(found.shift, found.inputs))
     return Op("logsumexp", tuple(inputs), (made,), expr=TensorExpr(axes, (body,)), origin=found.op.origin)
 
 
 def _difference(found: _Quotient, statistic: Value) -> Op:
-    """exp(minuend - statistic)."""
+    """exp(minuend * factor - statistic)."""
     assert found.op.expr is not None
     row = read(len(found.inputs), found.divisor.args, statistic.dtype)
-    body = call("exp", call("sub", found.minuend, row))
+    body = call("exp", call("sub", _scaled(found.minuend, found.factor), row))
     expr = TensorExpr(found.op.expr.axes, (body,))
     return tidy_operands(replace(found.op, inputs=(*found.inputs, statistic), expr=expr))
+
+
+def _scaled(e: Expr, factor: Expr | None) -> Expr:
+    return e if factor is None else call("mul", e, factor)
