@@ -22,7 +22,7 @@ RULE = {rule.name: rule for rule in RULES}
 def after(graph: Graph, rule: str | AlgebraRule, limit: float | None = 8.0, **options: bool) -> list[Graph]:
     """The graphs that one use of a rule leads to. Inputs are trusted to stay below `limit`."""
     chosen = RULE[rule] if isinstance(rule, str) else rule
-    program, values = program_of(graph, graph.ops, {})
+    program, values = program_of(graph, graph.ops, graph.ops, {})
     walk = Walk(
         program, Search(rules=(chosen,), limit=limit, **options), lambda step: graph.ops[step.source].name
     )

@@ -13,18 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from torch import Tensor
+
 from ..ir import dims
 from ..ir.expr import Symbol
 from ..ir.graph import Graph, Op, Value
+from ..ir.pattern import Rewriter
 from .algebra import RULES, AlgebraRule
+from .bounds import of_tensor
 from .factors import Draft
 from .normalise import normalise
+from .rules import IEEE_RULES
 from .steps import UNKNOWN_SIZE, Program, Step, canonical, renumbered
 
 GROWTH = 2
 """How many times larger than its largest operand the result of an op is that starts a part to be searched."""
-LEAST_BYTES = 1 << 16
-"""Bytes that such a result has at least."""
 STEPS = 100
 """Steps of annealing for each part."""
 TRIES = 32
@@ -70,12 +73,14 @@ class Rearranged:
 @dataclass(frozen=True, slots=True)
 class Search:
     """Settings of the search. `limit` is a magnitude within which float inputs are trusted to stay (None: they may be
-    anything), `round_intermediates` the option of that name, `steps` those of annealing."""
+    anything), `round_intermediates` the option of that name, `steps` those of annealing. `least_bytes` are what the
+    result of an op has that starts a part to be searched."""
 
     seed: int = 0
     steps: int = STEPS
     limit: float | None = None
     round_intermediates: bool = False
+    least_bytes: int = 1 << 16
     rules: tuple[AlgebraRule, ...] = RULES
 
 
@@ -94,17 +99,20 @@ def rearrange(
     ops: dict[Op, tuple[Op, ...]] = {}
     first_id = 1 + max((v.id for v in _values(graph)), default=0)
     changed: set[int] = set()
-    for part in regions(graph, sizes or {}):
-        program, values = program_of(graph, part, sizes or {})
+    for part in regions(graph, sizes or {}, settings.least_bytes):
+        whole = with_known(graph, part)
+        program, values = program_of(graph, whole, part, sizes or {})
         key = _key(program)
         if key not in found:
-            found[key] = _searched(program, part, settings)
+            found[key] = _searched(program, whole, settings)
         solution = found[key]
         if solution is None:
             continue
         counts[key] += 1
-        new = ops_of(solution.program, part, values, first_id)
-        first_id += len(new)
+        new = [
+            op for op in ops_of(solution.program, whole, values, first_id) if op not in whole or op in part
+        ]
+        first_id += len(solution.program.steps)
         new += _views(part, new)
         changed |= {op.origin for op in part if op not in new}
         ops |= dict.fromkeys(part, ())
@@ -118,10 +126,10 @@ def rearrange(
 # --- parts of a graph ------------------------------------------------------------
 
 
-def regions(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[Op, ...]]:
+def regions(graph: Graph, sizes: Mapping[str, int], least_bytes: int) -> list[tuple[Op, ...]]:
     """The parts worth searching, each in the order of the graph: ops that make or read what an op has made much larger
     than its operands, ops between them, and pointwise ops around."""
-    large = _large(graph, sizes)
+    large = _large(graph, sizes, least_bytes)
     parent: dict[Op, Op] = {}
 
     def root(op: Op) -> Op:
@@ -149,15 +157,16 @@ def regions(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[Op, ...]]:
     return [part for part in parts if any(op.expr and op.expr.reduction for op in part)]
 
 
-def _large(graph: Graph, sizes: Mapping[str, int]) -> dict[Value, Op]:
+def _large(graph: Graph, sizes: Mapping[str, int], least_bytes: int) -> dict[Value, Op]:
     """Intermediate values that are much larger than what they come from, with the ops that make them."""
     found: dict[Value, Op] = {}
+    known = _known(graph)
     for op in graph.ops:
-        if not _plain(op) or not op.inputs:
+        if not _plain(op) or not op.inputs or op.output in known:
             continue
         size, wide = _numel(op.output, sizes), max(_numel(v, sizes) for v in op.inputs)
         follows = any(v in found and 2 * size >= _numel(v, sizes) for v in op.inputs)
-        if follows or (size >= GROWTH * wide and size * op.output.dtype.bytes >= LEAST_BYTES):
+        if follows or (size >= GROWTH * wide and size * op.output.dtype.bytes >= least_bytes):
             found[op.output] = op
     return found
 
@@ -181,43 +190,54 @@ def _closed(graph: Graph, group: set[Op]) -> tuple[Op, ...]:
             below[op] = True
             after |= set(op.outputs)
     needed: set[Value] = set()
-    known = _known(graph)
     part: list[Op] = []
     for op in reversed(graph.ops):
         if op in group or (op in below and any(v in needed for v in op.outputs)):
             needed |= set(op.inputs)
             if _plain(op):
                 part.append(op)
-        elif op in known and op.output in needed:
-            needed |= set(op.inputs)
-            part.append(op)
     return tuple(reversed(part))
 
 
-def _known(graph: Graph) -> set[Op]:
-    """Pointwise ops that read no data: constants, positions, masks of these."""
-    made: set[Value] = set()
-    found: set[Op] = set()
+def _known(graph: Graph) -> dict[Value, Op]:
+    """Pointwise ops that read no data: constants, positions, masks of these. By what they make."""
+    found: dict[Value, Op] = {}
     for op in graph.ops:
-        if _plain(op) and op.expr is not None and op.expr.is_pointwise and all(v in made for v in op.inputs):
-            found.add(op)
-            made.add(op.output)
+        if _plain(op) and op.expr is not None and op.expr.is_pointwise and all(v in found for v in op.inputs):
+            found[op.output] = op
     return found
 
 
-def program_of(graph: Graph, part: Sequence[Op], sizes: Mapping[str, int]) -> tuple[Program, list[Value]]:
-    """The part as a program, and the values that its ids stand for. What only the library calls of its own ops read is
-    not an output."""
-    inside = set(part)
+def with_known(graph: Graph, part: Sequence[Op]) -> tuple[Op, ...]:
+    """The part, behind the ops that it reads and that read no data themselves. Several parts may share those."""
+    known, inside = _known(graph), set(part)
+    needed: set[Op] = set()
+    stack = [v for op in part for v in op.inputs]
+    while stack:
+        op = known.get(stack.pop())
+        if op is not None and op not in needed and op not in inside:
+            needed.add(op)
+            stack += op.inputs
+    return (*(op for op in graph.ops if op in needed), *part)
+
+
+def program_of(
+    graph: Graph, ops: Sequence[Op], part: Sequence[Op], sizes: Mapping[str, int]
+) -> tuple[Program, list[Value]]:
+    """Some ops as a program in which rules redefine those of `part`, and the values that its ids stand for. What only
+    the library calls of its own ops read is not an output."""
+    inside, free = set(ops), set(part)
     kept, consumers = graph.kept(), graph.consumers()
     read = [
         op.output
         for op in part
         if op.output in kept or any(c not in inside for c in consumers.get(op.output, []))
     ]
-    program, values = canonical(part, [v for v in read if not _for_a_call(graph, v, kept, consumers)])
-    held = {n: graph.constants[v] for n, v in enumerate(values) if v in graph.constants}
-    return replace(program, constants=held, sizes=dict(sizes)), values
+    program, values = canonical(ops, [v for v in read if not _for_a_call(graph, v, kept, consumers)])
+    tensors = {n: graph.constants.get(v) for n, v in enumerate(values)}
+    held = {n: of_tensor(t) for n, t in tensors.items() if isinstance(t, Tensor)}
+    fixed = frozenset(values.index(op.output) for op in ops if op not in free)
+    return replace(program, constants=held, sizes=dict(sizes), fixed=fixed), values
 
 
 def _for_a_call(graph: Graph, v: Value, kept: set[Value], consumers: Mapping[Value, list[Op]]) -> bool:
@@ -234,8 +254,8 @@ def _key(program: Program) -> object:
     """Equal for programs that compute the same from leaves of which the same is known."""
     steps = tuple((s.expr, s.value.dtype) for s in program.steps.values())
     leaves = tuple((v.shape, v.dtype) for v in program.leaves.values())
-    held = tuple(id(t) for t in program.constants.values())
-    return steps, leaves, held, program.outputs
+    held = tuple(program.constants.items())
+    return steps, leaves, held, program.outputs, program.fixed
 
 
 # --- the search ------------------------------------------------------------
@@ -266,6 +286,7 @@ class Walk:
         self.search, self.name = search, name
         self.start = _State(program)
         self._draft = Draft(program, search.limit, search.round_intermediates)
+        self._rewriter = Rewriter(IEEE_RULES)
         self._at: dict[frozenset[Step], tuple[Move, ...]] = {}
         self._after: dict[tuple[frozenset[Step], tuple[Step, ...]], Program] = {}
 
@@ -275,6 +296,8 @@ class Walk:
         behind = _behind(program)
         found: list[Move] = []
         for step in program.steps.values():
+            if step.id in program.fixed:
+                continue
             key = behind[step.id]
             if key not in self._at:
                 self._at[key] = tuple(
@@ -288,8 +311,12 @@ class Walk:
         rule, step, new = move
         key = frozenset(s.program.steps.values()), new
         if key not in self._after:
-            self._after[key] = s.program.changed(new)
+            self._after[key] = s.program.changed([self._simplified(x) for x in new])
         return _State(self._after[key], (*s.applied, Applied(rule.name, self.name(step))))
+
+    def _simplified(self, step: Step) -> Step:
+        body = tuple(self._rewriter(b) for b in step.expr.body)
+        return step if body == step.expr.body else replace(step, expr=replace(step.expr, body=body))
 
     def descend(self, s: _State, only: Iterable[AlgebraRule] | None = None) -> _State:
         """The steepest way down."""

@@ -114,9 +114,9 @@ class Bounds:
         return self.inline(step.expr.at(r.args)) if step is not None and step.expr.is_pointwise else None
 
     def _leaf(self, v: Value) -> Range:
-        tensor = self.program.constants.get(v.id)
-        if isinstance(tensor, torch.Tensor) and v.dtype.is_float:
-            return _of_tensor(tensor)
+        known = self.program.constants.get(v.id)
+        if isinstance(known, Range) and v.dtype.is_float:
+            return known
         if not v.dtype.is_float:
             return _integers(v.dtype)
         if self.limit is not None:
@@ -269,13 +269,22 @@ def _unified(pattern: Expr, e: Expr, over: Mapping[Expr, Expr | None]) -> dict[E
     return found if go(pattern, e) and all(k in found for k in over if k in used) else None
 
 
-def _of_tensor(t: torch.Tensor) -> Range:
-    x = t.detach().double()
-    if not x.numel() or bool(x.isnan().any()):
+def of_tensor(t: torch.Tensor) -> Range:
+    """What the elements of a frozen tensor may be, coarsely, so that the weights of equal layers are alike: only 0 and
+    infinities, as in a mask, or finite numbers of some order of magnitude."""
+    if not t.numel() or not t.dtype.is_floating_point:
         return Range()
-    nonzero = x[x != 0].abs()
-    least = float(nonzero.min()) if nonzero.numel() else math.inf
-    return Range(float(x.min()), float(x.max()), least, nonzero.numel() < x.numel(), bool(x.isfinite().all()))
+    low, high = float(t.detach().amin()), float(t.detach().amax())
+    if math.isnan(low) or math.isnan(high):
+        return Range()
+    if math.isinf(low) or math.isinf(high):
+        other = t.detach()[t.detach() != 0]
+        return Range(low, high, math.inf, other.numel() < t.numel()) if bool(other.isinf().all()) else Range()
+    top = max(-low, high)
+    if not top:
+        return _point(0.0)
+    bound = 2.0 ** (16 * max(1, math.ceil(math.log2(top) / 16))) if top > 1 else 1.0
+    return Range(0.0 if low >= 0 else -bound, bound, finite=True)
 
 
 def _integers(dtype: DType) -> Range:

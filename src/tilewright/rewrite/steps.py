@@ -58,8 +58,9 @@ class Step:
 class Program:
     """`steps` by the id of their value; `leaves` are read and not computed here; `outputs` are read outside.
 
-    `constants` says of leaves whose elements are known what they are (a leaf of floats may be anything). `sizes` are
-    the sizes that costs are computed for; from `fresh` on there are free ids."""
+    `constants` says of frozen leaves what is known of their elements. `sizes` are
+    the sizes that costs are computed for; from `fresh` on there are free ids. `fixed` are steps that no rule
+    redefines."""
 
     steps: Mapping[int, Step]
     leaves: Mapping[int, Value]
@@ -67,6 +68,7 @@ class Program:
     fresh: int
     constants: Mapping[int, object] = field(default_factory=dict[int, object])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    fixed: frozenset[int] = frozenset()
 
     def value(self, id: int) -> Value:
         """The value with this id."""
