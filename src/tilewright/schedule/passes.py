@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..ir.expr import Axis
+from .companions import Merge, follow
 from .form import Item, folds_read
-from .transport import degree
 
 Numbers = dict[int, int]
+Merges = dict[int, Merge]
 
 
 def pass_numbers(
-    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, online: bool
-) -> tuple[Numbers, Numbers]:
-    """Pass number along `c` of each item of `cone` (producers first) and of `outputs`; and, for each fold that runs in
-    the pass of the running maximum that it reads (`online`, by transport), the number of that fold.
+    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, folds: Mapping[int, Item] | None = None
+) -> tuple[Numbers, Merges]:
+    """Pass number along `c` of each item of `cone` (producers first) and of `outputs`; and how folds run in the pass of
+    the folds that they read, where the online law lets them (among `folds`, None = nowhere).
 
     A reader stands one pass after a fold over `c` that it reads; beside a scan that it reads at the same index."""
+    apart: set[int] = set()
+    while True:
+        numbers, merges = _numbered(cone, outputs, c, folds, apart)
+        late = [i for i, m in merges.items() if any(numbers.get(f, numbers[i]) != numbers[i] for f in m.beside)]
+        if not late:
+            return numbers, merges
+        apart.add(late[0])
+
+
+def _numbered(
+    cone: Sequence[Item],
+    outputs: Sequence[Item],
+    c: Axis,
+    folds: Mapping[int, Item] | None,
+    apart: Collection[int],
+) -> tuple[Numbers, Merges]:
     numbers: Numbers = {}
-    merged: Numbers = {}
+    merges: Merges = {}
     inside = {i.id: i for i in cone}
     for i in (*cone, *outputs):
         number, waits = 0, []
@@ -30,16 +47,10 @@ def pass_numbers(
             late = (c in up.reduce or up.scan == c) and not (up.scan == c and c in i.kept)
             number = max(number, numbers[d] + late)
             waits += [d] if late else []
-        upstream = _upstream(i, [d for d in waits if numbers[d] + 1 == number], c, inside) if online else None
-        if upstream is not None:
-            merged[i.id] = upstream
-            number -= 1
+        if folds is not None and waits and i.id not in apart and i.reduce == (c,):
+            merge = follow(i, [inside[d] for d in waits if numbers[d] + 1 == number], folds)
+            if merge is not None:
+                merges[i.id] = merge
+                number -= 1
         numbers[i.id] = number
-    return numbers, merged
-
-
-def _upstream(i: Item, late: Sequence[int], c: Axis, inside: Mapping[int, Item]) -> int | None:
-    """The one fold that `i` waits for, if `i` can follow it while it still moves."""
-    if len(late) != 1 or i.reduce != (c,) or inside[late[0]].reduce != (c,):
-        return None
-    return late[0] if degree(i, inside[late[0]]) is not None else None
+    return numbers, merges

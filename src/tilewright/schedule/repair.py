@@ -1,78 +1,213 @@
-"""Folds that run beside the running maximum they read: when it moves, what they have summed is repaired."""
+"""Folds that run beside the folds they read: when a gauge moves, what has been summed so far is repaired.
+
+A state belongs to the values that its gauges had when it was last advanced. Three times gauges move: at a step, when
+lanes come together, and when a level of states is added to the one above. Each time states are brought to the new
+values by the law's repair, all from the old ones, before any of them is assigned.
+"""
 
 from __future__ import annotations
 
-from fractions import Fraction
+import math
+from collections.abc import Mapping, Sequence
 
-from ..ir.expr import Expr, call, const
+from ..ir import dims
+from ..ir.expr import Expr, call, cast, const, substitute, transform, where
 from ..ir.program import Compute, Dot, Update, Var, value_of
+from ..rewrite.terms import Gauge
+from .companions import Merge
 from .form import Item
+from .passes import Merges
 from .states import States
-from .transport import degree
+
+Values = Mapping[int, tuple[Expr, ...]]
+"""States of folds."""
 
 
 class Repair(States):
     """States that may depend on other states of the same pass."""
 
-    def update(self, t: Item, upstream: int | None) -> None:
-        """state = merge(state, element), after repair if the upstream maximum has just moved."""
+    def moving(self, merges: Merges) -> set[int]:
+        """Folds whose new values others need within the step."""
+        counts = {m.count for m in merges.values() if m.count is not None}
+        return {g for m in merges.values() for g in m.gauges} | counts
+
+    def now(self, folds: Sequence[int]) -> Values:
+        """The states of folds as they stand."""
+        return {f: tuple(value_of(v) for v in self.states[f]) for f in folds}
+
+    def step(self, targets: Sequence[Item], merges: Merges) -> None:
+        """Advance the states of `targets`, all of whose classes are bound, by the elements of a step."""
+        moving = self.moving({t.id: merges[t.id] for t in targets if t.id in merges})
+        before = self.now([t.id for t in targets])
+        ahead = {t.id: self.run_ahead(t) for t in targets if t.id in moving}
+        gaps: dict[tuple[Expr, bool], Expr] = {}
+        repaired: dict[int, Expr] = {}
+        for t in targets:
+            merge = merges.get(t.id)
+            if merge is not None:
+                self.expose(merge, ahead)
+                repaired[t.id] = self.brought(merge, before, gaps)
+        for t in targets:
+            if t.id not in moving:
+                self.update(t, repaired.get(t.id))
+        for f, new in ahead.items():
+            self.out.append(Update(self.states[f], new))
+
+    def run_ahead(self, t: Item) -> tuple[Expr, ...]:
+        """The state of a gauge after this step, before it is assigned."""
+        assert t.reduction is not None
+        old = [value_of(v) for v in self.states[t.id]]
+        elements, mask = self.elements(t)
+        moved = t.reduction.merged(old, elements)
+        if mask is not None:
+            moved = tuple(call("where", mask, m, o) for m, o in zip(moved, old, strict=True))
+        return tuple(self.named(m) for m in moved)
+
+    def expose(self, merge: Merge, values: Values) -> None:
+        """Let the gauges of `merge` be read with the states `values`."""
+        for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
+            if (f, 0) in self.scope.results and self.scope.results[f, 0] is values[f][0]:
+                continue
+            self.scope.results[f, 0] = self.named(self.shown(merge, gauge, values[f][0], values))
+
+    def shown(self, merge: Merge, gauge: Gauge, state: Expr, values: Values) -> Expr:
+        """What readers see of a gauge whose state is `state`: a mean so far, and no infinite extreme of nothing."""
+        if gauge.centred:
+            assert merge.count is not None
+            (count,) = values[merge.count]
+            fold = self.form.items[merge.count]
+            extent = dims.prod(a.extent for a in fold.reduce)
+            size = dims.static(extent)
+            whole = const(size, count.dtype) if size is not None else cast(extent, count.dtype)
+            nothing = call("eq", count, const(0.0, count.dtype))
+            share = where(nothing, const(0.0, count.dtype), call("div", whole, count))
+            return call("mul", state, share)
+        if gauge.through is not gauge.leaf:
+            return state
+        return where(_empty(gauge, state), const(0.0, state.dtype), state)
+
+    def brought(self, merge: Merge, old: Values, gaps: dict[tuple[Expr, bool], Expr]) -> Expr:
+        """The first state of `merge` out of `old`, brought to the gauges that are exposed. `gaps` holds those known."""
+        law, count = merge.law, merge.count
+        soft = law.rank == 1 and law.states[0].reduction.combiner == "add"
+        shifts: list[Expr] = []
+        for k, (gauge, f) in enumerate(zip(law.gauges, merge.gauges, strict=True)):
+            falls = all((q > 0) == gauge.rising for (g, _), q in law.states[0].rates if g == k)
+            key = (gauge.through, soft and falls)
+            if key not in gaps:
+                counted = {} if count is None else {count: old[count]}
+                gaps[key] = self.named(self.gap(merge, gauge, {f: old[f], **counted}, f, key[1]))
+            shifts.append(gaps[key])
+        zero = const(0.0, law.states[0].body.dtype)
+        states = [zero if f is None else old[f][0] for f in merge.states]
+        return transform(law.repaired(0, states, shifts), lambda x: self.factor(x, gaps))
+
+    def factor(self, x: Expr, known: dict[tuple[Expr, bool], Expr]) -> Expr | None:
+        """A name for an exponential of a gap, which several folds share."""
+        if x.op not in ("exp", "exp2"):
+            return None
+        if (x, False) not in known:
+            known[x, False] = self.named(x)
+        return known[x, False]
+
+    def gap(self, merge: Merge, gauge: Gauge, old: Values, fold: int, falls: bool) -> Expr:
+        """How far a gauge has moved from `old`. From nothing to something: infinitely far if exponentials `falls` by it,
+        else not at all, since nothing has been summed."""
+        state = old[fold][0]
+        before = state if gauge.through is gauge.leaf and not gauge.centred else self.shown(merge, gauge, state, old)
+        through = self.eval(substitute(gauge.through, {gauge.leaf: self.named(before)}))
+        moved = call("sub", through, self.eval(gauge.through))
+        if gauge.open and not (falls and gauge.through is gauge.leaf):
+            return where(_empty(gauge, state), const(0.0, state.dtype), moved)
+        return moved
+
+    def update(self, t: Item, repaired: Expr | None) -> None:
+        """state = merge(state or what it was `repaired` to, element)."""
         assert t.reduction is not None
         if t.scan is not None:
             self.advance(t)
             return
         names = self.states[t.id]
-        old: list[Expr] = [value_of(v) for v in names]
+        old: list[Expr] = [value_of(v) for v in names] if repaired is None else [repaired]
         product = self.contractions.get(t.id)
-        operands = self.operands(product) if product is not None else None
-        elements, mask = self.elements(t) if product is None else ((), None)
-        if upstream is not None:
-            k = degree(t, self.form.items[upstream])
-            assert k is not None
-            old = [call("mul", old[0], self.factor(upstream, k))]
-        if product is None or operands is None:
+        if product is None:
+            elements, mask = self.elements(t)
             self.out.append(Update(names, t.reduction.merged(old, elements), mask))
             return
-        if upstream is not None:
-            self.out.append(Update(names, tuple(old)))
+        operands = self.operands(product)
+        if repaired is not None:
+            self.out.append(Update(names, (repaired,)))
         self.out.append(Dot(names[0], *operands, product.k))
 
-    def run_ahead(self, t: Item) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
-        """The new running maximum, before its state is assigned: dependents of this pass read it guarded
-        against -inf."""
+    def finish(self, targets: Sequence[Item], merges: Merges) -> None:
+        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own: every lane
+        is brought to the common ones before they are added."""
+        lanes = self.now([t.id for t in targets])
+        gaps: dict[tuple[Expr, bool], Expr] = {}
+        for t in targets:
+            if t.scan is not None:
+                continue
+            merge, parts = merges.get(t.id), self.states[t.id]
+            if merge is not None and any(self.states[f][0].axes != () for f in merge.gauges):
+                parts = self.common(t, merge, lanes, gaps)
+            state = [value_of(v) for v in self.collapse(t, parts)]
+            self.result(t, [self.defined(merge, state[0])] if merge is not None else state)
+
+    def common(
+        self, t: Item, merge: Merge, lanes: Values, gaps: dict[tuple[Expr, bool], Expr]
+    ) -> tuple[Var, ...]:
+        """The lanes of a state with the gauges of the whole."""
         (name,) = self.states[t.id]
-        (element,), mask = self.elements(t)
-        moved = call("maximum", value_of(name), element)
-        new = self.named(moved if mask is None else call("where", mask, moved, value_of(name)))
-        infinite = call("eq", new, const(float("-inf"), new.dtype))
-        self.scope.results[t.id, 0] = self.named(call("where", infinite, const(0.0, new.dtype), new))
-        return (name,), (new,)
+        if not any(a in t.reduce for f in merge.gauges for a in self.states[f][0].axes):
+            return (name,)
+        final = {f: self.scope.results[f, 0] for f in merge.gauges}
+        for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
+            if gauge.open and gauge.through is gauge.leaf:
+                self.scope.results[f, 0] = self.named(self.shown(merge, gauge, final[f], {}))
+        memo = self.scope.memo
+        self.scope.memo = dict(memo)
+        brought = self.brought(merge, lanes, gaps)
+        self.scope.memo = memo
+        self.scope.results |= {(f, 0): e for f, e in final.items()}
+        var = self.var(name.dtype, tuple(dict.fromkeys((*name.axes, *self.blocks(brought)))))
+        self.out.append(Compute(var, brought))
+        return (var,)
 
-    def factor(self, upstream: int, k: Fraction) -> Expr:
-        (name,) = self.states[upstream]
-        gap = call("sub", value_of(name), self.scope.results[upstream, 0])
-        return self.named(call("exp", gap if k == 1 else call("mul", gap, const(k, gap.dtype))))
+    def defined(self, merge: Merge, state: Expr) -> Expr:
+        """A result as the program has it where an extreme has seen nothing but its identity: often NaN."""
+        if not merge.law.states[0].lost:
+            return state
+        for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
+            if gauge.through is gauge.leaf:
+                top = self.scope.results[f, 0]
+                state = where(_empty(gauge, top), const(math.nan, state.dtype), state)
+        return state
 
-    def finish(self, t: Item, merged: dict[int, int]) -> None:
-        """After the loops: merge the lanes of a state and compute its results."""
-        assert t.reduction is not None
-        if t.scan is not None:
-            return
-        parts = self.states[t.id]
-        if t.id in merged:
-            parts = (self.rescaled(t, merged[t.id]),)
-        self.result(t, [value_of(v) for v in self.collapse(t, parts)])
+    def add_level(self, targets: Sequence[Item], above: Mapping[int, tuple[Var, ...]], merges: Merges) -> None:
+        """Merge the states of a level, which has ended, into those `above`."""
+        own = self.now([t.id for t in targets])
+        upper: Values = {f: tuple(value_of(v) for v in above[f]) for f in own}
+        joint: dict[int, tuple[Expr, ...]] = {}
+        outer = self.scope
+        self.scope = outer.child()
+        for t in targets:
+            assert t.reduction is not None
+            if t.id not in merges:
+                joint[t.id] = tuple(self.named(e) for e in t.reduction.merged(upper[t.id], own[t.id]))
+        up: dict[tuple[Expr, bool], Expr] = {}
+        down: dict[tuple[Expr, bool], Expr] = {}
+        for t in targets:
+            if t.id in merges:
+                assert t.reduction is not None
+                merge = merges[t.id]
+                self.expose(merge, joint)
+                both = [self.brought(merge, upper, up)], [self.brought(merge, own, down)]
+                joint[t.id] = tuple(self.named(e) for e in t.reduction.merged(*both))
+        for f, new in joint.items():
+            self.out.append(Update(above[f], new))
+        self.scope = outer
 
-    def rescaled(self, t: Item, upstream: int) -> Var:
-        """Lanes ran with maxima of their own: bring every lane to the common one before they are added."""
-        (name,), (lane,) = self.states[t.id], self.states[upstream]
-        if not lane.axes:
-            return name
-        k = degree(t, self.form.items[upstream])
-        assert k is not None
-        top = self.scope.results[upstream, 0]
-        zero, empty = const(0.0, name.dtype), call("eq", top, const(float("-inf"), top.dtype))
-        gap = call("sub", value_of(lane), call("where", empty, zero, top))
-        scaled = call("mul", value_of(name), call("exp", call("mul", gap, const(k, gap.dtype))))
-        var = self.var(name.dtype, name.axes)
-        self.out.append(Compute(var, scaled))
-        return var
+
+def _empty(gauge: Gauge, state: Expr) -> Expr:
+    """Whether an extreme has seen nothing but its identity."""
+    return call("eq", state, const(-math.inf if gauge.rising else math.inf, state.dtype))

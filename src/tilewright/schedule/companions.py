@@ -1,0 +1,180 @@
+"""Folds that others need beside them to run in one pass: what the online law says about the folds of a form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from ..ir.expr import Axis, Expr, axes_of, axis, const, make, slot, substitute, walk
+from ..ir.reduction import Reduction
+from ..rewrite.gauges import Upstream
+from ..rewrite.online import Law, Refusal, State, derive
+from .form import Form, Item, folds_read
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A fold that runs beside the folds it reads: its law, the fold behind each gauge, the fold that holds each state
+    (None: it vanishes), and the fold that counts elements, where a running mean is a gauge."""
+
+    law: Law
+    gauges: tuple[int, ...]
+    states: tuple[int | None, ...]
+    count: int | None = None
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """The other folds that have to run in the same pass."""
+        held = [f for f in self.states[1:] if f is not None]
+        return tuple(dict.fromkeys((*held, *(() if self.count is None else (self.count,)))))
+
+
+def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> Merge | None:
+    """How `fold` runs beside the folds `upstream` over the same class, if it can with what is among `folds`."""
+    law = law_of(fold, upstream)
+    if isinstance(law, Refusal) or law.hazard or not law.direct or not law.gauges:
+        return None
+    number = {_leaf(u): u.id for u in upstream}
+    states: list[int | None] = [fold.id]
+    for s in law.states[1:]:
+        found = None if s.vanishes else _holder(s, law, fold, upstream, folds)
+        if found is None and not s.vanishes:
+            return None
+        states.append(found)
+    count = _counter(fold, folds) if any(g.centred for g in law.gauges) else None
+    if count is None and any(g.centred for g in law.gauges):
+        return None
+    return Merge(law, tuple(number[g.leaf] for g in law.gauges), tuple(states), count)
+
+
+def law_of(fold: Item, upstream: Sequence[Item]) -> Law | Refusal:
+    """The online law of `fold` and the folds `upstream` that it reads."""
+    if fold.reduction is None or fold.scan is not None or any(u.scan is not None for u in upstream):
+        return Refusal("one order", "a running fold is read at its own step")
+    if any(u.reduce != fold.reduce or u.reduction is None for u in upstream):
+        return Refusal("one axis", "it reads a fold over other axes")
+    own = {(_leaf(u)) for u in upstream}
+    numbers = {u.id for u in upstream}
+    for x in (x for b in fold.body for x in walk(b) if x.op == "value"):
+        if isinstance(x.value, tuple) and x.value[0] in numbers and x not in own:
+            return Refusal("one element", "it reads a fold elsewhere than at its own place")
+    return _law(fold.reduction, fold.body, tuple(_upstream(u) for u in upstream), fold.reduce)
+
+
+@lru_cache(1 << 11)
+def _law(
+    reduction: Reduction, body: tuple[Expr, ...], upstream: tuple[Upstream, ...], over: tuple[Axis, ...]
+) -> Law | Refusal:
+    return derive(reduction, body, upstream, over)
+
+
+def _upstream(u: Item) -> Upstream:
+    assert u.reduction is not None
+    return Upstream(_leaf(u), u.reduction, u.body)
+
+
+def _leaf(u: Item) -> Expr:
+    """The result of a fold where it stands."""
+    assert u.reduction is not None
+    return make("value", tuple(map(axis, u.kept)), u.reduction.results[0], (u.id, 0))
+
+
+def _holder(
+    state: State, law: Law, fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]
+) -> int | None:
+    """A fold whose result is `state`."""
+    wanted = _named(state, law)
+    for f in folds.values():
+        if f.reduce != fold.reduce or f.reduction != state.reduction or not set(f.kept) <= set(fold.kept):
+            continue
+        own = [u for u in upstream if u.id in folds_read(f.body)]
+        its = law_of(f, own)
+        if isinstance(its, Law) and its.direct and not its.hazard and _named(its.states[0], its) == wanted:
+            return f.id
+    return None
+
+
+def _named(state: State, law: Law) -> dict[object, Fraction]:
+    """A state as terms over what the gauges read, instead of their numbers."""
+    through = [g.through for g in law.gauges]
+    return {
+        (m.data, frozenset((through[g], k) for g, k in m.powers), frozenset((through[g], b, k) for (g, b), k in m.rates)): q
+        for m, q in state.terms
+    }  # fmt: skip
+
+
+def _counter(fold: Item, folds: Mapping[int, Item]) -> int | None:
+    """A fold that counts the elements of `fold`."""
+    for f in folds.values():
+        if f.reduce == fold.reduce and not f.kept and f.reduction is not None and f.reduction.combiner == "add":
+            if f.body[0].op == "const" and f.body[0].value == 1 and f.body[0].dtype is fold.body[0].dtype:
+                return f.id
+    return None
+
+
+def with_companions(form: Form) -> Form:
+    """`form` with its cascaded folds written as the states that the online law asks for: factors of complete results
+    applied at the end, and folds added that others need beside them. What the law refuses stays as it is."""
+    items = list(form.items)
+    done: set[int] = set()
+
+    def visit(number: int) -> None:
+        if number not in done:
+            done.add(number)
+            for d in folds_read(items[number].body):
+                visit(d)
+            _rewrite(items, number)
+
+    for i in form.folds:
+        visit(i)
+    return replace(form, items=tuple(items))
+
+
+def _rewrite(items: list[Item], number: int) -> None:
+    fold = items[number]
+    if len(fold.reduce) != 1:
+        return
+    upstream = [items[d] for d in folds_read(fold.body) if items[d].reduce == fold.reduce]
+    law = law_of(fold, upstream)
+    if not upstream or isinstance(law, Refusal) or law.hazard:
+        return
+    if any(g.centred for g in law.gauges) and _counter(fold, _folds(items)) is None:
+        _append(items, fold, State(law.states[0].reduction, const(1.0, fold.body[0].dtype), ()))
+    if not law.direct:
+        items[number] = fold = replace(fold, body=(law.states[0].body,), reduction=law.states[0].reduction)
+    leaves = [_leaf(fold)]
+    for s in law.states[1:]:
+        found = None if s.vanishes else _holder(s, law, fold, upstream, _folds(items))
+        if found is None and not s.vanishes:
+            found = _append(items, fold, s)
+        leaves.append(const(0.0, s.body.dtype) if found is None else _leaf(items[found]))
+    if not law.direct:
+        table = {slot("a", k, e.dtype): e for k, e in enumerate(leaves)}
+        _replace(items, fold, substitute(law.finish, table))
+
+
+def _folds(items: Sequence[Item]) -> dict[int, Item]:
+    return {i.id: i for i in items if i.is_fold}
+
+
+def _append(items: list[Item], fold: Item, state: State) -> int:
+    """A fold of `state` over the class of `fold`."""
+    used = axes_of(state.body)
+    kept = tuple(a for a in fold.kept if axis(a) in used)
+    items.append(Item(len(items), kept, (state.body,), fold.reduce, state.reduction))
+    return items[-1].id
+
+
+def _replace(items: list[Item], fold: Item, result: Expr) -> None:
+    """Read `result` instead of the fold's own, whatever place is read."""
+
+    def read(x: Expr) -> Expr:
+        return substitute(result, dict(zip(map(axis, fold.kept), x.args, strict=True)))
+
+    for k, i in enumerate(items):
+        reads = {x for r in i.roots for x in walk(r) if x.op == "value" and x.value == (fold.id, 0)}
+        if reads:
+            table = {x: read(x) for x in reads}
+            items[k] = replace(i, body=tuple(substitute(b, table) for b in i.body))
