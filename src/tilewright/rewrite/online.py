@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import factorial
+from math import factorial, prod
 
 from ..ir import dims
 from ..ir.dtype import DType
@@ -55,14 +55,13 @@ class State:
     """T = fold of `body` by `reduction`. Where each gauge moves by a gap d (old less new value), the repaired state is
     exp(k d) (over `rates`) times the sum of `row`, plus `shift` times d.
 
-    `vanishes`: it is zero at any time. `lost`: it is NaN as long as the gauge has seen nothing but its identity."""
+    `lost`: it is NaN as long as the gauge has seen nothing but its identity."""
 
     reduction: Reduction
     body: Expr
     row: tuple[Entry, ...]
     rates: tuple[tuple[tuple[int, str], Fraction], ...] = ()
     shift: tuple[tuple[int, Fraction], ...] = ()
-    vanishes: bool = False
     lost: bool = False
     terms: tuple[tuple[Mono, Fraction], ...] = ()
     """The body of a sum as terms."""
@@ -93,8 +92,6 @@ class Law:
         made = self.states[state]
         total: Expr | None = None
         for entry in made.row:
-            if self.states[entry.state].vanishes:
-                continue
             term = old[entry.state]
             for g, power in entry.powers:
                 for _ in range(power):
@@ -193,10 +190,11 @@ class _Sums:
         todo: list[tuple[Poly, tuple[tuple[int, int], ...], int]] = [(p, (), 0)]
         while todo:
             moved, powers, last = todo.pop(0)
-            scale = Fraction(1)
-            for _, k in powers:
-                scale /= factorial(k)
-            index, factor = (number, Fraction(1)) if not powers else self.add(plus({}, moved, scale))
+            index, factor = number, Fraction(1)
+            if powers:
+                lead = next(iter(moved.values()))
+                index, factor = self.add(plus({}, moved, 1 / lead))
+                factor *= lead / prod(factorial(k) for _, k in powers)
             row.append(Entry(index, factor, powers))
             for g in range(last, len(self.gauges)):
                 steeper = slope(moved, g)
@@ -211,8 +209,7 @@ class _Sums:
         p = self.basis[k]
         (rates,) = {m.rates for m in p}
         return State(
-            self.reduction, body, self.rows[k], tuple(sorted(rates)), (), _vanishes(p, self.gauges),
-            lost(body, self.gauges), tuple(p.items()),
+            self.reduction, body, self.rows[k], tuple(sorted(rates)), (), lost(body, self.gauges), tuple(p.items()),
         )  # fmt: skip
 
     def as_written(self, late: frozenset[tuple[Expr, int]], p: Poly) -> Expr | None:
@@ -264,10 +261,6 @@ class _Sums:
 
 def _degree(p: Poly) -> int:
     return max(sum(k for _, k in m.powers) for m in p)
-
-
-def _vanishes(p: Poly, gauges: Sequence[Gauge]) -> bool:
-    return any(g.centred and set(p) == {Mono(powers=frozenset({(k, 1)}))} for k, g in enumerate(gauges))
 
 
 def _without(x: Expansion, e: Expr) -> Expr | None:

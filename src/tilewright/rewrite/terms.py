@@ -42,7 +42,7 @@ class Mixed(Exception):
 class Gauge:
     """What a body reads of a result that moves: `through`, that result or a function of it; u = `anchor` - `through`.
 
-    `leaf` is the result. `centred` says that `through` is the mean of `anchor`, so that the sum of u vanishes;
+    `leaf` is the result. `centred` says that `through` is the mean of `anchor`, of those elements seen so far;
     `bounded` that an extreme and something else is meant, so that it is never the identity. `rising`: a maximum."""
 
     leaf: Expr

@@ -16,19 +16,19 @@ from .form import Form, Item, folds_read
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A fold that runs beside the folds it reads: its law, the fold behind each gauge, the fold that holds each state
-    (None: it vanishes), and the fold that counts elements, where a running mean is a gauge."""
+    """A fold that runs beside the folds it reads: its law, the fold behind each gauge, the fold that holds each
+    state, and the fold that counts elements, where a running mean is a gauge."""
 
     law: Law
     gauges: tuple[int, ...]
-    states: tuple[int | None, ...]
+    states: tuple[int, ...]
     count: int | None = None
 
     @property
     def beside(self) -> tuple[int, ...]:
         """The other folds that have to run in the same pass."""
-        held = [f for f in self.states[1:] if f is not None]
-        return tuple(dict.fromkeys((*held, *(() if self.count is None else (self.count,)))))
+        counts = () if self.count is None else (self.count,)
+        return tuple(dict.fromkeys((*self.states[1:], *counts)))
 
 
 def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> Merge | None:
@@ -37,10 +37,10 @@ def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> M
     if isinstance(law, Refusal) or law.hazard or not law.direct or not law.gauges:
         return None
     number = {_leaf(u): u.id for u in upstream}
-    states: list[int | None] = [fold.id]
+    states = [fold.id]
     for s in law.states[1:]:
-        found = None if s.vanishes else _holder(s, law, fold, upstream, folds)
-        if found is None and not s.vanishes:
+        found = _holder(s, law, fold, upstream, folds)
+        if found is None:
             return None
         states.append(found)
     count = _counter(fold, folds) if any(g.centred for g in law.gauges) else None
@@ -98,17 +98,23 @@ def _holder(
 
 def _named(state: State, law: Law) -> dict[object, Fraction]:
     """A state as terms over what the gauges read, instead of their numbers."""
-    through = [g.through for g in law.gauges]
-    return {
-        (m.data, frozenset((through[g], k) for g, k in m.powers), frozenset((through[g], b, k) for (g, b), k in m.rates)): q
-        for m, q in state.terms
-    }  # fmt: skip
+    named: dict[object, Fraction] = {}
+    for m, q in state.terms:
+        powers = frozenset((law.gauges[g].through, k) for g, k in m.powers)
+        rates = frozenset((law.gauges[g].through, base, k) for (g, base), k in m.rates)
+        named[m.data, powers, rates] = q
+    return named
 
 
 def _counter(fold: Item, folds: Mapping[int, Item]) -> int | None:
     """A fold that counts the elements of `fold`."""
     for f in folds.values():
-        if f.reduce == fold.reduce and not f.kept and f.reduction is not None and f.reduction.combiner == "add":
+        if (
+            f.reduce == fold.reduce
+            and not f.kept
+            and f.reduction is not None
+            and f.reduction.combiner == "add"
+        ):
             if f.body[0].op == "const" and f.body[0].value == 1 and f.body[0].dtype is fold.body[0].dtype:
                 return f.id
     return None
@@ -146,10 +152,8 @@ def _rewrite(items: list[Item], number: int) -> None:
         items[number] = fold = replace(fold, body=(law.states[0].body,), reduction=law.states[0].reduction)
     leaves = [_leaf(fold)]
     for s in law.states[1:]:
-        found = None if s.vanishes else _holder(s, law, fold, upstream, _folds(items))
-        if found is None and not s.vanishes:
-            found = _append(items, fold, s)
-        leaves.append(const(0.0, s.body.dtype) if found is None else _leaf(items[found]))
+        found = _holder(s, law, fold, upstream, _folds(items))
+        leaves.append(_leaf(items[_append(items, fold, s) if found is None else found]))
     if not law.direct:
         table = {slot("a", k, e.dtype): e for k, e in enumerate(leaves)}
         _replace(items, fold, substitute(law.finish, table))

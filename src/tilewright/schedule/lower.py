@@ -18,14 +18,11 @@ from ..ir.program import (
     Place,
     Stmt,
     TileProgram,
-    Update,
-    Var,
-    value_of,
 )  # fmt: skip
 from .evaluate import Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
-from .passes import pass_numbers
+from .passes import Merges, Numbers, pass_numbers
 from .predicate import Truths
 from .ranges import Segment, segments, split_range, tiled_segments
 from .regions import Steps
@@ -144,7 +141,8 @@ class _Lowering(Repair):
                 self.store(o)
             return
         c = open_[0]
-        passes, merged = pass_numbers(cone, outputs, c, self.schedule.online)
+        cone, passes, merged = self.passes(cone, outputs, c)
+        users = [*cone, *outputs]
         over = lambda i: c in i.reduce or i.scan == c  # noqa: E731
         for x in worth_keeping(cone, outputs, c, passes, self.schedule):
             if x not in self.scope.kept:
@@ -165,6 +163,22 @@ class _Lowering(Repair):
             [f.id for f in cone if c not in f.axes and f.id in wanted],
             [o for o in outputs if c not in o.axes],
         )
+
+    def passes(
+        self, cone: list[Item], outputs: Sequence[Item], c: Axis
+    ) -> tuple[list[Item], Numbers, Merges]:
+        """Pass numbers along `c`; the cone, with what merged folds need beside them; how folds are merged."""
+        online = self.schedule.online
+        open_ = (
+            {f: i for f, i in self.form.folds.items() if (f, 0) not in self.scope.results} if online else None
+        )
+        while True:
+            numbers, merged = pass_numbers(cone, outputs, c, open_)
+            inside = {i.id for i in cone}
+            beside = [f for m in merged.values() for f in m.beside if f not in inside]
+            if not beside:
+                return cone, numbers, merged
+            cone = self.cone([*(i.id for i in cone), *beside])
 
     def cone(self, roots: Iterable[int]) -> list[Item]:
         """Folds needed for `roots` and not known here, producers first."""
@@ -200,24 +214,21 @@ class _Lowering(Repair):
     # -- loops
 
     def loop(
-        self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int], outermost: bool
+        self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges, outermost: bool
     ) -> None:
         """One loop over `c` that advances the states of `targets` and stores `outs`."""
         if outermost:
             for t in targets:
                 self.declare(t)
         self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
-        lengths = block_lengths(c, targets, self.schedule) if outermost and not merged else ()
-        if lengths:
-            self.walk_blocks(c, lengths, targets, outs)
-        else:
-            self.walk(c, targets, outs, merged)
+        repaired = any(t.id in merged and t.id in self.contractions for t in targets)
+        lengths = block_lengths(c, targets, self.schedule) if outermost and not repaired else ()
+        self.walk_blocks(c, lengths, targets, outs, merged)
         if outermost:
-            for t in targets:
-                self.finish(t, merged)
+            self.finish(targets, merged)
             self.scope.ready |= self.written & set(self.scope.kept)
 
-    def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
+    def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
         tile = self.schedule.plan(c).tile
         exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
         for s in self.segments(c, tile, exact, targets, outs):
@@ -226,11 +237,11 @@ class _Lowering(Repair):
             self.out.append(Loop(c, s.start, s.stop, tile, body))
 
     def walk_blocks(
-        self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item]
+        self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item], merged: Merges
     ) -> None:
         """Several levels of states, so that no sum in floating point is one long chain."""
         if not lengths:
-            self.walk(c, targets, outs, {})
+            self.walk(c, targets, outs, merged)
             return
         start, stop = self.range_of(c)
         length, *rest = lengths
@@ -247,13 +258,9 @@ class _Lowering(Repair):
                 first,
                 last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
             )
-            self.walk_blocks(c, rest, targets, outs)
+            self.walk_blocks(c, rest, targets, outs, merged)
             self.ranges[c] = (start, stop)
-            for t in targets:
-                assert t.reduction is not None
-                old, new = whole[t.id], self.states[t.id]
-                values = t.reduction.merged([value_of(v) for v in old], [value_of(v) for v in new])
-                self.out.append(Update(old, values))
+            self.add_level(targets, whole, merged)
 
         body = self.block(point, 1, None, inner)
         self.states |= whole
@@ -287,24 +294,20 @@ class _Lowering(Repair):
         product = self.contractions.get(item.id)
         return item.roots if product is None else (self.operand(product.left), self.operand(product.right))
 
-    def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: dict[int, int]) -> None:
-        late: list[tuple[tuple[Var, ...], tuple[Expr, ...]]] = []
+    def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
+        here: list[Item] = []
         inner: dict[Axis, list[Item]] = {}
-        upstream = set(merged.values())
         for t in targets:
             rest = [
                 c.axis for c in self.schedule.classes if c.axis in t.reduce and c.axis not in self.scope.bound
             ]
             if rest:
                 inner.setdefault(rest[0], []).append(t)
-            elif t.id in upstream:
-                late.append(self.run_ahead(t))
             else:
-                self.update(t, merged.get(t.id))
+                here.append(t)
+        self.step(here, merged)
         for c, group in inner.items():
             self.loop(c, group, [], merged, False)
-        for names, values in late:
-            self.out.append(Update(names, values))
         if outs:
             self.compute([], outs)
 

@@ -25,9 +25,9 @@ from ..ir.dtype import DType
 from ..ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
 from ..ir.reduction import Reduction
 from ..target import Target
+from .companions import follow
 from .form import Form, Item
 from .refine import drop_dead, split_class
-from .transport import degree
 
 PART = 4096
 """Elements of a part at most: the nearest caches hold it between its two folds."""
@@ -77,11 +77,11 @@ def _cascade(form: Form, second: Item) -> _Cascade | None:
         first = next(f for f in form.folds.values() if leaf.value == (f.id, 0) or leaf.value == (f.id, 1))
         if first.kept != second.kept or first.reduce != second.reduce or first.scan is not None:
             continue
-        infinite = call("eq", call("abs", leaf), const(math.inf, leaf.dtype)) if leaf.dtype.is_float else leaf
-        for through in (leaf, where(infinite, const(0, leaf.dtype), leaf)):
-            k = degree(replace(second, body=(substitute(second.body[0], {through: leaf}),)), first)
-            if k is not None:
-                return _Cascade(first.id, second.id, through, k)
+        merge = follow(second, [first], form.folds)
+        if merge is not None and merge.law.rank == 1 and merge.law.states[0].rates:
+            (gauge, *others), (((_, base), k), *_) = merge.law.gauges, merge.law.states[0].rates
+            if base == "exp" and gauge.open and gauge.rising and not others:
+                return _Cascade(first.id, second.id, gauge.through, k)
         mean = _mean(form, first, second)
         if mean is not None:
             return _Cascade(first.id, second.id, mean, None)

@@ -22,7 +22,9 @@ def pass_numbers(
     apart: set[int] = set()
     while True:
         numbers, merges = _numbered(cone, outputs, c, folds, apart)
-        late = [i for i, m in merges.items() if any(numbers.get(f, numbers[i]) != numbers[i] for f in m.beside)]
+        late = [
+            i for i, m in merges.items() if any(numbers.get(f, numbers[i]) != numbers[i] for f in m.beside)
+        ]
         if not late:
             return numbers, merges
         apart.add(late[0])

@@ -22,6 +22,9 @@ from .states import States
 Values = Mapping[int, tuple[Expr, ...]]
 """States of folds."""
 
+Gaps = dict[tuple[Expr, bool], Expr]
+"""Names of gaps (by what is read of a gauge, and whether exponentials fall by it) and of their exponentials."""
+
 
 class Repair(States):
     """States that may depend on other states of the same pass."""
@@ -40,13 +43,10 @@ class Repair(States):
         moving = self.moving({t.id: merges[t.id] for t in targets if t.id in merges})
         before = self.now([t.id for t in targets])
         ahead = {t.id: self.run_ahead(t) for t in targets if t.id in moving}
-        gaps: dict[tuple[Expr, bool], Expr] = {}
-        repaired: dict[int, Expr] = {}
-        for t in targets:
-            merge = merges.get(t.id)
-            if merge is not None:
-                self.expose(merge, ahead)
-                repaired[t.id] = self.brought(merge, before, gaps)
+        follows = [merges[t.id] for t in targets if t.id in merges]
+        self.expose(follows, ahead)
+        gaps: Gaps = {}
+        repaired = {m.states[0]: self.brought(m, before, gaps) for m in follows}
         for t in targets:
             if t.id not in moving:
                 self.update(t, repaired.get(t.id))
@@ -63,12 +63,14 @@ class Repair(States):
             moved = tuple(call("where", mask, m, o) for m, o in zip(moved, old, strict=True))
         return tuple(self.named(m) for m in moved)
 
-    def expose(self, merge: Merge, values: Values) -> None:
-        """Let the gauges of `merge` be read with the states `values`."""
-        for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
-            if (f, 0) in self.scope.results and self.scope.results[f, 0] is values[f][0]:
-                continue
-            self.scope.results[f, 0] = self.named(self.shown(merge, gauge, values[f][0], values))
+    def expose(self, merges: Sequence[Merge], values: Values) -> None:
+        """Let the gauges of `merges` be read with the states `values`."""
+        found: dict[int, Expr] = {}
+        for merge in merges:
+            for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
+                if f not in found or gauge.through is gauge.leaf:
+                    found[f] = self.shown(merge, gauge, values[f][0], values)
+        self.scope.results |= {(f, 0): self.named(e) for f, e in found.items()}
 
     def shown(self, merge: Merge, gauge: Gauge, state: Expr, values: Values) -> Expr:
         """What readers see of a gauge whose state is `state`: a mean so far, and no infinite extreme of nothing."""
@@ -86,7 +88,7 @@ class Repair(States):
             return state
         return where(_empty(gauge, state), const(0.0, state.dtype), state)
 
-    def brought(self, merge: Merge, old: Values, gaps: dict[tuple[Expr, bool], Expr]) -> Expr:
+    def brought(self, merge: Merge, old: Values, gaps: Gaps) -> Expr:
         """The first state of `merge` out of `old`, brought to the gauges that are exposed. `gaps` holds those known."""
         law, count = merge.law, merge.count
         soft = law.rank == 1 and law.states[0].reduction.combiner == "add"
@@ -98,11 +100,10 @@ class Repair(States):
                 counted = {} if count is None else {count: old[count]}
                 gaps[key] = self.named(self.gap(merge, gauge, {f: old[f], **counted}, f, key[1]))
             shifts.append(gaps[key])
-        zero = const(0.0, law.states[0].body.dtype)
-        states = [zero if f is None else old[f][0] for f in merge.states]
+        states = [old[f][0] for f in merge.states]
         return transform(law.repaired(0, states, shifts), lambda x: self.factor(x, gaps))
 
-    def factor(self, x: Expr, known: dict[tuple[Expr, bool], Expr]) -> Expr | None:
+    def factor(self, x: Expr, known: Gaps) -> Expr | None:
         """A name for an exponential of a gap, which several folds share."""
         if x.op not in ("exp", "exp2"):
             return None
@@ -111,10 +112,14 @@ class Repair(States):
         return known[x, False]
 
     def gap(self, merge: Merge, gauge: Gauge, old: Values, fold: int, falls: bool) -> Expr:
-        """How far a gauge has moved from `old`. From nothing to something: infinitely far if exponentials `falls` by it,
-        else not at all, since nothing has been summed."""
+        """How far a gauge has moved from `old`. From nothing to something: infinitely far if exponentials fall by it
+        (`falls`), else not at all, since nothing has been summed."""
         state = old[fold][0]
-        before = state if gauge.through is gauge.leaf and not gauge.centred else self.shown(merge, gauge, state, old)
+        before = (
+            state
+            if gauge.through is gauge.leaf and not gauge.centred
+            else self.shown(merge, gauge, state, old)
+        )
         through = self.eval(substitute(gauge.through, {gauge.leaf: self.named(before)}))
         moved = call("sub", through, self.eval(gauge.through))
         if gauge.open and not (falls and gauge.through is gauge.leaf):
@@ -140,22 +145,20 @@ class Repair(States):
         self.out.append(Dot(names[0], *operands, product.k))
 
     def finish(self, targets: Sequence[Item], merges: Merges) -> None:
-        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own: every lane
+        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own: each
         is brought to the common ones before they are added."""
         lanes = self.now([t.id for t in targets])
-        gaps: dict[tuple[Expr, bool], Expr] = {}
+        gaps: Gaps = {}
         for t in targets:
             if t.scan is not None:
                 continue
             merge, parts = merges.get(t.id), self.states[t.id]
-            if merge is not None and any(self.states[f][0].axes != () for f in merge.gauges):
+            if merge is not None:
                 parts = self.common(t, merge, lanes, gaps)
             state = [value_of(v) for v in self.collapse(t, parts)]
             self.result(t, [self.defined(merge, state[0])] if merge is not None else state)
 
-    def common(
-        self, t: Item, merge: Merge, lanes: Values, gaps: dict[tuple[Expr, bool], Expr]
-    ) -> tuple[Var, ...]:
+    def common(self, t: Item, merge: Merge, lanes: Values, gaps: Gaps) -> tuple[Var, ...]:
         """The lanes of a state with the gauges of the whole."""
         (name,) = self.states[t.id]
         if not any(a in t.reduce for f in merge.gauges for a in self.states[f][0].axes):
@@ -164,8 +167,7 @@ class Repair(States):
         for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
             if gauge.open and gauge.through is gauge.leaf:
                 self.scope.results[f, 0] = self.named(self.shown(merge, gauge, final[f], {}))
-        memo = self.scope.memo
-        self.scope.memo = dict(memo)
+        memo, self.scope.memo = self.scope.memo, {}
         brought = self.brought(merge, lanes, gaps)
         self.scope.memo = memo
         self.scope.results |= {(f, 0): e for f, e in final.items()}
@@ -183,25 +185,29 @@ class Repair(States):
                 state = where(_empty(gauge, top), const(math.nan, state.dtype), state)
         return state
 
-    def add_level(self, targets: Sequence[Item], above: Mapping[int, tuple[Var, ...]], merges: Merges) -> None:
+    def add_level(
+        self, targets: Sequence[Item], above: Mapping[int, tuple[Var, ...]], merges: Merges
+    ) -> None:
         """Merge the states of a level, which has ended, into those `above`."""
         own = self.now([t.id for t in targets])
         upper: Values = {f: tuple(value_of(v) for v in above[f]) for f in own}
+        follows = [merges[t.id] for t in targets if t.id in merges]
         joint: dict[int, tuple[Expr, ...]] = {}
-        outer = self.scope
-        self.scope = outer.child()
+        outer, self.scope = self.scope, self.scope.child()
         for t in targets:
             assert t.reduction is not None
             if t.id not in merges:
-                joint[t.id] = tuple(self.named(e) for e in t.reduction.merged(upper[t.id], own[t.id]))
-        up: dict[tuple[Expr, bool], Expr] = {}
-        down: dict[tuple[Expr, bool], Expr] = {}
+                sides = upper[t.id], own[t.id]
+                joint[t.id] = t.reduction.merged(*sides)
+                if follows:
+                    joint[t.id] = tuple(self.named(e) for e in joint[t.id])
+        self.expose(follows, joint)
+        up: Gaps = {}
+        down: Gaps = {}
         for t in targets:
             if t.id in merges:
                 assert t.reduction is not None
-                merge = merges[t.id]
-                self.expose(merge, joint)
-                both = [self.brought(merge, upper, up)], [self.brought(merge, own, down)]
+                both = [[self.brought(merges[t.id], side, gaps)] for side, gaps in ((upper, up), (own, down))]
                 joint[t.id] = tuple(self.named(e) for e in t.reduction.merged(*both))
         for f, new in joint.items():
             self.out.append(Update(above[f], new))

@@ -53,7 +53,7 @@ def _check_scans(form: Form) -> None:
         )
     folds = form.folds
     for c in scans:
-        numbers, _ = pass_numbers(list(folds.values()), form.outputs, c, online=False)
+        numbers, _ = pass_numbers(list(folds.values()), form.outputs, c)
         for item in form.items:
             for d in folds_read(item.roots):
                 if folds[d].scan == c and (c not in item.kept or numbers[item.id] != numbers[d]):

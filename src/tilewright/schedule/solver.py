@@ -14,6 +14,7 @@ from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import Target
 from .blocks import blocks, buckets
+from .companions import with_companions
 from .cost import seconds
 from .form import Form
 from .lower import lower
@@ -84,8 +85,8 @@ class Solver:
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
-                if self.target.lanes == 1:
-                    form = in_parts(form, self.target)
+                alone = self.target.lanes == 1
+                form = in_parts(form, self.target) if alone else with_companions(form)
                 schedule = self._trimmed(choose(form, self.target, self.tuning))
                 check_roles(form, schedule)
                 found = _Solution(schedule, form, modelled(form, schedule, self.target))
