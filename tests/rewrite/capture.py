@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
@@ -33,7 +34,11 @@ def capture(
     if dynamic:
         made = {n: torch.export.Dim.DYNAMIC for per in dynamic for n in per.values()}
         shapes = (tuple({d: made[n] for d, n in per.items()} or None for per in dynamic),)
+    if shapes is not None and isinstance(run, torch.nn.Module):
+        (shapes,) = shapes
     module = run if isinstance(run, torch.nn.Module) else _Function(run)
+    if not dynamic and not frozen:
+        return normalise(from_fx(make_fx(module, decompositions(), tracing_mode="fake")(*inputs)))
     program = torch.export.export(module, tuple(inputs), dynamic_shapes=shapes, strict=False)
     gm = program.run_decompositions(decompositions()).graph_module
     if not frozen:

@@ -232,12 +232,19 @@ def as_index(e: Expr) -> Expr | None:
         return None
     if e.dtype is i64 and _is_index(e):
         return e
+    if e.op == "abs" and e.dtype is not i64:
+        inner = as_index(e.args[0])
+        return None if inner is None else call("abs", inner)
     if e.op in ("cast", "narrow") and e.args[0].dtype is not bool_:
         inner = as_index(e.args[0])
     elif e.op in _RING and e.dtype is not i64 and e.dtype is not bool_:
         parts = [as_index(a) for a in e.args]
         known = [p for p in parts if p is not None]
-        inner = _RING[e.op](*known) if len(known) == len(parts) else None
+        if len(known) < len(parts) or (
+            e.op in _DIVISIONS and not (not e.dtype.is_float and _positive(known[1]))
+        ):
+            return None
+        inner = _RING[e.op](*known)
     else:
         return None
     return inner if inner is not None and holds_range(e.dtype, inner) else None
@@ -248,7 +255,15 @@ _RING = {
     "sub": dims.sub,
     "mul": dims.mul,
     "neg": lambda a: dims.mul(a, dims.integer(-1)),
+    "floordiv": dims.floordiv,
+    "mod": dims.mod,
 }
+_DIVISIONS = ("floordiv", "mod")
+
+
+def _positive(e: Expr) -> bool:
+    return (dims.static(e) or 0) > 0
+
 
 _INDEX_OPS = frozenset(
     ("const", "axis", "symbol", "add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum", "abs")
