@@ -283,10 +283,10 @@ def _generated(
         return _Made(cover, run("plan", lambda: planned(cover, {})))
     target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
     solver = Solver(target, options)
-    normal = _normal(run, graph, solver, options, sizes)
+    covers = Covers(target, Store(default_root(options)), options, sizes)
+    normal = _normal(run, graph, solver, options, sizes, covers)
     with seen_sizes(sizes):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
-        covers = Covers(target, Store(default_root(options)), options, sizes)
         cover = run("partition", lambda: partition(parted, solver.price, covers))
         _check_strict(cover, options)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
@@ -308,7 +308,9 @@ def _generated(
     return _Made(cover, plan, unit, reports)
 
 
-def _mapped(graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int]) -> Mapped:
+def _mapped(
+    graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
+) -> Mapped:
     """The kernels around contractions settled. If there are none, the graph stays as it is."""
     inside = options.contractions == "inside"
     if options.contractions == "library" or not may_have_regions(graph, anywhere=inside):
@@ -319,7 +321,9 @@ def _mapped(graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, 
         lambda region: call_seconds(region.ops, _values(region.outputs), solver.target),
     )
     changed = partial(_rearranged, sizes=sizes, options=options)
-    mapped = settle_regions(normalise(graph), prices, changed, options.contractions, solver.target.cores)
+    mapped = settle_regions(
+        normalise(graph), prices, changed, options.contractions, solver.target.cores, covers
+    )
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
 
 
@@ -348,13 +352,15 @@ def _library_seconds(region: Graph, solver: Solver) -> float:
     return total
 
 
-def _normal(run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int]) -> Graph:
+def _normal(
+    run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
+) -> Graph:
     """The graph as partition takes it: library calls chosen, constants folded. `sizes` are typical ones."""
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     with seen_sizes(sizes):
-        mapped = run("map", lambda: _mapped(frozen, solver, options, sizes))
+        mapped = run("map", lambda: _mapped(frozen, solver, options, sizes, covers))
     chosen = run("select", lambda: select(mapped.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
-from tilewright.options import Options
+from tilewright.options import Contractions, Options
 from tilewright.partition.fusion import partition
-from tilewright.partition.recall import Grouping, task_of
+from tilewright.partition.recall import Grouping, groupings_of, plain, task_of
+from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.runtime.cache import Store
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
@@ -41,13 +41,13 @@ class Remembered:
     """A memory of one text."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Sequence[Grouping]] = {}
+        self.known: dict[str, object] = {}
 
-    def recall(self, task: str) -> Sequence[Grouping] | None:
+    def recall(self, task: str) -> object | None:
         return self.known.get(task)
 
-    def keep(self, task: str, groupings: Sequence[Grouping]) -> None:
-        self.known[task] = groupings
+    def keep(self, task: str, decision: object) -> None:
+        self.known[task] = decision
 
 
 def never(*_: object) -> float:
@@ -70,30 +70,55 @@ def test_other_sizes_are_another_task(other: dict[str, Any]) -> None:
 
 def test_groups_that_do_not_fit_are_not_taken() -> None:
     memory, graph = Remembered(), graph_of()
-    memory.known[task_of(graph)] = [Grouping((0,), "wrong")]
+    wrong = memory.known[task_of(graph)] = plain([Grouping((0,), why="wrong")])
     solver = Solver(host_target(), Options())
     assert groups(partition(graph, solver.price, memory)) == groups(partition(graph, solver.price))
-    assert memory.known[task_of(graph)] != [Grouping((0,), "wrong")]
+    assert memory.known[task_of(graph)] != wrong
 
 
 def test_on_disk(tmp_path: Path) -> None:
     def covers(**options: object) -> Covers:
         return Covers(host_target(), Store(tmp_path), Options().replace(**options), {})
 
-    found = [Grouping((0, 2), "why"), Grouping((1,))]
-    covers().keep("task", found)
-    assert covers().recall("task") == found
+    found = [Grouping((0, 2), (3,), "why"), Grouping((1,))]
+    covers().keep("task", plain(found))
+    assert groupings_of(covers().recall("task")) == found
     assert covers().recall("other") is None
     assert covers(round_intermediates=True).recall("task") is None
 
 
-@pytest.mark.parametrize("text", ["[[1, 2]]", '{"a": 1}', "[[["])
-def test_an_entry_of_another_form_is_none(tmp_path: Path, text: str) -> None:
-    store = Store(tmp_path)
-    covers = Covers(host_target(), store, Options(), {})
+@pytest.mark.parametrize("decision", [[[1, 2]], {"a": 1}, [[["x"], [], ""]], 3, None])
+def test_data_of_another_form_is_none(decision: object) -> None:
+    assert groupings_of(decision) is None
+
+
+def test_an_entry_that_is_broken_is_none(tmp_path: Path) -> None:
+    covers = Covers(host_target(), Store(tmp_path), Options(), {})
     covers.keep("task", [])
-    (entry,) = tmp_path.rglob("groups.json")
-    key = entry.parent.name
+    (entry,) = tmp_path.rglob("decision.json")
     other = Store(tmp_path / "other")
-    other.put(key, {"groups.json": text.encode()})
+    other.put(entry.parent.name, {"decision.json": b"[[["})
     assert Covers(host_target(), other, Options(), {}).recall("task") is None
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / 4, -1) @ v
+
+
+@pytest.mark.parametrize("mode", ["modelled", "inside"])
+def test_a_known_region_is_settled_without_prices(mode: Contractions) -> None:
+    graph, memory = capture(Case("attention", attention, ((2, 64, 8),) * 3), False), Remembered()
+    solver = Solver(host_target(), Options())
+    library = 0.0 if mode == "modelled" else 1.0
+
+    def settled(prices: Prices) -> Mapped:
+        return settle_regions(graph, prices, lambda region: (region, ()), mode, 1, memory)
+
+    first = settled(Prices(solver.price, lambda _: library, lambda _: 0.0))
+    again = settled(Prices(never, never, never))
+    assert again.graph.digest() == first.graph.digest()
+    assert [op.kernel for op in again.graph.ops] == [op.kernel for op in first.graph.ops]
+    assert [(r.seconds, r.library, r.rules) for r in again.regions] == [
+        (r.seconds, r.library, r.rules) for r in first.regions
+    ]
+    assert any(op.kernel >= 0 for op in again.graph.ops) == (mode == "inside")

@@ -18,7 +18,7 @@ from ..ir.expr import Expr, axes_of, axis, cost, substitute
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .layout import kernel_layouts
-from .recall import Grouping, Memory, task_of
+from .recall import Grouping, Memory, groupings_of, plain, task_of
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -54,10 +54,10 @@ def partition(graph: Graph, price: Price, memory: Memory | None = None) -> Cover
         parted.merge()
         return parted.finish()
     task = task_of(graph)
-    known = memory.recall(task)
+    known = groupings_of(memory.recall(task))
     if known is None or not parted.regroup(known):
         parted.merge()
-        memory.keep(task, parted.groupings())
+        memory.keep(task, plain(parted.groupings()))
     return parted.finish()
 
 
@@ -160,7 +160,8 @@ class _Partition:
         return list({id(g): g for g in self.group.values()}.values())
 
     def groupings(self) -> list[Grouping]:
-        return [Grouping(tuple(sorted(map(self.position.__getitem__, g.ops))), g.why) for g in self.groups()]
+        places = self.position.__getitem__
+        return [Grouping(tuple(sorted(map(places, g.ops))), why=g.why) for g in self.groups()]
 
     def regroup(self, known: Sequence[Grouping]) -> bool:
         """Take groups that were found before; False if they are not those of this graph."""

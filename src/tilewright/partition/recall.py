@@ -8,31 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from ..ir.expr import Expr, Symbol
 from ..ir.graph import Graph, Op, Value
 from ..ir.tensor import show_tensor_expr
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """Positions in the graph of ops that share a kernel, and what stopped it from growing."""
-
-    ops: tuple[int, ...]
-    why: str = ""
-
-
 class Memory(Protocol):
-    """Keeps groupings by the text of their graph; it knows what else a decision depends on (machine, options, code)."""
+    """Keeps decisions, as plain data, by the text of what was decided about; it knows what else they depend on
+    (machine, options, code)."""
 
-    def recall(self, task: str) -> Sequence[Grouping] | None:
+    def recall(self, task: str) -> object | None:
         """What was decided about this text before, if something was."""
         ...
 
-    def keep(self, task: str, groupings: Sequence[Grouping]) -> None:
-        """Remember a decision."""
+    def keep(self, task: str, decision: object) -> None:
+        """Remember a decision: numbers, texts and lists of such."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Places in the graph of ops that share a kernel; what it stores, by places among all results; and
+    what stopped it from growing."""
+
+    ops: tuple[int, ...]
+    stores: tuple[int, ...] = ()
+    why: str = ""
+
+
+def plain(groupings: Sequence[Grouping]) -> list[list[object]]:
+    """As plain data."""
+    return [[list(g.ops), list(g.stores), g.why] for g in groupings]
+
+
+def groupings_of(decision: object) -> list[Grouping] | None:
+    """From plain data, None if it is something else."""
+    if not isinstance(decision, list):
+        return None
+    found: list[Grouping] = []
+    for entry in cast("list[object]", decision):
+        match entry:
+            case [list(ops), list(stores), str(why)] if all(isinstance(n, int) for n in (*ops, *stores)):
+                found.append(Grouping(tuple(ops), tuple(stores), why))
+            case _:
+                return None
+    return found
 
 
 def task_of(graph: Graph) -> str:

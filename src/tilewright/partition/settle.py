@@ -11,6 +11,7 @@ from ..ir.graph import Graph, Op, Value
 from ..ir.kernel import Kernel
 from ..options import Contractions
 from .mapping import Candidates, Price, candidates, choices
+from .recall import Grouping, Memory, groupings_of, plain, task_of
 from .regions import Region, find_regions
 
 WORTH = 1.2
@@ -20,7 +21,8 @@ WORTH = 1.2
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
     """What was decided for one region: its kernels (none if library calls are faster), modelled seconds of either way,
-    and the kernels that were considered. `rules` are the rearrangements that were applied."""
+    and the kernels that were considered. `rules` are the rearrangements that led to the graph `rearranged`, which the
+    kernels are made of."""
 
     region: Graph
     kernels: tuple[Kernel, ...]
@@ -28,6 +30,7 @@ class Settled:
     library: float
     considered: Candidates | None = None
     rules: tuple[str, ...] = ()
+    rearranged: Graph | None = None
 
     def __str__(self) -> str:
         made = ", ".join(map(repr, self.region.outputs))
@@ -63,9 +66,15 @@ Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 
 
 def settle_regions(
-    graph: Graph, prices: Prices, rearrange: Rearrange, mode: Contractions, cores: int
+    graph: Graph,
+    prices: Prices,
+    rearrange: Rearrange,
+    mode: Contractions,
+    cores: int,
+    memory: Memory | None = None,
 ) -> Mapped:
-    """Choose the kernels of every region of a graph whose views are composed."""
+    """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
+    `memory` knows."""
     if mode == "library":
         return Mapped(graph)
     always = mode == "inside"
@@ -76,7 +85,10 @@ def settle_regions(
         alone = region.graph(graph)
         key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
         if key not in known:
-            known[key] = _settle(alone, region.as_captured(graph), prices, rearrange, cores, always)
+            found = _recalled(alone, rearrange, memory)
+            known[key] = found or _settle(alone, region.as_captured(graph), prices, rearrange, cores, always)
+            if memory is not None and found is None:
+                memory.keep(task_of(alone), _plain(known[key]))
         decided = known[key]
         settled.append(decided)
         if decided.kernels:
@@ -96,7 +108,38 @@ def _settle(
     if not best or (best[0].seconds >= otherwise and not always):
         return Settled(region, (), otherwise, otherwise, considered, rules)
     kernels = tuple(c.kernel for c in best[0].kernels)
-    return Settled(region, kernels, best[0].seconds, otherwise, considered, rules)
+    return Settled(region, kernels, best[0].seconds, otherwise, considered, rules, better)
+
+
+def _plain(settled: Settled) -> list[object]:
+    """A decision as plain data."""
+    better = settled.rearranged or settled.region
+    place = {op: n for n, op in enumerate(better.ops)}
+    result = {v: n for n, v in enumerate(_results(better))}
+    kernels = [
+        Grouping(tuple(place[op] for op in k.ops), tuple(result[v] for v in k.outputs))
+        for k in settled.kernels
+    ]
+    return [settled.seconds, settled.library, plain(kernels)]
+
+
+def _recalled(region: Graph, rearrange: Rearrange, memory: Memory | None) -> Settled | None:
+    """What was decided about a region before; None if nothing was that fits it."""
+    match memory.recall(task_of(region)) if memory is not None else None:
+        case [float(seconds), float(library), kernels]:
+            known = groupings_of(kernels)
+        case _:
+            return None
+    better, rules = rearrange(region) if known else (region, ())
+    results = _results(better)
+    if known is None or any(max(g.ops) >= len(better.ops) or max(g.stores) >= len(results) for g in known):
+        return None
+    made = (Kernel(tuple(better.ops[n] for n in g.ops), tuple(results[n] for n in g.stores)) for g in known)
+    return Settled(region, tuple(made), seconds, library, None, rules, better)
+
+
+def _results(graph: Graph) -> list[Value]:
+    return [v for op in graph.ops for v in op.outputs]
 
 
 class _Splicer:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from tilewright.options import Options
-from tilewright.partition.recall import Grouping
 from tilewright.runtime.cache import Store, digest
 from tilewright.target import Target
 
 LOG = logging.getLogger("tilewright")
-FILE = "groups.json"
-DECIDING = ("ir", "tile", "partition", "schedule", "tuning")
-"""The rooms whose files make the decision."""
+FILE = "decision.json"
+DECIDING = ("ir", "rewrite", "tile", "partition", "schedule", "tuning")
+"""The rooms whose files make the decisions."""
 
 
 class Covers:
@@ -26,22 +25,20 @@ class Covers:
         self.store = store
         self.identity = digest(target.digest(), options.digest(), repr(sorted(sizes.items())), _code())
 
-    def recall(self, task: str) -> list[Grouping] | None:
-        """What an earlier process decided; None for an entry that is no list of groups."""
+    def recall(self, task: str) -> object | None:
+        """What an earlier process decided; None for an entry that cannot be read."""
         folder = self.store.get(self._key(task))
         if folder is None:
             return None
         try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            return [Grouping(tuple(map(int, ops)), str(why)) for ops, why in found]
-        except (OSError, ValueError, TypeError) as error:
-            LOG.info("no cover is taken from %s: %s", folder, error)
+            return json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            LOG.info("no decision is taken from %s: %s", folder, error)
             return None
 
-    def keep(self, task: str, groupings: Sequence[Grouping]) -> None:
+    def keep(self, task: str, decision: object) -> None:
         """Write a decision down."""
-        shown = json.dumps([[g.ops, g.why] for g in groupings], indent=1)
-        self.store.put(self._key(task), {FILE: shown.encode()})
+        self.store.put(self._key(task), {FILE: json.dumps(decision, indent=1).encode()})
 
     def _key(self, task: str) -> str:
         return digest("cover", self.identity, task)
