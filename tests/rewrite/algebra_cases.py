@@ -135,7 +135,7 @@ CASES: dict[str, dict[str, Case]] = {
         "both terms": lambda t: [
             (lambda f: reduce.sum_(t.b, t.plus(t.times(t.a(), f), t.times(t.a(), f)), [1]))(t.input(t.m, 1))
         ],
-        "masked": lambda t: [reduce.sum_(t.b, _masked(t, t.times(t.a(), t.input(t.m, 1)), 0.0), [1])],
+        "masked": lambda t: [reduce.sum_(t.b, _masked(t, t.scaled(t.a(), 0.3), 0.0), [1])],
         "in the denominator": lambda t: [
             reduce.sum_(t.b, t.over(t.a(), t.times(t.at_least_one(t.m, 1), t.at_least_one(t.m, t.k))), [1])
         ],
@@ -158,7 +158,9 @@ CASES: dict[str, dict[str, Case]] = {
         "row": lambda t: [reduce.amax(t.b, t.plus(t.a(), t.input(t.m, 1)), [1])],
         "subtracted": lambda t: [reduce.amin(t.b, pointwise.sub(t.b, t.a(), t.input(t.m, 1)), [1])],
         "from": lambda t: [reduce.amax(t.b, pointwise.sub(t.b, t.input(t.m, 1), t.a()), [1])],
-        "masked": lambda t: [reduce.amax(t.b, _masked(t, t.plus(t.a(), t.input(t.m, 1)), -np.inf), [1])],
+        "masked": lambda t: [
+            reduce.amax(t.b, _masked(t, each(t.b, "add", lambda e: call("add", e, const(0.3, f32)), t.a()), -np.inf),
+                        [1])],
     },
     "bound leaves maximum": {
         "above": lambda t: [reduce.amax(t.b, pointwise.minimum(t.b, t.a(), t.input(t.m, 1)), [1])],

@@ -105,6 +105,11 @@ def normalised_by_its_sum(t: Net, least: float | None) -> Value:
     return t.matmul(t.over(x, total), t.bb())
 
 
+def _kept(t: Net, x: Value, otherwise: float) -> Value:
+    keep = each(t.b, "gt", lambda e: call("gt", e, const(0, f32)), t.input(t.m, t.k))
+    return each(t.b, "where", lambda e, c: call("where", c, e, const(otherwise, f32)), x, keep)
+
+
 REFUSED: dict[str, tuple[str, float | None, Callable[[Net], Value]]] = {
     "the exponent is not bounded, so half precision overflows": (
         "factor leaves sum of rounded", None, lambda t: softmax_without_maximum(t, True)),
@@ -119,6 +124,17 @@ REFUSED: dict[str, tuple[str, float | None, Callable[[Net], Value]]] = {
     "a negative constant": ("factor leaves maximum", 8.0, lambda t: reduce.amax(t.b, t.scaled(t.a(), -0.3), [1])),
     "a term that may be infinite": (
         "term leaves maximum", None, lambda t: reduce.amax(t.b, t.plus(t.a(), t.input(t.m, 1)), [1])),
+    "a factor that may be NaN, under a mask that may admit nothing": (
+        "factor leaves sum", 8.0, lambda t: reduce.sum_(t.b, _kept(t, t.times(t.a(), t.input(t.m, 1)), 0.0), [1])),
+    "a term that may be NaN, under a mask that may admit nothing": (
+        "term leaves maximum", 8.0,
+        lambda t: reduce.amax(t.b, _kept(t, t.plus(t.a(), t.input(t.m, 1)), -np.inf), [1])),
+    "a factor that may be NaN, into a masked sum": (
+        "factor enters sum", 8.0,
+        lambda t: t.times(reduce.sum_(t.b, _kept(t, t.times(t.a(), t.a()), 0.0), [1], True), t.input(t.m, 1))),
+    "a product with what may be infinite": (
+        "sum splits", None, lambda t: t.matmul(t.plus(t.positive(t.a()), t.positive(t.input(1, t.k))),
+                                               pointwise.abs_(t.b, t.bb()))),
     "a maximum of masked elements that are 0": (
         "term leaves maximum", 8.0,
         lambda t: reduce.amax(t.b, each(t.b, "masked", lambda x, y: call("where", call("gt", x, const(0, f32)),

@@ -312,6 +312,23 @@ def test_rows_without_keys_and_infinite_inputs():
             assert np.isnan(np.asarray(run_graph(got.graph, args)[0], np.float32)[0, 7]).all()
 
 
+@pytest.mark.parametrize("how", ["fill", "nan_to_num"])
+def test_rows_that_the_program_itself_clears_stay_clear(how: str):
+    """A row without keys has the sum NaN; weights are set to 0 there, and what they sum to is not divided by NaN."""
+
+    def cleared(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        p = softmax(product(q, k).masked_fill(mask, -math.inf))
+        return weighted(p.masked_fill(mask, 0.0) if how == "fill" else torch.nan_to_num(p), v)
+
+    args = [*example(vanilla, torch.float32), torch.rand(S, S) < 0.3]
+    args[3][7] = True
+    graph = normalise(captured(Of(cleared), args), interpret)
+    got = rearrange(graph, search=SMALL)
+    (a,), (b,) = run_graph(graph, args), run_graph(got.graph, args)
+    np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-6)  # type: ignore[arg-type]
+    assert np.isfinite(np.asarray(b)).all() and not np.asarray(b)[0, 7].any()
+
+
 def test_softmax_that_may_see_nothing_gives_zeros():
     """Fused attention with a mask gives 0 for a row without keys; its sum is taken as 1 there, also outside."""
 

@@ -5,8 +5,8 @@ scale and a mask are factors and terms that do or do not read the axes of a sum.
 through, and copied without the factor if others read them too.
 
 In exact arithmetic a law holds on its own. In floats it also needs that what is left is neither infinite nor 0 where
-the program's own intermediates are not, and that NaN and infinities stay where they are; `Guard` proves that from
-`bounds`. So a softmax without its maximum is left alone.
+the program's own intermediates are not, and that NaN and infinities stay where they are, which `bounds` proves. So a
+softmax without its maximum is left alone.
 """
 
 from __future__ import annotations
@@ -211,15 +211,15 @@ def sum_splits(d: Draft, step: Step) -> Found:
 
 
 def _distributed(d: Draft, e: Expr) -> Iterator[tuple[Expr, Expr]]:
-    """The ways to write a product as a sum of two."""
+    """The ways to write a product as a sum of two, by a factor that makes no NaN of 0."""
     e = d.seen(e)
     if e.op == "add":
         yield e.args[0], e.args[1]
     elif e.op == "mul":
         for x, y in (e.args, e.args[::-1]):
-            for a, b in _distributed(d, x):
+            for a, b in _distributed(d, x) if d.bounds.of(y).finite else ():
                 yield call("mul", a, y), call("mul", b, y)
-    elif e.op == "div":
+    elif e.op == "div" and not d.bounds.of(e.args[1]).zero:
         for a, b in _distributed(d, e.args[0]):
             yield call("div", a, e.args[1]), call("div", b, e.args[1])
 
@@ -353,7 +353,7 @@ RULES: tuple[AlgebraRule, ...] = (
     AlgebraRule("term leaves sum", term_leaves_sum, "sum where(m, x+t, 0) = sum where(m, x, 0) + t * count(m)", "ring",
                 "nothing cancels: x and t have one sign"),
     AlgebraRule("sum splits", sum_splits, "sum((a+b)*c) = sum(a*c) + sum(b*c)", "ring",
-                "nothing cancels: the terms have one sign"),
+                "nothing cancels: the terms have one sign; c is finite"),
     AlgebraRule("sums join", sums_join, "sum(a*c) + sum(b*c) = sum((a+b)*c)", "ring",
                 "c is finite; a and b are not rounded to half precision"),
     AlgebraRule("factor enters sum", factor_enters_sum, "sum(x*y)*f = sum((x*f)*y), f free of the axes", "field",

@@ -78,6 +78,10 @@ class Part:
     exponential: bool = False
 
 
+Without = tuple[Expr, tuple[Step, ...], tuple[Rounding, ...]]
+"""What is left, the steps made for it, and the roundings that it passes."""
+
+
 def constant_value(e: Expr) -> Fraction | None:
     """The value of a constant that is finite and not 0."""
     v = e.value
@@ -167,18 +171,22 @@ class _Factors:
     def _common(self, e: Expr, one: int, other: int) -> Iterator[Part]:
         """A factor of one argument that the other has too, or does not notice."""
         for p in self.of(e.args[one]):
-            for rest, made, rounded in self._without(e.args[other], p):
+            for rest, made, rounded in self._without(e.args[other], p, e.op == "where"):
                 args = list(e.args)
                 args[one], args[other] = p.rest, rest
                 joined = replace(p, made=(*p.made, *made), rounded=(*p.rounded, *rounded))
                 yield self._rebuilt(joined, lambda x, args=args: call(e.op, *args))
 
-    def _without(self, e: Expr, like: Part) -> Iterator[tuple[Expr, tuple[Step, ...], tuple[Rounding, ...]]]:
-        known = self.d.bounds.of(e)
-        f = self.d.bounds.of(like.part)
+    def _without(
+        self, e: Expr, like: Part, chosen: bool
+    ) -> Iterator[tuple[Expr, tuple[Step, ...], tuple[Rounding, ...]]]:
+        """What `e` is without a factor that its neighbour has. An element that does not notice the factor stays as it is;
+        but if one of the two is `chosen`, it would notice NaN, which only a constant cannot be."""
+        known, f = self.d.bounds.of(e), self.d.bounds.of(like.part)
         harmless = not f.zero and f.least > 0 if like.divides else f.finite
         nothing = known.absorbs and known.low == known.high == 0
-        if (nothing and harmless) or (known.absorbs and f.positive and f.finite):
+        is_number = not chosen or constant_value(like.part) is not None
+        if is_number and ((nothing and harmless) or (known.absorbs and f.positive and f.finite)):
             yield e, (), ()
             return
         value, by = constant_value(e), constant_value(like.part)
@@ -268,7 +276,7 @@ def terms(d: Draft, e: Expr, banned: frozenset[Expr], op: str) -> Iterator[Part]
             yield replace(p, rest=rest, part=part, rounded=(*p.rounded, *([] if rounds.exact else [rounds])))
     elif e.op == "where" and op == "add" and _only_infinite(d, e.args[2]):
         for p in terms(d, e.args[1], banned, op):
-            if p.mask is None and d.bounds.of(p.part).finite:
+            if p.mask is None and constant_value(p.part) is not None:
                 yield replace(p, rest=call("where", e.args[0], p.rest, e.args[2]))
     elif e.op == "where" and op == "add" and e.args[2].op == "const" and e.args[2].value == 0:
         for p in terms(d, e.args[1], banned, op):
@@ -282,7 +290,7 @@ def terms(d: Draft, e: Expr, banned: frozenset[Expr], op: str) -> Iterator[Part]
 
 
 def _only_infinite(d: Draft, e: Expr) -> bool:
-    """Whether elements are infinities (or NaN), which no finite term changes."""
+    """Whether elements are infinities, which no finite term changes."""
     known = d.bounds.of(e)
     return known.absorbs and not known.zero
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, narrow, read, substitute
 from ..ir.graph import Value
 from ..ir.tensor import TensorExpr, output_axes
@@ -33,6 +34,11 @@ def _harmless(d: Draft, p: Part) -> bool:
     """Whether the factor makes no infinity of a finite element, of which terms would make NaN."""
     f = d.bounds.of(p.part)
     return not f.zero and f.least > 0 if p.divides else f.finite
+
+
+def _some(step: Step) -> bool:
+    """Whether a sum is known to have a term, so that it is NaN if a factor of its terms is."""
+    return all(dims.at_least(a.extent, 1) for a in step.expr.reduce)
 
 
 @dataclass(slots=True)
@@ -66,9 +72,9 @@ class _Scaling:
         return None
 
     def _unmoved(self, e: Expr, p: Part) -> bool:
-        """Whether the factor changes nothing: elements are 0 or infinite, and it is positive."""
-        f = self.d.bounds.of(p.part)
-        return self.d.bounds.of(e).absorbs and f.positive and f.finite
+        """Whether the factor changes nothing: elements are 0 or infinite, and it is a positive number (not NaN)."""
+        value = constant_value(p.part)
+        return value is not None and value > 0 and self.d.bounds.of(e).absorbs
 
     def _shrinks(self, p: Part) -> bool:
         f = self.d.bounds.of(p.part)
@@ -106,7 +112,11 @@ class _Scaling:
             return None
         if step.expr.is_pointwise:
             body = self.of(step.body, inside)
-        elif step.simple == "add" and self.into == "sum":
+        elif (
+            step.simple == "add"
+            and self.into == "sum"
+            and (_some(step) or constant_value(p.part) is not None)
+        ):
             body = self._summand(step, step.body, inside)
         else:
             body = None
@@ -125,7 +135,7 @@ class _Scaling:
 
     def _summand(self, step: Step, e: Expr, p: Part) -> Expr | None:
         """The body of a sum of products with the factor in the smaller operand that has its axes."""
-        if e.op == "where" and self.d.bounds.of(e.args[2]).absorbs:
+        if e.op == "where" and self._unmoved(e.args[2], p):
             inner = self._summand(step, e.args[1], p)
             return None if inner is None else call("where", e.args[0], inner, e.args[2])
         if e.op != "mul":
