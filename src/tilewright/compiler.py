@@ -63,7 +63,7 @@ from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
-from tilewright.tile.library import call_seconds
+from tilewright.tile.library import call_seconds, touch_seconds
 from tilewright.tile.sizes import seen_sizes
 
 T = TypeVar("T")
@@ -343,13 +343,16 @@ def _library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
     cover = partition(normalise(select(region)), solver.price)
     total = 0.0
+    between: list[Value] = []
     for step in cover.steps:
         if isinstance(step, Kernel):
             total += solver.price(step, cover.layouts)
+            between += step.outputs
         elif isinstance(step, LibraryStep):
             done = [op for op in region.ops if op.origin in step.origins]
             total += call_seconds(done, step.op.outputs, solver.target)
-    return total
+            between += step.op.outputs
+    return total + touch_seconds([v for v in between if v not in region.outputs], solver.target)
 
 
 def _normal(

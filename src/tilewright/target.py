@@ -93,6 +93,9 @@ class Target:
     matrix_units: tuple[MatrixUnit, ...] = ()
     bias_apart: bool = False
     """Whether the usual library's convolutions add a bias in a pass of its own over their result."""
+    first_touch: float = 0.0
+    """Bytes per second at which large memory is written that the system has just handed out and will take back after
+    the call; 0 where freed memory is kept for the next one."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -178,6 +181,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         special=cores * per_core / 24,  # about a dozen fused multiply-adds each
         launch_seconds=0.2e-6,
         compiler_flags=flags,
+        first_touch=4e9,  # pages of 4 KiB, two threads
     )
 
 

@@ -8,6 +8,9 @@ from ..ir.graph import Op, Value
 from ..target import MemoryKind, Target
 from .sizes import estimate
 
+KEPT = 32 << 20
+"""Bytes from which on usual allocators give memory back at once (mallopt(3), M_MMAP_THRESHOLD)."""
+
 REACHED = 0.8
 """Share of the peak that a library's product of large matrices reaches."""
 
@@ -26,6 +29,14 @@ def call_seconds(ops: Sequence[Op], outputs: Sequence[Value], target: Target) ->
         if op.expr is not None and op.expr.reduction is not None and op.expr.reduction.combiner == "add"
     )
     return max(moved / bandwidth, work / REACHED) + target.launch_seconds
+
+
+def touch_seconds(values: Sequence[Value], target: Target) -> float:
+    """Seconds that the system takes for the memory of values that live only within a call."""
+    if not target.first_touch:
+        return 0.0
+    sizes = [estimate(v.numel) * v.dtype.bytes for v in values]
+    return sum(n for n in sizes if n >= KEPT) / target.first_touch
 
 
 def matrix_flops(op: Op, target: Target) -> float:
