@@ -103,7 +103,8 @@ def candidates(region: Graph, price: Price, cores: int) -> Candidates:
             found.append(Candidate(kernel, given, price(kernel, region.layouts)))
         except IllegalSchedule as problem:
             refused[str(problem)] = None
-    return Candidates(tuple(_useful(region, _undominated(found))), tried, tuple(refused))
+    kept = _useful(region, _undominated(found))
+    return Candidates(tuple(_trimmed(region, kept, found)), tried, tuple(refused))
 
 
 def _wide(kernels: Sequence[Kernel], cores: int) -> list[bool]:
@@ -264,6 +265,19 @@ def _undominated(found: Sequence[Candidate]) -> list[Candidate]:
         return at_least and not same
 
     return [b for b in found if not any(better(a, b) for a in found if a is not b)]
+
+
+def _trimmed(region: Graph, kept: Sequence[Candidate], found: Sequence[Candidate]) -> list[Candidate]:
+    """The kernels without what they store for nobody."""
+    named = {(c.stores, c.cuts): c for c in found}
+    now = list(kept)
+    while True:
+        wanted = _owed(region).union(*(c.cuts for c in now))
+        fewer = {(c.stores & wanted, c.cuts): c for c in now if c.stores & wanted}
+        new = [named.get(key, c) for key, c in fewer.items()]
+        if len(new) == len(now) and all(a is b for a, b in zip(new, now, strict=True)):
+            return now
+        now = new
 
 
 def _subsets(values: Sequence[Value], least: int) -> Iterator[frozenset[Value]]:
