@@ -34,7 +34,7 @@ TINY = 1 << 16
 MOST_CUTS = 6
 """Values at which a region may be cut that are considered."""
 
-SLACK = 1.25
+SLACK = 1.15
 """Kernels that only stand in sets slower than the best one by this factor are not considered."""
 
 
