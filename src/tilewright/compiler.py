@@ -43,6 +43,7 @@ from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_o
 from tilewright.rewrite.anneal import Search, rearrange
 from tilewright.rewrite.cascade import logarithmic
 from tilewright.rewrite.freeze import freeze
+from tilewright.rewrite.mask import recognise_masks
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
@@ -322,7 +323,7 @@ def _mapped(
     )
     changed = partial(_rearranged, sizes=sizes, options=options)
     mapped = settle_regions(
-        normalise(graph), prices, changed, options.contractions, solver.target.cores, covers
+        normalise(recognise_masks(graph)), prices, changed, options.contractions, solver.target.cores, covers
     )
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
 
