@@ -14,8 +14,10 @@ from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .contract import contraction
 from .form import Form, Item
+from .lower import lower
 from .schedule import Role, Schedule
 from .search import lanes, points
+from .work import issued
 
 STRIDED = 3
 """Instructions per element of an access that is not contiguous along the lane."""
@@ -34,10 +36,10 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     fits = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if fits and cache is not None else target.device.bandwidth
     width = lanes(target) if schedule.lane is not None else 1
-    products = {
-        i for i, t in form.folds.items() if contraction(t, form.params, lambda a: schedule.plan(a).tile)
-    }
-    work = sum(_instructions(i, schedule, width, i.id in products) for i in form.items)
+    if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):
+        work = issued(lower(form, schedule), width)
+    else:
+        work = sum(_instructions(i, schedule, width) for i in form.items)
     tasks = 1
     for c in schedule.classes:
         if c.role is Role.GRID:
@@ -49,9 +51,9 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     return max(slow, work / (ISSUE * busy)) + target.launch_seconds
 
 
-def _instructions(item: Item, schedule: Schedule, width: int, product: bool) -> float:
+def _instructions(item: Item, schedule: Schedule, width: int) -> float:
     """Vector instructions of all evaluations of an item: each node once per point of the classes that it depends on,
-    since lowering hoists it out of the other loops. In a `product` of blocks, one multiplies and adds."""
+    since lowering hoists it out of the other loops."""
     total = points(item) / _vectors(item.axes, schedule, width)
     seen: set[Expr] = set()
     for root in item.body:
@@ -61,8 +63,6 @@ def _instructions(item: Item, schedule: Schedule, width: int, product: bool) -> 
             seen.add(x)
             axes = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
             count = estimate(dims.prod(a.extent for a in axes))
-            if product and set(axes) == set(item.axes):
-                continue
             if x.op == "read":
                 total += count * _access(x.args[0], axes, schedule, width)
             else:

@@ -112,8 +112,8 @@ def _arithmetic(op: str, a: float | None, b: float | None) -> float | None:
         return 0.0 if a == 0 and (b is None or (b != 0 and not math.isnan(b))) else None
     if a is not None and math.isinf(a) and b is None:
         return a
-    if op == "sub" and b is not None and math.isinf(b) and a is None:
-        return -b
+    if b is not None and math.isinf(b) and a is None:
+        return b if op == "add" else -b
     if a is None or b is None:
         return None
     return a + b if op == "add" else a - b

@@ -1,0 +1,84 @@
+"""What a tile program issues: vector instructions of all its grid points, from a few of them.
+
+Where parts of loops are left out, grid points differ: those in the middle of equal shares of the grid stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..ir import dims
+from ..ir.dtype import i64
+from ..ir.expr import SCALARS, Axis, Expr, axis, substitute, walk
+from ..ir.program import (
+    Branch,
+    Collapse,
+    Dot,
+    Load,
+    Loop,
+    Prefix,
+    Stmt,
+    Store,
+    TileProgram,
+    Update,
+    defines,
+    expressions,
+)
+from ..tile.sizes import estimate
+
+SAMPLES = 6
+
+
+def issued(program: TileProgram, width: int) -> float:
+    """Vector instructions of `width` lanes, symbols taken as typical sizes."""
+    points = estimate(dims.prod(g.extent for g in program.grid))
+    total = 0.0
+    for k in range(SAMPLES):
+        at = {
+            axis(g.axis): dims.integer(estimate(g.extent) * (2 * k + 1) // (2 * SAMPLES))
+            for g in program.grid
+        }
+        total += _Walk(program, width).body(program.body, at)
+    return total / SAMPLES * points
+
+
+class _Walk:
+    def __init__(self, program: TileProgram, width: int) -> None:
+        self.width = width
+        self.tiles = {s.axis: s.tile for s in program.loops()}
+
+    def body(self, body: Sequence[Stmt], at: Mapping[Expr, Expr]) -> float:
+        """Instructions of statements where axes have the values `at`."""
+        return sum(self.statement(s, at) for s in body)
+
+    def statement(self, s: Stmt, at: Mapping[Expr, Expr]) -> float:
+        """Instructions of one statement."""
+        match s:
+            case Loop():
+                start, stop = (estimate(substitute(e, at)) for e in (s.start, s.stop))
+                trips = max(0, -(-(stop - start) // s.tile))
+                middle = start + trips // 2 * s.tile
+                return trips * self.body(s.body, {**at, axis(s.axis): dims.integer(middle)}) if trips else 0.0
+            case Branch():
+                return self.body(s.body, at) + self.body(s.orelse, at)
+            case Dot():
+                return self.registers((*s.acc.axes, s.k))
+            case Collapse() | Prefix():
+                return self.registers(s.parts[0].axes)
+            case Load() | Store():
+                return self.registers(s.var.axes if isinstance(s, Load) else s.axes)
+            case _:
+                made = s.vars if isinstance(s, Update) else defines(s)
+                return self.registers(made[0].axes if made else ()) * sum(map(_operations, expressions(s)))
+
+    def registers(self, axes: Sequence[Axis]) -> float:
+        """Registers of a block."""
+        count = 1
+        for a in set(axes):
+            count *= self.tiles.get(a, 1)
+        return count / self.width if count > 1 else 1.0
+
+
+def _operations(e: Expr) -> int:
+    """Instructions of one evaluation."""
+    return sum(SCALARS[x.op].cost for x in set(walk(e)) if x.op in SCALARS and x.dtype is not i64)
