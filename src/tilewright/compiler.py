@@ -33,7 +33,7 @@ from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
-from tilewright.partition.library import select
+from tilewright.partition.library import called, select
 from tilewright.partition.regions import may_have_regions
 from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.specialise import specialise
@@ -342,7 +342,7 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
 
 def _library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
-    cover = partition(normalise(select(region)), solver.price)
+    cover = partition(normalise(called(region)), solver.price)
     total = 0.0
     between: list[Value] = []
     for step in cover.steps:

@@ -74,6 +74,20 @@ def select(graph: Graph) -> Graph:
     return live(graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made]))
 
 
+def called(graph: Graph) -> Graph:
+    """The graph with each contraction as the call of the node that it stands for, to be priced only: the views that
+    the call itself would read through may be gone."""
+
+    def call_of(op: Op) -> LibraryCall | None:
+        origin = graph.origins[op.origin] if op.origin >= 0 else None
+        return origin.call if origin is not None and is_contraction(op) else None
+
+    ops = [(op, call_of(op)) for op in graph.ops]
+    return graph.with_ops(
+        [op if c is None else Op(c.name, op.inputs, op.outputs, call=c, origin=op.origin) for op, c in ops]
+    )
+
+
 def live(graph: Graph) -> Graph:
     """The graph with only the ops whose results somebody reads (or that have effects or bind sizes), and the constants
     they read."""

@@ -26,7 +26,7 @@ from ..ir.program import (
 )
 from ..tile.sizes import estimate
 
-SAMPLES = 6
+SAMPLES = 3
 
 
 def issued(program: TileProgram, width: int) -> float:
@@ -46,21 +46,30 @@ class _Walk:
     def __init__(self, program: TileProgram, width: int) -> None:
         self.width = width
         self.tiles = {s.axis: s.tile for s in program.loops()}
+        self.plain: dict[int, float] = {}
+        """Instructions of the statements of a body that are not loops, by the body's identity."""
 
     def body(self, body: Sequence[Stmt], at: Mapping[Expr, Expr]) -> float:
         """Instructions of statements where axes have the values `at`."""
-        return sum(self.statement(s, at) for s in body)
-
-    def statement(self, s: Stmt, at: Mapping[Expr, Expr]) -> float:
-        """Instructions of one statement."""
-        match s:
-            case Loop():
+        total = self.plain.get(id(body))
+        if total is None:
+            total = self.plain[id(body)] = sum(map(self.statement, body))
+        for s in body:
+            if isinstance(s, Loop):
                 start, stop = (estimate(substitute(e, at)) for e in (s.start, s.stop))
                 trips = max(0, -(-(stop - start) // s.tile))
-                middle = start + trips // 2 * s.tile
-                return trips * self.body(s.body, {**at, axis(s.axis): dims.integer(middle)}) if trips else 0.0
-            case Branch():
-                return self.body(s.body, at) + self.body(s.orelse, at)
+                if trips:
+                    middle = dims.integer(start + trips // 2 * s.tile)
+                    total += trips * self.body(s.body, {**at, axis(s.axis): middle})
+            elif isinstance(s, Branch):
+                total += self.body(s.body, at) + self.body(s.orelse, at)
+        return total
+
+    def statement(self, s: Stmt) -> float:
+        """Instructions of one statement without those of its body."""
+        match s:
+            case Loop() | Branch():
+                return 0.0
             case Dot():
                 return self.registers((*s.acc.axes, s.k))
             case Collapse() | Prefix():

@@ -1,0 +1,34 @@
+"""The price of a program follows what it does: trimmed loops, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch import Tensor
+
+from tests.emit.harness import host_target
+from tests.schedule.corpus import Case
+from tests.schedule.run import capture, one_kernel
+from tests.schedule.test_products_cpu import CAUSAL, PLAIN, qkv
+from tilewright.options import Options
+from tilewright.schedule.solver import Solver
+from tilewright.schedule.work import issued
+
+
+def instructions(run: Callable[..., Tensor], length: int) -> float:
+    """Vector instructions of attention over `length` queries and keys."""
+    case = Case("attention", run, qkv(2, length, length, 64, 64))
+    graph = capture(case, False)
+    return issued(Solver(host_target(), Options()).solve(one_kernel(graph), graph.layouts).program, 16)
+
+
+@pytest.mark.parametrize("length", [1024, 2048])
+def test_two_products_cost_two_products(length: int) -> None:
+    products = 2 * 2 * length * length * 64 / 16
+    assert 1.0 < instructions(PLAIN, length) / products < 1.5
+
+
+def test_a_causal_mask_costs_half() -> None:
+    whole, half = instructions(PLAIN, 2048), instructions(CAUSAL, 2048)
+    assert 0.5 < half / whole < 0.6
