@@ -84,6 +84,12 @@ class Target:
     """Cost of starting one more kernel inside a plan."""
     lanes: int = 1
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
+    threads: int = 1
+    """Threads that a core holds at a time."""
+    latency: float = 0.0
+    """Seconds from a load to its data while memory is busy, where threads wait for it."""
+    alone: float = 1.0
+    """What a core can draw from memory when others do not, over its share when all do."""
     compiler_flags: tuple[str, ...] = ()
     """Flags that select the instruction set; semantics flags belong to the builder."""
     backend: str = ""
@@ -189,7 +195,9 @@ def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
 ) -> Target:  # fmt: skip
-    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them."""
+    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
+
+    All hold 2048 threads a core. What a load takes and what a lone core draws was measured on one H200."""
     return Target(
         name=name,
         language="triton",
@@ -201,6 +209,9 @@ def _gpu(
         special=special,
         launch_seconds=launch_seconds,
         lanes=lanes,
+        threads=2048,
+        latency=0.8e-6,
+        alone=1.3,
         backend=backend,
         arch=arch or name.removeprefix("sm_"),
         bias_apart=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tilewright.options import Options
 from tilewright.partition.choose import Entrant, Pass
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import host_target
-from tilewright.runtime.judge import Timer
+from tilewright.runtime.judge import TRIALS, Timer
 
 ROWS = symbol("rows")
 X = Value(0, (ROWS, dims.integer(256)), f32)
@@ -54,15 +55,52 @@ def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
         entrant("c", slow(0.009)),
         entrant("d", fail),
     ]
-    assert timer(store).measure("task", ways) == "b"
+    for _ in range(TRIALS):  # on a busy machine one is not enough
+        assert timer(store).measure("task", ways) == "b"
     assert timer(store).verdict("task") == "b"
     assert timer(Store(tmp_path / "kernels")).verdict("task") == "b"
     assert timer(store).verdict("another task") is None
 
 
+def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
+    """Only every third run is as fast as it should be."""
+    count = itertools.count()
+    return lambda x: slow(seconds if next(count) % 3 == 0 else 20 * seconds)(x)
+
+
+def test_a_noisy_verdict_is_not_final() -> None:
+    store = Store(None)
+    ways = [entrant("a", disturbed(0.002)), entrant("b", slow(0.05))]
+    for _ in range(TRIALS - 1):
+        assert timer(store).measure("task", ways) == "a"
+        assert timer(store).verdict("task") is None
+    timer(store).measure("task", ways)
+    assert timer(store).verdict("task") == "a"
+
+
+def test_the_best_times_of_all_trials_count() -> None:
+    store = Store(None)
+    timer(store).measure("task", [entrant("a", disturbed(0.002)), entrant("b", slow(0.03))])
+    again = [entrant("a", slow(0.05)), entrant("b", slow(0.03))]
+    assert timer(store).measure("task", again) == "a"
+
+
+def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise KeyError("a defect")
+
+    with caplog.at_level("WARNING", "tilewright"):
+        ways = [entrant("a", fail), entrant("b", broken), entrant("c", slow(0.001))]
+        assert timer(Store(None)).measure("task", ways) == "c"
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and record.exc_info is not None and "b failed" in record.message
+
+
 def test_other_threads_are_another_verdict() -> None:
     store = Store(None)
-    timer(store).measure("task", [entrant("a", slow(0.001))])
+    for _ in range(TRIALS):
+        timer(store).measure("task", [entrant("a", slow(0.001))])
+    assert timer(store).verdict("task") == "a"
     many = Timer(host_target(), store, Options.make({"threads": 7}), {})
     assert many.verdict("task") is None
 

@@ -15,7 +15,6 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.bound import Workspace
 from tilewright.runtime.cuda_driver import Device, current_stream, opened
 from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.executable import Argument, Bound, Executable, Quick, Result
+from tilewright.runtime.executable import Argument, Bound, Executable, Result
 from tilewright.runtime.launch import Unit, raise_error
 
 KEEP_BYTES = 1 << 30
@@ -89,65 +88,24 @@ class CudaBound(Bound):
         part = self.first
         return part.arena_bytes + sum(part.layouts.bytes_of(self.plan, b) for b, *_ in part.outputs)
 
-    def workspace(self) -> Workspace:
-        """One whose memory nothing uses that the current stream does not wait for."""
-        try:
-            if not self.capturing():
-                return self.by_stream[current_stream(self.ordinal)].pop()
-        except (KeyError, IndexError):
-            pass
-        return Workspace(self.first, self.constants)
-
-    def give_back(self, workspace: Workspace) -> None:
-        """Keep what the current stream has used for its next call."""
-        if self.keep and not self.capturing():
-            stream = current_stream(self.ordinal)
-            if stream not in self.by_stream and len(self.by_stream) >= STREAMS:
+    def pool(self) -> list[Workspace]:
+        """Those whose memory nothing uses that the current stream does not wait for; none is kept of what runs while
+        the caller captures."""
+        if self.capturing():
+            return []
+        stream = current_stream(self.ordinal)
+        kept = self.by_stream.get(stream)
+        if kept is None:
+            if len(self.by_stream) >= STREAMS:
                 self.by_stream.clear()
-            self.by_stream.setdefault(stream, []).append(workspace)
+            kept = self.by_stream.setdefault(stream, [])
+        return kept
 
     def retain(self, keep: bool) -> None:
         """Whether to keep workspaces from now on."""
         super().retain(keep)
         if not keep:
             self.by_stream.clear()
-
-    def quick_run(self) -> Quick:
-        """As on the CPU."""
-        inputs, outputs, order, make = self.inputs, self.first.outputs, self.order, self.first.make
-        ordered = order == tuple(range(len(outputs)))
-        by_stream, ordinal, captured = self.by_stream, self.ordinal, self.capturing
-
-        def run(args: list[Argument]) -> list[Result] | None:
-            free = None if captured() else by_stream.get(current_stream(ordinal))
-            try:
-                workspace = free.pop() if free else self.workspace()
-            except IndexError:  # another thread was faster
-                workspace = self.workspace()
-            bases = workspace.bases
-            for k, b, strides in inputs:
-                t = cast(Tensor, args[k])
-                if t.stride() != strides:
-                    self.give_back(workspace)
-                    return None
-                bases[b] = t.data_ptr()
-            made: list[Result] = []
-            for b, shape, strides, dtype in outputs:
-                t = make(shape, strides, dtype)
-                bases[b] = t.data_ptr()
-                made.append(t)
-            for launch in workspace.runs:
-                code = launch()
-                if code:
-                    raise_error(code)
-            args.clear()
-            if free is not None and self.keep:
-                free.append(workspace)
-            else:
-                self.give_back(workspace)
-            return made if ordered else [made[k] for k in order]
-
-        return run
 
 
 class CudaExecutable(Executable):

@@ -73,17 +73,25 @@ class Bound:
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
         self.run: Quick | None = self.quick_run() if self.quick else None
 
+    def pool(self) -> list[Workspace]:
+        """The workspaces that a call may take now, and where it puts back what it has used."""
+        return self.free
+
     def workspace(self) -> Workspace:
         """One that nobody uses."""
         try:
-            return self.free.pop()
+            return self.pool().pop()
         except IndexError:
-            return Workspace(self.first, self.constants)
+            return self.fresh()
+
+    def fresh(self) -> Workspace:
+        """A new one."""
+        return Workspace(self.first, self.constants)
 
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""
         if self.keep:
-            self.free.append(workspace)
+            self.pool().append(workspace)
 
     def retain(self, keep: bool) -> None:
         """Whether to keep workspaces from now on, if they are small enough."""
@@ -94,12 +102,16 @@ class Bound:
     def quick_run(self) -> Quick:
         """The whole run where `quick`, as a function with everything at hand. It gives None if an input lies in memory
         in another way than compiled for."""
-        inputs, outputs, free, order = self.inputs, self.first.outputs, self.free, self.order
+        inputs, outputs, order, pool = self.inputs, self.first.outputs, self.order, self.pool
         make = self.first.make
         ordered = order == tuple(range(len(outputs)))
 
         def run(args: list[Argument]) -> list[Result] | None:
-            workspace = self.workspace()
+            free = pool()
+            try:
+                workspace = free.pop()
+            except IndexError:
+                workspace = self.fresh()
             bases = workspace.bases
             for k, b, strides in inputs:
                 t = cast(Tensor, args[k])

@@ -15,15 +15,6 @@ from .form import Form
 from .schedule import Role, Schedule
 from .search import points
 
-LATENCY = 0.8e-6
-"""Seconds from a load to its data under load."""
-
-ALONE = 1.3
-"""What a core can draw from memory when others do not, over its share when all do."""
-
-THREADS = 2048
-"""Threads that a core holds."""
-
 SPECIAL = 12
 """From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
 
@@ -44,13 +35,13 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
             steps *= turns
         held *= c.tile
     threads = schedule.warps * target.lanes
-    places = target.cores * max(1, THREADS // threads)
+    places = target.cores * max(1, target.threads // threads)
     under_way = min(count, places) * held * 4 * (schedule.stages if steps > 1 else 1)
-    reached = ALONE * min(count, target.cores) / target.cores
-    share = min(1.0, reached, under_way / (target.device.bandwidth * LATENCY))
+    reached = target.alone * min(count, target.cores) / target.cores
+    share = min(1.0, reached, under_way / (target.device.bandwidth * target.latency))
     waves = count / places
     tail = -(-count // places) / waves if waves > 1 else 1.0
-    waiting = steps * LATENCY / schedule.stages * max(1.0, waves)
+    waiting = steps * target.latency / schedule.stages * max(1.0, waves)
     special, plain = _work(form)
     busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
     working = max(special / target.special, plain / target.flops) / busy
