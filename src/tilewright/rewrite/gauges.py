@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, call, const, is_const, substitute, walk
+from ..ir.expr import Axis, Expr, call, const, is_const, substitute, walk, where
 from ..ir.reduction import Reduction
 from .terms import Gauge
 
@@ -82,6 +82,31 @@ def _is_mean(x: Expr, leaf: Expr, over: Sequence[Axis]) -> bool:
         return False
     whole = float(value) if x.op == "div" else 1 / float(value) if value else 0.0
     return abs(whole - size) <= NEAR * size
+
+
+def empty(gauge: Gauge, state: Expr) -> Expr:
+    """Whether an extreme has seen nothing but its identity."""
+    return call("eq", state, const(-math.inf if gauge.rising else math.inf, state.dtype))
+
+
+def shown(gauge: Gauge, state: Expr, count: Expr | None, whole: Expr | None) -> Expr:
+    """What readers see of a gauge whose state is `state`: a mean of the `count` elements so far instead of the `whole`
+    number, and no infinite extreme of nothing."""
+    zero = const(0.0, state.dtype)
+    if gauge.centred:
+        assert count is not None and whole is not None
+        return call("mul", state, where(call("eq", count, zero), zero, call("div", whole, count)))
+    return where(empty(gauge, state), zero, state) if gauge.through is gauge.leaf else state
+
+
+def gap(gauge: Gauge, state: Expr, old: Expr, new: Expr, falls: bool) -> Expr:
+    """How far a gauge has moved since its state was `state`, from what was read of it then (`old`) to `new`. From
+    nothing to something: infinitely far if exponentials fall by it (`falls`), else not at all, since nothing has been
+    summed."""
+    moved = call("sub", old, new)
+    if gauge.open and not (falls and gauge.through is gauge.leaf):
+        return where(empty(gauge, state), const(0.0, state.dtype), moved)
+    return moved
 
 
 def lost(body: Expr, gauges: Sequence[Gauge]) -> bool:

@@ -87,6 +87,12 @@ class Law:
         """Whether the first state is the fold itself, so that nothing is left to do at the end."""
         return self.finish.op == "slot"
 
+    def falls(self, gauge: int) -> bool:
+        """Whether a gauge that comes from its identity takes a sum of rank 1 to zero by itself."""
+        made, rising = self.states[0], self.gauges[gauge].rising
+        alone = self.rank == 1 and made.reduction.combiner == "add"
+        return alone and all((k > 0) == rising for (g, _), k in made.rates if g == gauge)
+
     def repaired(self, state: int, old: Sequence[Expr], gaps: Sequence[Expr]) -> Expr:
         """State number `state` after the gauges moved by `gaps` (old value less new value), from all `old` states."""
         made = self.states[state]

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from ..ir.expr import Axis, Expr, axes_of, axis, const, make, slot, substitute, walk
+from ..ir import dims
+from ..ir.expr import Axis, Expr, axes_of, axis, cast, const, make, slot, substitute, walk
 from ..ir.reduction import Reduction
+from ..rewrite.cascade import Link
 from ..rewrite.gauges import Upstream
 from ..rewrite.online import Law, Refusal, State, derive
+from ..rewrite.terms import Gauge
 from .form import Form, Item, folds_read
 
 
@@ -23,6 +26,9 @@ class Merge:
     gauges: tuple[int, ...]
     states: tuple[int, ...]
     count: int | None = None
+
+    whole: Expr | None = None
+    """How many elements there are in all, where they are counted."""
 
     @property
     def beside(self) -> tuple[int, ...]:
@@ -46,7 +52,42 @@ def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> M
     count = _counter(fold, folds) if any(g.centred for g in law.gauges) else None
     if count is None and any(g.centred for g in law.gauges):
         return None
-    return Merge(law, tuple(number[g.leaf] for g in law.gauges), tuple(states), count)
+    whole = None if count is None else _number(fold)
+    return Merge(law, tuple(number[g.leaf] for g in law.gauges), tuple(states), count, whole)
+
+
+def _number(fold: Item) -> Expr:
+    """How many elements `fold` has for one result, as a number of their type."""
+    extent, dtype = dims.prod(a.extent for a in fold.reduce), fold.body[0].dtype
+    size = dims.static(extent)
+    return const(size, dtype) if size is not None else cast(extent, dtype)
+
+
+def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
+    """The folds `items` over the same class (those that follow nobody first) as a cascade, if each of the others
+    follows those that it reads, and nothing else than states is needed to merge."""
+    inside = {i.id: i for i in items}
+    place = {i.id: k for k, i in enumerate(items)}
+    made: list[Link] = []
+    for i in items:
+        assert i.reduction is not None
+        link = Link(_leaf(i), i.reduction)
+        upstream = [inside[d] for d in folds_read(i.body) if d in inside]
+        merge = follow(i, upstream, inside) if upstream else None
+        if merge is not None and all(_closed(g) for g in merge.law.gauges):
+            gauges, states = (tuple(place[f] for f in group) for group in (merge.gauges, merge.states))
+            count = None if merge.count is None else place[merge.count]
+            link = replace(link, law=merge.law, gauges=gauges, states=states, count=count, whole=merge.whole)
+        elif upstream:
+            return None
+        made.append(link)
+    return tuple(made)
+
+
+def _closed(gauge: Gauge) -> bool:
+    """Whether a gauge's value follows from its state alone."""
+    rest = substitute(gauge.through, {gauge.leaf: const(0.0, gauge.leaf.dtype)})
+    return not any(x.op in ("read", "value", "axis") for x in walk(rest))
 
 
 def law_of(fold: Item, upstream: Sequence[Item]) -> Law | Refusal:

@@ -6,26 +6,24 @@ pairs of the parts are merged:
 
     mean and spread   s = sum(x), d = sum((x - s/n)^2)
                       (n, s/n, d) of a row = merge of those of its parts                  (Chan, Golub, LeVeque 1979)
-    maximum and sum   m = max(x), d = sum(f(x, m)) with f(x, m') = f(x, m) exp(k (m - m'))
-                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p times exp(k (m_p - m))
+    maximum and sum   m = max(x), d = sum(f(x, m)), where the online law has a repair of d
+                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p repaired from m_p to m
 
-Both hold in real arithmetic; in floats the first is more exact than what it replaces. A row of which every element is
--inf has d = 0.
+Both hold in real arithmetic; in floats the first is more exact than what it replaces.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from ..ir import dims
 from ..ir.dtype import DType
 from ..ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
 from ..ir.reduction import Reduction
+from ..rewrite.cascade import Link, cascade, part_body
 from ..target import Target
-from .companions import follow
+from .companions import links_of
 from .form import Form, Item
 from .refine import drop_dead, split_class
 
@@ -38,13 +36,13 @@ LEAST = 256
 
 @dataclass(frozen=True, slots=True)
 class _Cascade:
-    """Fold `second` needs `first` over the same class, as `through` (the expression that `second` reads); `k` is the
-    degree of a sum in its maximum, None for moments."""
+    """Fold `second` needs `first` over the same class, as `through` (the expression that `second` reads); `links`
+    are both by the online law, None for moments."""
 
     first: int
     second: int
     through: Expr
-    k: Fraction | None
+    links: tuple[Link, ...] | None
 
 
 def in_parts(form: Form, target: Target) -> Form:
@@ -77,11 +75,14 @@ def _cascade(form: Form, second: Item) -> _Cascade | None:
         first = next(f for f in form.folds.values() if leaf.value == (f.id, 0) or leaf.value == (f.id, 1))
         if first.kept != second.kept or first.reduce != second.reduce or first.scan is not None:
             continue
-        merge = follow(second, [first], form.folds)
-        if merge is not None and merge.law.rank == 1 and merge.law.states[0].rates:
-            (gauge, *others), (((_, base), k), *_) = merge.law.gauges, merge.law.states[0].rates
-            if base == "exp" and gauge.open and gauge.rising and not others:
-                return _Cascade(first.id, second.id, gauge.through, k)
+        links = links_of((first, second))
+        if (
+            links is not None
+            and links[1].law is not None
+            and first.reduction
+            and first.reduction.combiner != "add"
+        ):
+            return _Cascade(first.id, second.id, leaf, links)
         mean = _mean(form, first, second)
         if mean is not None:
             return _Cascade(first.id, second.id, mean, None)
@@ -124,22 +125,20 @@ def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
             parts[x.first] = _part_of(items, first, first.body, p, q)
         of_part = parts[x.first]
         dtype = of_part.dtype
-        limit = const(-math.inf if x.through.op == "value" else math.inf, dtype)
-        if x.k is None:
-            near = call("div", of_part, const(dims.static(q.extent) or 1, dtype))
+        if x.links is None:
+            count = const(dims.static(q.extent) or 1, dtype)
+            near = call("div", of_part, count)
             whole, results = _moments(dtype), (1, 2)
+            body = tuple(substitute(b, {x.through: near}) for b in second.body)
+            pair = (count, near)
         else:
-            infinite = call("eq", of_part if x.through.op == "value" else call("abs", of_part), limit)
-            near = where(infinite, const(0, dtype), of_part)
-            whole, results = _scaled_sum(dtype, x.k), (0, 1)
-        body = tuple(substitute(b, {x.through: near}) for b in second.body)
-        summed = _part_of(items, second, body, p, q)
-        pair = (
-            (of_part, summed) if x.k is not None else (const(dims.static(q.extent) or 1, dtype), near, summed)
-        )
+            whole, results = cascade(x.links), (0, 1)
+            body = (part_body(x.links[1], x.links, second.body[0], {x.links[0].leaf: of_part}),)
+            pair = (of_part,)
+        pair = (*pair, _part_of(items, second, body, p, q))
         items[x.second] = replace(second, reduce=(p,), reduction=whole, body=pair)
         args = tuple(map(axis, second.kept))
-        key = x.through if x.k is None else make("value", args, dtype, (x.first, 0))
+        key = x.through
         table.setdefault(key, make("value", args, dtype, (x.second, results[0])))
         table[make("value", args, dtype, (x.second, 0))] = make("value", args, dtype, (x.second, results[1]))
     made = range(len(form.items), len(items))
@@ -178,26 +177,3 @@ def _moments(dtype: DType) -> Reduction:
         "moments of parts", (dtype,) * 3, (dtype,) * 3, (zero,) * 3, _slots("e", dtype, 3),
         (n, call("add", ma, moved), spread), (na, ma, sa),
     )  # fmt: skip
-
-
-def _scaled_sum(dtype: DType, k: Fraction) -> Reduction:
-    """(maximum, sum of degree k in it) of parts; a part whose maximum is -inf counts nothing."""
-    (ma, sa), (mb, sb) = _slots("a", dtype, 2), _slots("b", dtype, 2)
-    top = call("maximum", ma, mb)
-    empty, zero = const(-math.inf, dtype), const(0, dtype)
-
-    def part(m: Expr, s: Expr) -> Expr:
-        gap = call("sub", m, top)
-        factor = call("exp", gap if k == 1 else call("mul", gap, const(k, dtype)))
-        return where(call("eq", m, top), s, call("mul", s, factor))
-
-    total = where(call("eq", top, empty), zero, call("add", part(ma, sa), part(mb, sb)))
-    return Reduction(
-        f"sum of degree {k}",
-        (dtype,) * 2,
-        (dtype,) * 2,
-        (empty, zero),
-        _slots("e", dtype, 2),
-        (top, total),
-        (ma, sa),
-    )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..ir import dims
-from ..ir.expr import Expr, call, cast, const, substitute, transform, where
+from ..ir.expr import Expr, call, const, substitute, transform, where
 from ..ir.program import Compute, Dot, Update, Var, value_of
+from ..rewrite.gauges import empty, gap, shown
 from ..rewrite.terms import Gauge
 from .companions import Merge
 from .form import Item
@@ -73,29 +73,17 @@ class Repair(States):
         self.scope.results |= {(f, 0): self.named(e) for f, e in found.items()}
 
     def shown(self, merge: Merge, gauge: Gauge, state: Expr, values: Values) -> Expr:
-        """What readers see of a gauge whose state is `state`: a mean so far, and no infinite extreme of nothing."""
-        if gauge.centred:
-            assert merge.count is not None
-            (count,) = values[merge.count]
-            fold = self.form.items[merge.count]
-            extent = dims.prod(a.extent for a in fold.reduce)
-            size = dims.static(extent)
-            whole = const(size, count.dtype) if size is not None else cast(extent, count.dtype)
-            nothing = call("eq", count, const(0.0, count.dtype))
-            share = where(nothing, const(0.0, count.dtype), call("div", whole, count))
-            return call("mul", state, share)
-        if gauge.through is not gauge.leaf:
-            return state
-        return where(_empty(gauge, state), const(0.0, state.dtype), state)
+        """What readers see of a gauge whose state is `state`."""
+        if merge.count is None:
+            return shown(gauge, state, None, None)
+        return shown(gauge, state, values[merge.count][0], merge.whole)
 
     def brought(self, merge: Merge, old: Values, gaps: Gaps) -> Expr:
         """The first state of `merge` out of `old`, brought to the gauges that are exposed. `gaps` holds those known."""
         law, count = merge.law, merge.count
-        soft = law.rank == 1 and law.states[0].reduction.combiner == "add"
         shifts: list[Expr] = []
         for k, (gauge, f) in enumerate(zip(law.gauges, merge.gauges, strict=True)):
-            falls = all((q > 0) == gauge.rising for (g, _), q in law.states[0].rates if g == k)
-            key = (gauge.through, soft and falls)
+            key = (gauge.through, law.falls(k))
             if key not in gaps:
                 counted = {} if count is None else {count: old[count]}
                 gaps[key] = self.named(self.gap(merge, gauge, {f: old[f], **counted}, f, key[1]))
@@ -112,19 +100,11 @@ class Repair(States):
         return known[x, False]
 
     def gap(self, merge: Merge, gauge: Gauge, old: Values, fold: int, falls: bool) -> Expr:
-        """How far a gauge has moved from `old`. From nothing to something: infinitely far if exponentials fall by it
-        (`falls`), else not at all, since nothing has been summed."""
+        """How far a gauge has moved from `old`."""
         state = old[fold][0]
-        before = (
-            state
-            if gauge.through is gauge.leaf and not gauge.centred
-            else self.shown(merge, gauge, state, old)
-        )
+        before = state if gauge.through is gauge.leaf else self.shown(merge, gauge, state, old)
         through = self.eval(substitute(gauge.through, {gauge.leaf: self.named(before)}))
-        moved = call("sub", through, self.eval(gauge.through))
-        if gauge.open and not (falls and gauge.through is gauge.leaf):
-            return where(_empty(gauge, state), const(0.0, state.dtype), moved)
-        return moved
+        return gap(gauge, state, through, self.eval(gauge.through), falls)
 
     def update(self, t: Item, repaired: Expr | None) -> None:
         """state = merge(state or what it was `repaired` to, element)."""
@@ -182,7 +162,7 @@ class Repair(States):
         for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
             if gauge.through is gauge.leaf:
                 top = self.scope.results[f, 0]
-                state = where(_empty(gauge, top), const(math.nan, state.dtype), state)
+                state = where(empty(gauge, top), const(math.nan, state.dtype), state)
         return state
 
     def add_level(
@@ -212,8 +192,3 @@ class Repair(States):
         for f, new in joint.items():
             self.out.append(Update(above[f], new))
         self.scope = outer
-
-
-def _empty(gauge: Gauge, state: Expr) -> Expr:
-    """Whether an extreme has seen nothing but its identity."""
-    return call("eq", state, const(-math.inf if gauge.rising else math.inf, state.dtype))
