@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..ir import dims
 from ..ir.dtype import bool_, i64
@@ -85,7 +86,7 @@ def constant_under(e: Expr, truths: Truths) -> float | None:
     """The value of `e` if it is one constant under `truths`, else None. Values from memory are taken as finite:
     -inf minus one is -inf, zero times one is zero."""
     if e.op == "const":
-        return float(e.value) if isinstance(e.value, (bool, int, float)) else None
+        return float(e.value) if isinstance(e.value, (bool, int, float, Fraction)) else None
     if e.op == "where":
         side = decide(e.args[0], truths)
         if side.op == "const":
