@@ -41,10 +41,10 @@ from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.rewrite.anneal import Search, rearrange
-from tilewright.rewrite.cascade import logarithmic
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.mask import recognise_masks
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
+from tilewright.rewrite.quotient import logarithmic
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers

@@ -1,0 +1,175 @@
+"""Reductions of two directions over one product: a normaliser along rows that a fold along columns divides by.
+
+The column kernel computes the product again and needs the rows' statistics only. Where these are a shift m and a
+divisor l of an exponential, one number per row does: exp(s - m) / l = exp(s - (m + log l)), without a division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..ir import dims
+from ..ir.expr import Axis, Expr, axes_of, axis, call, read
+from ..ir.graph import Graph, Op, Value
+from ..ir.ops.common import position
+from ..ir.tensor import TensorExpr, output_axes
+from .interval import Interval
+from .normalise import tidy_operands
+from .sign import of_type, signs_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Quotient:
+    """exp((minuend - shift) * factor) / divisor as the body of an op; shift and divisor are reads that use fewer axes,
+    the factor is a constant."""
+
+    op: Op
+    minuend: Expr
+    shift: Expr | None
+    factor: Expr | None
+    divisor: Expr
+    inputs: tuple[Value, ...]
+
+
+def logarithmic(region: Graph) -> tuple[Graph, int]:
+    """The region with quotients by a row's statistic, that only folds across rows read, as exponentials of one
+    difference; and how many there were. Law (exp): exp(a) / b = exp(a - log b) for b > 0."""
+    signs = _signs(region)
+    consumers = region.consumers()
+    fresh = 1 + max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
+    producer = region.producer()
+    ops: list[Op] = []
+    count = 0
+    for op in region.ops:
+        found = _quotient(op, producer)
+        if (
+            found is None
+            or not _crossed(found, consumers)
+            or not _positive(found.divisor, found.inputs, signs)
+        ):
+            ops.append(op)
+            continue
+        statistic = Value(fresh, _operand(found.divisor, found.inputs).shape, found.divisor.dtype)
+        fresh += 1
+        ops += [_statistic(found, statistic), _difference(found, statistic)]
+        count += 1
+    return (region.with_ops(ops), count) if count else (region, 0)
+
+
+def _signs(region: Graph) -> dict[Value, Interval]:
+    known: dict[Value, Interval] = {}
+    for op in region.ops:
+        assert op.expr is not None
+        found = signs_of(op.expr, [known.get(v) or of_type(v.dtype) for v in op.inputs])
+        known |= dict(zip(op.outputs, found, strict=True))
+    return known
+
+
+def _positive(divisor: Expr, inputs: Sequence[Value], signs: Mapping[Value, Interval]) -> bool:
+    found = signs.get(_operand(divisor, inputs))
+    return found is not None and found.bottom >= 0
+
+
+def _operand(r: Expr, inputs: Sequence[Value]) -> Value:
+    assert isinstance(r.value, int)
+    return inputs[r.value]
+
+
+def _quotient(op: Op, producer: Mapping[Value, Op]) -> _Quotient | None:
+    """`op` as a quotient of an exponential, looked for through the pointwise op that makes it."""
+    if op.expr is None or not op.expr.is_pointwise or op.expr.body[0].op != "div":
+        return None
+    top, bottom = op.expr.body[0].args
+    if bottom.op != "read" or not _fewer(bottom, op.expr.axes):
+        return None
+    inputs = list(op.inputs)
+    if top.op == "read":
+        maker = producer.get(_operand(top, inputs))
+        if maker is None or maker.expr is None or not maker.expr.is_pointwise:
+            return None
+        top = maker.expr.map_reads(lambda r: _later(r, len(op.inputs))).at(top.args)
+        inputs += maker.inputs
+    if top.op != "exp":
+        return None
+    exponent, factor = top.args[0], None
+    if exponent.op == "mul" and exponent.args[1].op == "const" and exponent.args[0].op == "sub":
+        exponent, factor = exponent.args
+    shift = exponent.args[1] if exponent.op == "sub" else exponent
+    if shift.op == "read" and shift.args == bottom.args and exponent is not shift:
+        return _Quotient(op, exponent.args[0], shift, factor, bottom, tuple(inputs))
+    return _Quotient(op, top.args[0], None, None, bottom, tuple(inputs))
+
+
+def _later(r: Expr, by: int) -> Expr:
+    """A read of the operand that stands `by` places later."""
+    assert isinstance(r.value, int)
+    return read(r.value + by, r.args, r.dtype)
+
+
+def _fewer(r: Expr, axes: Sequence[Axis]) -> bool:
+    """Whether a read uses some of `axes`, each plainly, and not all."""
+    long = [a for a in axes if a.extent is not dims.ONE]
+    return len(axes_of(r)) < len(long) and all(a.op == "axis" or not axes_of(a) for a in r.args)
+
+
+def _crossed(found: _Quotient, consumers: Mapping[Value, Sequence[Op]]) -> bool:
+    """Whether every fold that reads the quotient, through pointwise ops, folds an axis of its divisor."""
+    assert found.op.expr is not None
+    used = axes_of(found.divisor)
+    places = frozenset(k for k, a in enumerate(found.op.expr.axes) if axis(a) in used)
+    todo: list[tuple[Value, frozenset[int]]] = [(found.op.output, places)]
+    some = False
+    while todo:
+        v, rows = todo.pop()
+        for reader in consumers.get(v, []):
+            for where in _row_axes(reader, v, rows):
+                assert reader.expr is not None
+                if reader.expr.is_pointwise:
+                    todo.append((reader.output, where))
+                elif where:
+                    return False  # rows are kept
+                else:
+                    some = True
+    return some
+
+
+def _row_axes(reader: Op, v: Value, rows: frozenset[int]) -> list[frozenset[int]]:
+    """For each read of `v`: which output axes of `reader` stand at its dims `rows`; none if one of those is folded, and
+    -1 if an index there is not plain."""
+    assert reader.expr is not None
+    order = {axis(a): k for k, a in enumerate(reader.expr.axes)}
+    found: list[frozenset[int]] = []
+    for r in reader.expr.reads():
+        if _operand(r, reader.inputs) is v:
+            there = [r.args[d] for d in rows if d >= 0]
+            if any(x.op == "axis" and x.value in reader.expr.reduce for x in there):
+                found.append(frozenset())
+            else:
+                found.append(frozenset(order.get(x, -1) for x in there) or frozenset({-1}))
+    return found
+
+
+def _statistic(found: _Quotient, made: Value) -> Op:
+    """shift * factor + log(divisor), with the dims of the divisor."""
+    axes = output_axes(made.shape)
+    index = tuple(position(a) for a in axes)
+    body = call("log", read(0, index, found.divisor.dtype))
+    inputs = [_operand(found.divisor, found.inputs)]
+    if found.shift is not None:
+        body = call("add", _scaled(read(1, index, found.shift.dtype), found.factor), body)
+        inputs.append(_operand(found.shift, found.inputs))
+    return Op("logsumexp", tuple(inputs), (made,), expr=TensorExpr(axes, (body,)), origin=found.op.origin)
+
+
+def _difference(found: _Quotient, statistic: Value) -> Op:
+    """exp(minuend * factor - statistic)."""
+    assert found.op.expr is not None
+    row = read(len(found.inputs), found.divisor.args, statistic.dtype)
+    body = call("exp", call("sub", _scaled(found.minuend, found.factor), row))
+    expr = TensorExpr(found.op.expr.axes, (body,))
+    return tidy_operands(replace(found.op, inputs=(*found.inputs, statistic), expr=expr))
+
+
+def _scaled(e: Expr, factor: Expr | None) -> Expr:
+    return e if factor is None else call("mul", e, factor)

@@ -1,0 +1,90 @@
+"""Statistics of rows that folds along columns divide by, as one logarithm a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tests.schedule.corpus import Case
+from tests.schedule.run import capture
+from torch import Tensor
+
+from tilewright.interp import EXACT, FLOATS, equal, exact_random, run_graph
+from tilewright.ir.graph import Graph
+from tilewright.rewrite.quotient import logarithmic
+
+SHAPE = (2, 5, 6)
+Run = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
+
+
+def softmax(s: Tensor) -> Tensor:
+    return torch.softmax(s, -1)
+
+
+def _scaled(s: Tensor) -> Tensor:
+    e = torch.exp((s - s.amax(-1, keepdim=True)) * 0.3)
+    return e / e.sum(-1, keepdim=True)
+
+
+COLUMNS: dict[str, Run] = {
+    "sums": lambda s: softmax(s).sum(1),
+    "sums of squares": lambda s: (softmax(s) ** 2).sum(1),
+    "any": lambda s: (softmax(s) >= 0.2).any(1),
+    "two": lambda s: (softmax(s).sum(1), softmax(s).amax(1)),
+    "transposed": lambda s: softmax(s).transpose(1, 2).sum(-1),
+    "scaled": lambda s: _scaled(s).sum(1),
+    "no shift": lambda s: (torch.exp(s) / torch.exp(s).sum(-1, keepdim=True)).sum(1),
+}
+OTHERS: dict[str, Run] = {
+    "rows": lambda s: softmax(s).sum(-1),
+    "returned": softmax,
+    "rows and columns": lambda s: (softmax(s).sum(1), softmax(s).cumsum(-1)),
+    "sign unknown": lambda s: (torch.exp(s) / s.sum(-1, keepdim=True)).sum(1),
+    "reshaped": lambda s: softmax(s).reshape(2, 3, 10).sum(1),
+    "no exponential": lambda s: (s.abs() / s.abs().sum(-1, keepdim=True)).sum(1),
+}
+
+
+def graph_of(run: Run) -> Graph:
+    return capture(Case("case", run, (SHAPE,)), False)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_the_meaning_stays_and_no_element_is_divided(name: str) -> None:
+    before = graph_of(COLUMNS[name])
+    after, count = logarithmic(before)
+    after.verify()
+    assert count == 1
+    assert not any(
+        "/" in op_text for op_text in after.show().splitlines() if "5, 6]" in op_text.split("=")[0]
+    )
+    inputs = [t.numpy() for t in Case("case", COLUMNS[name], (SHAPE,)).inputs()]
+    for a, b in zip(run_graph(before, inputs, FLOATS), run_graph(after, inputs, FLOATS), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sums", "sums of squares", "scaled", "no shift"])
+def test_it_is_exact(name: str) -> None:
+    before = graph_of(COLUMNS[name])
+    after, _ = logarithmic(before)
+    inputs = [exact_random(SHAPE, 0)]
+    for a, b in zip(run_graph(before, inputs, EXACT), run_graph(after, inputs, EXACT), strict=True):
+        assert equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_left_alone_where_rows_are_kept_or_nothing_proves_it(name: str) -> None:
+    graph = graph_of(OTHERS[name])
+    assert logarithmic(graph) == (graph, 0)
+
+
+def test_rows_that_admit_nothing_stay_nan() -> None:
+    graph = graph_of(COLUMNS["sums"])
+    after, _ = logarithmic(graph)
+    s = torch.randn(SHAPE, dtype=torch.float32)
+    s[0, 1] = -torch.inf
+    want, got = (np.asarray(run_graph(g, [s.numpy()], FLOATS)[0]) for g in (graph, after))
+    assert np.array_equal(np.isnan(want), np.isnan(got))
+    assert np.isnan(want[0]).all()
