@@ -173,6 +173,22 @@ def test_a_merged_dim_is_its_parts():
     assert of(across).dependency[tensors(across)[0]] == (B, N, N)
 
 
+def test_packed_projections_keep_their_heads():
+    """Queries and keys are parts of one product's columns: heads stay parallel, their depth is reduced."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        q, k = F.linear(x, w).reshape(32, 2, 4, 8).unbind(1)
+        return (q * k).sum(-1)
+
+    graph = capture(run, [torch.zeros(32, 16), torch.zeros(64, 16)])
+    p, (_, w), (y,) = of(graph), tensors(graph), results(graph)
+    part, heads, depth = p.structure.digits[w][0]
+    assert p.structure.digits[y] == ((p.classes[y][0],), (heads,)) and part not in p.classes[y]
+    assert p.structure.kinds[heads] is R and p.structure.kinds[depth] is N
+    unaligned = capture(lambda x: x.exp()[:, 3:19].sum(-1), [torch.zeros(8, 32)])
+    assert of(unaligned).dependency[made_by(unaligned, "exp").output] == (B, N)
+
+
 def test_grouped_heads_share_keys():
     def run(q: Tensor, k: Tensor) -> Tensor:
         return q @ k.repeat_interleave(4, 1).transpose(-1, -2)

@@ -2,13 +2,14 @@
 
 A *piece* says that some digits of a dim, written in a mixed radix, are some digits of an axis: `(a // step) % count`
 of an axis a, at stride `stride` of the dim. Plain reads, splits (`i // 64`, `i % 64`) and merges (`h * 64 + d`) are
-sequences of pieces that cover the dim exactly.
+sequences of pieces that cover the dim, or one of its equal parts, exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ..ir import dims
@@ -35,6 +36,7 @@ class Access:
     axes: tuple[Axis, ...] = ()
 
 
+@lru_cache(1 << 14)
 def access_of(index: Expr, extent: Expr, reduced: frozenset[Axis]) -> Access:
     """How a dim of `extent` is read at `index` by an op that reduces the axes `reduced`."""
     if any(x.op == "read" for x in walk(index)):
@@ -51,21 +53,22 @@ def access_of(index: Expr, extent: Expr, reduced: frozenset[Axis]) -> Access:
 
 
 def pieces_of(index: Expr, extent: Expr) -> tuple[Piece, ...] | None:
-    """The pieces, lowest first, of an index that runs over all of a dim of `extent` once; None if it does not."""
-    found = [_piece(m, c) for m, c in dims.linear(index).items()]
-    left = [p for p in found if p is not None]
-    if len(left) < len(found):
-        return None
+    """The pieces, lowest first, of an index that runs once over all of a dim of `extent`, or over one of its equal
+    parts (a chunk); None if it does neither."""
+    fixed = {m: c for m, c in dims.linear(index).items() if not any(axes_of(atom) for atom in m)}
+    left = [_piece(m, c) for m, c in dims.linear(index).items() if m not in fixed]
     chain: list[Piece] = []
     at = dims.ONE
     while left:
-        following = [p for p in left if dims.equal(p.stride, at)]
-        if len(following) != 1:
+        following = next((p for p in left if p is not None and dims.equal(p.stride, at)), None)
+        if following is None:
             return None
-        chain += following
-        left.remove(following[0])
-        at = dims.mul(at, following[0].count)
-    return tuple(chain) if dims.equal(at, extent) else None
+        chain.append(following)
+        left.remove(following)
+        at = dims.mul(at, following.count)
+    start = dims.from_linear(fixed)
+    aligned = dims.exact_div(extent, at) is not None and dims.exact_div(start, at) is not None
+    return tuple(chain) if aligned else None
 
 
 def _piece(monomial: tuple[Expr, ...], factor: int) -> Piece | None:

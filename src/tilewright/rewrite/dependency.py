@@ -198,7 +198,9 @@ class _Analysis:
         a, b = self.find(a), self.find(b)
         if a == b:
             return True
-        if any(self.members[b].get(at, own) != own for at, own in self.members[a].items()):
+        if len(self.members[a]) < len(self.members[b]):
+            a, b = b, a
+        if any(self.members[a].get(at, own) != own for at, own in self.members[b].items()):
             return False
         self.parent[b] = a
         for at, own in self.members.pop(b).items():
