@@ -357,7 +357,7 @@ RULES: tuple[AlgebraRule, ...] = (
     AlgebraRule("sums join", sums_join, "sum(a*c) + sum(b*c) = sum((a+b)*c)", "ring",
                 "c is finite; a and b are not rounded to half precision"),
     AlgebraRule("factor enters sum", factor_enters_sum, "sum(x*y)*f = sum((x*f)*y), f free of the axes", "field",
-                "|f| <= 1, or x*f does not overflow (in half precision tiny x lose digits)"),
+                "|f| <= 1, or x*f does not overflow; f is a constant if x is in half precision (tiny x lose digits)"),
     AlgebraRule("factor changes sides", factor_changes_sides, "sum((x*f)*y) = sum(x*(y*f))", "field",
                 "as for leaving x, and for entering y"),
     AlgebraRule("constants merge", _merging, "(x*c)*d = x*(c*d)", "field", "neither overflows"),

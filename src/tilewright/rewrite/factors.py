@@ -177,11 +177,9 @@ class _Factors:
                 joined = replace(p, made=(*p.made, *made), rounded=(*p.rounded, *rounded))
                 yield self._rebuilt(joined, lambda x, args=args: call(e.op, *args))
 
-    def _without(
-        self, e: Expr, like: Part, chosen: bool
-    ) -> Iterator[tuple[Expr, tuple[Step, ...], tuple[Rounding, ...]]]:
-        """What `e` is without a factor that its neighbour has. An element that does not notice the factor stays as it is;
-        but if one of the two is `chosen`, it would notice NaN, which only a constant cannot be."""
+    def _without(self, e: Expr, like: Part, chosen: bool) -> Iterator[Without]:
+        """What `e` is without a factor that its neighbour has. An element that does not notice the factor stays as it
+        is; but if one of the two is `chosen`, it would notice NaN, which only a constant cannot be."""
         known, f = self.d.bounds.of(e), self.d.bounds.of(like.part)
         harmless = not f.zero and f.least > 0 if like.divides else f.finite
         nothing = known.absorbs and known.low == known.high == 0
