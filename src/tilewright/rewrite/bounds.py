@@ -1,6 +1,7 @@
 """What elements can be: bounds from the expressions that compute them, for the conditions of algebraic rules.
 
-Besides intervals this knows one relation: x - max(x) is at most 0, and somewhere 0. So the exponents of a safe softmax
+Unlike `sign`, which is about exact numbers, these bounds hold of computed ones: what overflows is infinite, what
+underflows is 0. Besides intervals this knows one relation: x - max(x) is at most 0, and somewhere 0. So the exponents of a safe softmax
 are bounded, and its denominator is at least 1, which is what lets it move.
 """
 
