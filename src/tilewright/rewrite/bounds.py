@@ -1,8 +1,8 @@
 """What elements can be: bounds from the expressions that compute them, for the conditions of algebraic rules.
 
 Unlike `sign`, which is about exact numbers, these bounds hold of computed ones: what overflows is infinite, what
-underflows is 0. Besides intervals this knows one relation: x - max(x) is at most 0, and somewhere 0. So the exponents of a safe softmax
-are bounded, and its denominator is at least 1, which is what lets it move.
+underflows is 0. Besides intervals this knows one relation: x - max(x) is at most 0, and somewhere 0. So the exponents
+of a safe softmax are bounded, and its denominator is at least 1, which is what lets it move.
 """
 
 from __future__ import annotations
