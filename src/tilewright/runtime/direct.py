@@ -36,13 +36,9 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
         else (a.__class__, a)
         for a in args
     ]
-    for name, a in kwargs.items():
-        parts.append(name)
-        parts.append(
-            (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
-            if isinstance(a, Tensor)
-            else (a.__class__, a)
-        )
+    if kwargs:
+        parts += kwargs
+        parts.append(key_of(tuple(kwargs.values()), {}))
     return (_grad(), _autocast(), *parts)
 
 
@@ -86,7 +82,7 @@ class Surroundings:
 
     def unchanged(self) -> bool:
         """Whether every name still means the same object, and no gradient is asked for."""
-        if _grad() and any(t.requires_grad for t in self.tensors):
+        if self.tensors and _grad() and any(t.requires_grad for t in self.tensors):
             return False
         for t, address, version in self._marks:
             if t.data_ptr() != address or (version >= 0 and t._version != version):
@@ -95,7 +91,7 @@ class Surroundings:
             same = all(map(is_, map(getitem, self._dicts, self._names), self._values))
         except KeyError:
             return False
-        return same and all(c.cell_contents is v for c, v in self._cells)
+        return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
 
 
 def _modules(target: Callable[..., object]) -> Iterator[torch.nn.Module]:
