@@ -13,8 +13,9 @@ from ..ir import dims
 from ..ir.expr import Axis, Expr, axis, call
 from ..target import Target
 from ..tile.sizes import estimate, likely
-from .contract import SMALLEST, contraction, sides
+from .dots import Blocks, product_blocks
 from .form import Form, folds_read
+from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
 from .search import nest_order, pick_lane
 from .tuning import Entry, Tuning
@@ -47,9 +48,6 @@ ENOUGH = 128
 NARROW = 16
 """A class that loops or folds walk is the contiguous one of a block only from this extent on."""
 
-ROWS, COLUMNS, WIDEST = 64, 64, 256
-"""Tiles of a product of matrices: of a class on the grid, of one that is streamed; the longest one that is not."""
-
 STAGES = 3
 
 CHAIN = 256
@@ -76,9 +74,9 @@ def blocks(
     holds what was measured."""
     shape = _shape(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
-    tiles = _product_tiles(form, shape, most)
-    if tiles:
-        return _made(form, shape, tiles, most, WARPS, STAGES, products=True)
+    products = product_blocks(form, shape.grid, shape.inner, most, target, tuning)
+    if products is not None:
+        return _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
@@ -96,9 +94,9 @@ def blocks(
 
 def _made(
     form: Form, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int], warps: int, stages: int,
-    products: bool = False,
+    products: Blocks | None = None,
 ) -> Schedule:  # fmt: skip
-    plans = [_grid_plan(a, tiles) for a in shape.grid]
+    plans = [_grid_plan(a, tiles, products is not None and growth(form.items, a) > 0) for a in shape.grid]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
     streamed = any(p.role is Role.STREAMED for p in plans)
     return Schedule(
@@ -106,8 +104,9 @@ def _made(
         shape.lane,
         online=streamed,
         peel=False,
-        lanes=not products and not (streamed and _cascaded(form)),
-        chain=0 if products else CHAIN,
+        lanes=products is None and not (streamed and _cascaded(form)),
+        spread=products.spread if products is not None else (),
+        chain=0 if products is not None else CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,
     )
@@ -209,25 +208,6 @@ def fitting(a: Axis, most: int) -> int:
     return close if close >= min(rough, ENOUGH) else rough
 
 
-def _product_tiles(form: Form, shape: _Shape, most: Mapping[Axis, int]) -> dict[Axis, int]:
-    """Tiles for matrix units: in every sum of products the longest class of each side and of what it folds. Empty if
-    the form has no such sum, or not all of them can have their tiles."""
-    tiles = dict.fromkeys((*shape.grid, *shape.inner), 1)
-    found = [s for i in form.folds.values() if (s := sides(i)) is not None]
-    for side in (a for s in found for a in s):
-        a = max(side, key=lambda x: estimate(x.extent))
-        if a in shape.grid:
-            tiles[a] = ROWS
-        elif most.get(a, WIDEST + 1) <= WIDEST:
-            tiles[a] = max(SMALLEST, power(most[a]))
-        else:
-            tiles[a] = COLUMNS
-    fits = [
-        contraction(i, form.params, tiles.__getitem__) for i in form.folds.values() if sides(i) is not None
-    ]
-    return tiles if fits and all(f is not None for f in fits) else {}
-
-
 def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int]) -> dict[Axis, int]:
     """Tiles of the classes that are not on the grid."""
     tiles = dict.fromkeys(shape.inner, 1)
@@ -298,9 +278,9 @@ def _spare(form: Form, shape: _Shape, target: Target) -> int:
     return max(target.lanes, largest // (2 * target.cores))
 
 
-def _grid_plan(a: Axis, tiles: dict[Axis, int]) -> ClassPlan:
+def _grid_plan(a: Axis, tiles: dict[Axis, int], descending: bool = False) -> ClassPlan:
     tile = tiles[a]
-    return ClassPlan(a, Role.GRID, tile, tile if tile > 1 else 0)
+    return ClassPlan(a, Role.GRID, tile, tile if tile > 1 else 0, descending and tile > 1)
 
 
 def _inner_plan(a: Axis, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:

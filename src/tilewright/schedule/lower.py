@@ -75,7 +75,8 @@ class _Lowering(Repair):
                 grid.append(GridAxis(c.axis, c.axis.extent))
                 continue
             point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
-            start = dims.mul(axis(point), dims.integer(c.chunk))
+            place = dims.sub(point.extent, dims.add(axis(point), dims.ONE)) if c.descending else axis(point)
+            start = dims.mul(place, dims.integer(c.chunk))
             grid.append(GridAxis(point, point.extent))
             if c.tile == c.chunk and (self.contractions or not self.schedule.peel):
                 self.whole.append((c.axis, c.tile, start))

@@ -9,7 +9,7 @@ from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from .form import Item
 from .predicate import Truths, conditions, is_neutral, ordered, tested, threshold
-from .regions import Interval, Known, Spans, Steps, known, visible
+from .regions import Interval, Known, Spans, Steps, known, slack_of, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,27 @@ def _parts(steps: Steps, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Inter
     before = next((i for i in inside if i.low is None), None)
     after = next((i for i in inside if i.low is not None), None)
     return [(low, first, before), (second, high, after)]
+
+
+def growth(items: Sequence[Item], a: Axis) -> int:
+    """Positive if masks leave the loops over other classes more to do at larger values of `a`, negative if less."""
+    balance = 0
+    for condition, sign in _signed([r for i in items for r in i.body]):
+        slack = slack_of(condition)
+        mine = None if slack is None else dims.static(dims.coefficient(slack, axis(a)) or dims.ZERO)
+        if slack is None or not mine:
+            continue
+        for other in axes_of(slack) - {axis(a)}:
+            factor = dims.static(dims.coefficient(slack, other) or dims.ZERO)
+            more = (mine > 0) - (mine < 0)
+            balance += sign * more if factor else 0
+    return balance
+
+
+def _signed(roots: Sequence[Expr]) -> list[tuple[Expr, int]]:
+    """Single conditions of `where`s, with -1 where it is the first side that is constant."""
+    found = {x: x.args[1].op == "const" for r in roots for x in walk(r) if x.op == "where"}
+    return [(a, -1 if left else 1) for x, left in found.items() for a in conditions([x])]
 
 
 def _implied(condition: Expr, truth: bool) -> list[tuple[Expr, bool]]:

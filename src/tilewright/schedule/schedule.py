@@ -21,17 +21,19 @@ class Role(Enum):
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
     """`axis` in `role`, bound `tile` values at a time. A GRID class with `chunk` > 0 gives each grid point a run of
-    `chunk` values, walked by a loop of step `tile`; `chunk` is a multiple of `tile`."""
+    `chunk` values, walked by a loop of step `tile`; `chunk` is a multiple of `tile`. With `descending` the first grid
+    point has the last run: where work grows along the class, the longest runs start first."""
 
     axis: Axis
     role: Role
     tile: int = 1
     chunk: int = 0
+    descending: bool = False
 
     def __str__(self) -> str:
         chunk = f"/{self.chunk}" if self.chunk else ""
         tile = f"x{self.tile}" if self.tile > 1 else ""
-        return f"{self.axis.name}:{self.role.value}{chunk}{tile}"
+        return f"{self.axis.name}:{self.role.value}{chunk}{tile}{'-' if self.descending else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ class Schedule:
 
     With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
-    per lane and merges them after the loop; without, each step is merged into one state. A float sum of more than
-    `chain` steps in a row (0: any number) gets a second level of states. `warps` and `stages` are the program's."""
+    per lane and merges them after the loop; without, each step is merged into one state, but for the folds `spread`. A
+    float sum of more than `chain` steps in a row (0: any number) gets a second level of states. `warps` and `stages`
+    are those of the program."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -62,6 +65,7 @@ class Schedule:
     fetch: tuple[int, ...] = ()
     peel: bool = True
     lanes: bool = True
+    spread: tuple[int, ...] = ()
     chain: int = 32
     warps: int = 1
     stages: int = 1
@@ -77,6 +81,10 @@ class Schedule:
         parts += [f"fetch={list(self.fetch)}"] if self.fetch else []
         parts += ["whole" if not self.lanes else "", f"warps={self.warps}"] if not self.peel else []
         return " ".join(parts)
+
+    def per_lane(self, fold: int) -> bool:
+        """Whether a fold keeps a state per lane."""
+        return self.lanes or fold in self.spread
 
     def plan(self, axis: Axis) -> ClassPlan:
         """The plan of a class. Raises KeyError if it has none."""

@@ -28,7 +28,7 @@ class States(Evaluation):
     def declare(self, t: Item) -> None:
         assert t.reduction is not None
         kept = tuple(a for a in t.kept if a != t.scan)
-        folded = t.reduce if self.schedule.lanes and t.id not in self.contractions else ()
+        folded = t.reduce if self.schedule.per_lane(t.id) and t.id not in self.contractions else ()
         blocks = tuple(a for a in (*kept, *folded) if self.tile_of(a) > 1)
         names = tuple(self.var(d, blocks) for d in t.reduction.state)
         self.states[t.id] = names
@@ -45,7 +45,7 @@ class States(Evaluation):
         """The states of a step's elements and the mask of those that count: one per lane, or all merged into one."""
         mask = self.tail(t.reduce)
         lifted = self.lifted(t)
-        if self.schedule.lanes or all(self.tile_of(a) == 1 for a in t.reduce):
+        if self.schedule.per_lane(t.id) or all(self.tile_of(a) == 1 for a in t.reduce):
             return lifted, mask
         return [value_of(v) for v in self.collapse(t, self.parts(t, lifted, mask))], None
 

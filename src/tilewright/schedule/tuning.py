@@ -18,16 +18,17 @@ from ..errors import InputError
 FOLDER = Path(__file__).parent.parent / "tuning"
 """Where the tables of the package lie."""
 
-KINDS = ("flat", "square", "rows", "streams", "columns")
+KINDS = ("flat", "square", "rows", "streams", "columns", "products", "scores")
 """Pointwise along memory; read along one class and written along another; rows that stay in registers; rows that are
-streamed; folds across rows."""
+streamed; folds across rows; products that are added up over steps; products whose elements are folded in each step."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
     """The fastest block of kernels of `kind` whose elements have `bytes` and whose rows have `length` elements (of a
     flat or square kernel: of the contiguous class): `elements` in a block, `lane` of them along memory (0: as many as
-    possible), worked on by `warps`, with loads of `stages` steps under way."""
+    possible), worked on by `warps`, with loads of `stages` steps under way. Of products, `length` is the extent that
+    the first one folds, `elements` the tile on the grid, `lane` that of a step."""
 
     kind: str
     bytes: int

@@ -11,6 +11,7 @@ from ..ir.expr import SCALARS, Expr, walk
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .cost import traffic
+from .dots import product_seconds
 from .form import Form
 from .schedule import Role, Schedule
 from .search import points
@@ -42,10 +43,14 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
     waves = count / places
     tail = -(-count // places) / waves if waves > 1 else 1.0
     waiting = steps * target.latency / schedule.stages * max(1.0, waves)
+    memory = moved / (bandwidth * share) * tail
+    products = product_seconds(form, schedule, target)
+    if products is not None:
+        return max(moved / bandwidth, products) + target.launch_seconds
     special, plain = _work(form)
     busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
     working = max(special / target.special, plain / target.flops) / busy
-    return max(moved / (bandwidth * share) * tail, waiting, working * tail) + target.launch_seconds
+    return max(memory, waiting, working * tail) + target.launch_seconds
 
 
 def _work(form: Form) -> tuple[float, float]:

@@ -1,0 +1,313 @@
+"""Tiles, warps and stages of kernels with products of blocks, where threads share a grid point.
+
+Candidates are enumerated and held against the target's limits: accumulators and scores in registers without spills, the
+operands of all stages in shared memory. The best is the quickest by a model in which blocks that share a core overlap
+what each of them does in turn: products, special functions, the rest of a step. Measured entries overrule the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product as choices
+
+from ..ir import dims
+from ..ir.dtype import i64
+from ..ir.expr import SCALARS, Axis, Expr, axes_of, walk
+from ..target import MemoryKind, Target
+from ..tile.sizes import estimate, likely
+from .contract import SMALLEST, Contraction, contraction, sides, stored_half
+from .form import Form, Item, folds_read
+from .ranges import growth
+from .schedule import Role, Schedule
+from .search import points
+from .tuning import Tuning
+
+WHOLE = 256
+"""The longest class of a product that one tile takes whole."""
+
+PARALLEL, STREAMED, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
+"""Candidates: tiles of a class on the grid and of one that is streamed, warps of a block, stages of its loops."""
+
+OVERHEAD, MOST = 56, 224
+"""Registers of a thread for addresses and the like; all that a schedule counts on, since estimates are rough."""
+
+STEP = 0.2e-6
+"""Seconds of a step in which a block only waits: barriers, the ends of products."""
+
+FULL = 64
+"""Columns of a product at which matrix units reach half their rate: they read one operand again for all of them."""
+
+SPECIAL = 12
+"""From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A candidate: the tile of every class, the warps of a block, the stages of its loops, and the folds that keep a
+    state per element of the block."""
+
+    tiles: Mapping[Axis, int]
+    warps: int
+    stages: int
+    spread: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The products of a form: which classes they tile, on the grid or inside, and its other folds of blocks."""
+
+    form: Form
+    grid: tuple[Axis, ...]
+    tiled: tuple[Axis, ...]
+    streamed: tuple[Axis, ...]
+    fixed: Mapping[Axis, int]
+    sums: tuple[int, ...]
+
+
+def product_blocks(
+    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target, tuning: Tuning
+) -> Blocks | None:  # fmt: skip
+    """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles. `most`
+    are bounds of extents."""
+    found = {i.id: s for i in form.folds.values() if (s := sides(i)) is not None}
+    if not found:
+        return None
+    tiled = dict.fromkeys(max(side, key=lambda x: estimate(x.extent)) for s in found.values() for side in s)
+    passed = {a for s in found.values() for side in s[:2] for a in side} & {
+        a for s in found.values() for a in s[2]
+    }
+    passed |= {a for i in form.folds.values() if i.id not in found for a in i.reduce}
+    fixed = dict.fromkeys((*grid, *inner), 1)
+    streamed: list[Axis] = []
+    for a in tiled:
+        if a in grid:
+            continue
+        if most.get(a, WHOLE + 1) <= (STREAMED[1] if a in passed else WHOLE):
+            fixed[a] = max(SMALLEST, 1 << (most[a] - 1).bit_length())
+        else:
+            streamed.append(a)
+    known = Products(
+        form, tuple(a for a in grid if a in tiled), tuple(tiled), tuple(streamed), fixed, tuple(found)
+    )
+    legal = [c for c in _candidates(known) if _fits(known, c, target)]
+    if not legal:
+        return None
+    return _measured(known, legal, tuning) or min(legal, key=lambda c: seconds_of(known, c, target))
+
+
+def _candidates(known: Products) -> Iterator[Blocks]:
+    open_ = (*known.grid, *known.streamed)
+    ladders = [_ladder(a, PARALLEL if a in known.grid else STREAMED) for a in open_]
+    for tiles in choices(*ladders):
+        whole = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
+        made = [contraction(known.form.items[i], known.form.params, whole.__getitem__) for i in known.sums]
+        if any(c is None for c in made):
+            continue
+        spread = _spread(known, whole)
+        for warps, stages in choices(WARPS, STAGES if known.streamed else (1,)):
+            yield Blocks(whole, warps, stages, spread)
+
+
+def _ladder(a: Axis, sizes: Sequence[int]) -> list[int]:
+    """Tiles for a class: none that is more than the next power of two of its extent."""
+    extent = likely(a.extent)
+    if extent is None:
+        return list(sizes)
+    top = max(SMALLEST, 1 << max(0, extent - 1).bit_length())
+    return sorted({min(s, top) for s in sizes})
+
+
+def _spread(known: Products, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
+    """Folds over a streamed class that keep a class of the block, and neither follow another fold over that class nor
+    are followed: each element of the block has a state of its own, and they are merged once, after the loop."""
+    found: list[int] = []
+    for i in known.form.folds.values():
+        over = [a for a in i.reduce if a in known.streamed]
+        if i.id in known.sums or not over or not any(tiles[a] > 1 for a in i.kept):
+            continue
+        before = [known.form.items[f] for f in folds_read(i.roots)]
+        after = [x for x in known.form.folds.values() if i.id in folds_read(x.roots)]
+        if not any(set(over) & set(x.reduce) for x in (*before, *after)):
+            found.append(i.id)
+    return tuple(found)
+
+
+def _fits(known: Products, c: Blocks, target: Target) -> bool:
+    shared = target.level(MemoryKind.SHARED)
+    limit = min(MOST, target.vector_registers)
+    return registers(known, c, target) <= limit and (
+        shared is None or shared_bytes(known, c) <= shared.capacity
+    )
+
+
+def registers(known: Products, c: Blocks, target: Target) -> int:
+    """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
+    per element, and the rest."""
+    elements = 0.0
+    for item, product in _made(known, c):
+        size = c.tiles[product.m] * c.tiles[product.n]
+        elements += size
+        if not set(item.reduce) & set(known.streamed):
+            fed = any(
+                item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id
+            )
+            elements += size * product.operand.bytes / 4 if fed else 0
+    for f in c.spread:
+        item = known.form.items[f]
+        elements += _volume(c, item.axes)
+    return int(elements / (c.warps * target.lanes)) + OVERHEAD
+
+
+def shared_bytes(known: Products, c: Blocks) -> int:
+    """Shared memory of a block (an estimate): operands from memory, those of a loop once per stage."""
+    total = 0
+    held: set[Expr] = set()
+    for item, product in _made(known, c):
+        loops = set(known.streamed) & set(item.axes)
+        for side, own in ((product.left, product.m), (product.right, product.n)):
+            if side in held or not any(x.op == "read" for x in walk(side)):
+                continue
+            held.add(side)
+            size = c.tiles[own] * c.tiles[product.k] * product.operand.bytes
+            plain = stored_half(side, known.form.params) is not None or side.op == "read"
+            total += size * (c.stages if plain and loops & {own, product.k} else 1)
+    return total
+
+
+def seconds_of(known: Products, c: Blocks, target: Target) -> float:
+    """Modelled seconds, memory apart."""
+    threads = c.warps * target.lanes
+    room = target.level(MemoryKind.REGISTER)
+    near = target.level(MemoryKind.SHARED)
+    together = target.threads // threads
+    if room is not None:
+        together = min(together, room.capacity // (4 * threads * registers(known, c, target)))
+    if near is not None:
+        together = min(together, near.capacity // max(1, shared_bytes(known, c)))
+    together = max(1, together)
+    count, steps = _turns(known, c)
+    share = min(1.0, count / target.cores)
+    parts = [_multiplying(known, c, target), *(w / share for w in _calculating(known, target))]
+    waves = count / (target.cores * together)
+    tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
+    rounds = max(1.0, count / target.cores)
+    waiting = sum(parts) - max(parts) + STEP * steps * rounds
+    return (max(parts) + waiting / min(together, rounds)) * tail * _part(known)
+
+
+def _part(known: Products) -> float:
+    """The part of the work that masks leave, as far as it is easily seen: half under a diagonal."""
+    return 0.5 if any(growth(known.form.items, a) for a in known.grid) else 1.0
+
+
+def product_seconds(form: Form, schedule: Schedule, target: Target) -> float | None:
+    """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
+    tiles = {p.axis: p.tile for p in schedule.classes}
+    sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
+    if not sums:
+        return None
+    streamed = tuple(p.axis for p in schedule.classes if p.role is Role.STREAMED and p.tile > 1)
+    grid = tuple(p.axis for p in schedule.classes if p.role is Role.GRID and p.tile > 1)
+    known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums))
+    return seconds_of(known, Blocks(tiles, schedule.warps, schedule.stages, schedule.spread), target)
+
+
+def _multiplying(known: Products, c: Blocks, target: Target) -> float:
+    """Seconds of the matrix units."""
+    total = 0.0
+    for item, product in _made(known, c):
+        rates = [u.flops for u in target.matrix_units if u.operand == product.operand.name]
+        width = c.tiles[product.n]
+        waste = 1.0
+        for a in (product.m, product.n, product.k):
+            extent = max(1, estimate(a.extent))
+            waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
+        rate = max(rates) * width / (width + FULL) if rates else target.flops / 2
+        total += 2 * points(item) * waste / rate
+    return total
+
+
+def _calculating(known: Products, target: Target) -> tuple[float, float]:
+    """Seconds of special functions and of plain operations; an expression that several folds share counts once."""
+    special = plain = 0.0
+    seen: set[Expr] = set()
+    for item in known.form.items:
+        for x in (x for root in item.body for x in walk(root)):
+            used = {a.value for a in axes_of(x)}
+            multiplied = item.id in known.sums and used >= set(item.axes)
+            if x in seen or multiplied or x.op not in SCALARS or x.dtype is i64:
+                continue
+            seen.add(x)
+            cost = SCALARS[x.op].cost * estimate(dims.prod(a.extent for a in item.axes if a in used))
+            if SCALARS[x.op].cost >= SPECIAL:
+                special += cost / SPECIAL
+            else:
+                plain += cost
+    return special / target.special, plain / target.flops
+
+
+def _turns(known: Products, c: Blocks) -> tuple[int, int]:
+    """Grid points, and steps of each."""
+    count = steps = 1
+    form = known.form
+    grid = [a for a in form.classes() if all(a in i.axes for i in form.items)]
+    for a, tile in c.tiles.items():
+        turns = -(-max(1, estimate(a.extent)) // tile)
+        if a in grid:
+            count *= turns
+        elif a in known.streamed or tile == 1:
+            steps *= turns
+    return count, steps
+
+
+def _made(known: Products, c: Blocks) -> list[tuple[Item, Contraction]]:
+    found: list[tuple[Item, Contraction]] = []
+    for i in known.sums:
+        item = known.form.items[i]
+        made = contraction(item, known.form.params, c.tiles.__getitem__)
+        assert made is not None
+        found.append((item, made))
+    return found
+
+
+def _reached(form: Form, item: Item) -> set[int]:
+    found: set[int] = set()
+    stack = folds_read(item.roots)
+    while stack:
+        f = stack.pop()
+        if f not in found:
+            found.add(f)
+            stack += folds_read(form.items[f].roots)
+    return found
+
+
+def _volume(c: Blocks, axes: Sequence[Axis]) -> int:
+    size = 1
+    for a in axes:
+        size *= c.tiles[a]
+    return size
+
+
+def kind_of(known: Products) -> tuple[str, int, int]:
+    """Kind, bytes of an operand and length, as `Tuning.find` takes them: kernels that add up products over their steps,
+    or that fold the scores of each step; the length is that of the first product's folded class."""
+    first = known.form.items[known.sums[0]]
+    adding = any(set(known.form.items[i].reduce) & set(known.streamed) for i in known.sums)
+    one = dict(known.fixed) | {a: STREAMED[1] for a in known.tiled if known.fixed[a] == 1}
+    made = contraction(first, known.form.params, one.__getitem__)
+    folded = max(first.reduce, key=lambda a: estimate(a.extent))
+    size = made.operand.bytes if made is not None else first.body[0].dtype.bytes
+    return ("products" if adding else "scores"), size, estimate(folded.extent)
+
+
+def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning) -> Blocks | None:
+    """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step."""
+    kind, size, length = kind_of(known)
+    found = tuning.find(kind, size, length)
+    if found is None or found.length != 1 << max(0, length - 1).bit_length() or len(known.grid) != 1:
+        return None
+    wanted = dict(known.fixed) | {a: _ladder(a, (found.elements,))[-1] for a in known.grid}
+    wanted |= {a: _ladder(a, (found.lane,))[-1] for a in known.streamed}
+    same = [c for c in legal if dict(c.tiles) == wanted and c.warps == found.warps]
+    return replace(same[0], stages=found.stages) if same and known.streamed else next(iter(same), None)
