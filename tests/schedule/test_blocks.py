@@ -26,7 +26,7 @@ from tilewright.schedule.split import split_fold
 from tilewright.target import PRESETS, Target
 
 ALL = [(case, dynamic) for case in CASES for dynamic in ((False, True) if case.dynamic else (False,))]
-ODD = replace(PRESETS["toy3"], name="odd", lanes=4)
+ODD = replace(PRESETS["toy3"], name="odd", lanes=4, threads=64, latency=1e-6, alone=1.5)
 """Three levels, odd capacities, four threads in step: nothing of it is a real machine's."""
 
 

@@ -14,13 +14,17 @@ from tilewright.ir import dims
 from tilewright.ir.expr import axes_of, walk
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Scheduled
-from tilewright.ir.program import Dot, Loop, TileProgram, expressions
+from tilewright.ir.program import Collapse, Declare, Dot, Loop, TileProgram, expressions
 from tilewright.options import Options
+from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
+from tilewright.schedule.tuning import Entry, Tuning
 from tilewright.target import PRESETS
 
 SIZES = [(330, 330), (64, 64), (17, 17), (400, 290), (290, 400)]
 """Queries and keys."""
+SQUARE = Tuning(tuple(Entry(kind, 2, 64, 64, 64, 4, 3) for kind in ("products", "scores")))
+"""Blocks of 64 queries and 64 keys."""
 
 
 def check(case: Attention, dynamic: bool, scales: tuple[int, ...] = (1,), **options: object) -> Scheduled:
@@ -60,7 +64,8 @@ def loops(kind: str, mask: str, s: int = 1024, t: int = 1024) -> list[tuple[int,
     """(first key, steps without a mask, all steps) of every block of queries, or the same by columns."""
     case = attention(kind, mask, s, t, 64, heads=(1, 1))
     graph = capture(case, False)
-    program = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts).program
+    scheduled = Solver(PRESETS["sm_90"], Options(), SQUARE).solve(one_kernel(graph), graph.layouts)
+    program = scheduled.program
     inner = [x for x in program.loops() if any(isinstance(y, Dot) for y in x.body)]
     found: list[tuple[int, int, int]] = []
     for point in range(dims.evaluate(program.grid[-1].extent, {})):
@@ -72,7 +77,8 @@ def loops(kind: str, mask: str, s: int = 1024, t: int = 1024) -> list[tuple[int,
         found.append(
             (min(a for a, _, _ in runs), sum(n for _, n, m in runs if not m), sum(n for _, n, _ in runs))
         )
-    return found
+    assert isinstance(scheduled.schedule, Schedule)
+    return found[::-1] if any(c.descending for c in scheduled.schedule.classes) else found
 
 
 def masked(loop: Loop) -> bool:
@@ -83,6 +89,25 @@ def masked(loop: Loop) -> bool:
 
 def test_a_causal_row_masks_its_last_tile_alone() -> None:
     assert loops("rows", "causal") == [(0, k, k + 1) for k in range(16)]
+
+
+def test_longest_rows_come_first() -> None:
+    for kind, expected in (("rows", True), ("columns", False)):
+        graph = capture(attention(kind, "causal", 1024, 1024, 64), False)
+        schedule = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts).schedule
+        assert isinstance(schedule, Schedule)
+        assert any(c.descending for c in schedule.classes) == expected
+
+
+def test_columns_keep_a_state_per_element_of_the_block() -> None:
+    """The sum of scores is merged once, behind the loops over the queries."""
+    graph = capture(attention("squares", "causal", 1024, 1024, 64), False)
+    program = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts).program
+    (body,) = (x.body for x in program.loops() if any(isinstance(y, Collapse) for y in x.body))
+    loops = [k for k, x in enumerate(body) if isinstance(x, Loop)]
+    assert len(loops) == 2 and all(k > max(loops) for k, x in enumerate(body) if isinstance(x, Collapse))
+    states = [v for x in body if isinstance(x, Declare) for v in x.vars]
+    assert [len(v.axes) for v in states] == [2, 2]
 
 
 def test_a_causal_column_masks_its_first_tile_alone() -> None:
@@ -111,7 +136,7 @@ def test_between_sinks_and_a_window_nothing_runs() -> None:
 def test_exact_trimming_leaves_nothing_out() -> None:
     case = attention("rows", "causal", 512, 512, 64, heads=(1, 1))
     graph = capture(case, False)
-    solver = Solver(PRESETS["sm_90"], Options(trim="exact"))
+    solver = Solver(PRESETS["sm_90"], Options(trim="exact"), SQUARE)
     program = solver.solve(one_kernel(graph), graph.layouts).program
     (loop,) = (x for x in program.loops() if any(isinstance(y, Dot) for y in x.body))
     assert (dims.static(loop.start), dims.static(loop.stop)) == (0, 512)
