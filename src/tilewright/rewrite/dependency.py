@@ -33,8 +33,8 @@ class Dependency(IntEnum):
 Node = tuple[Value, int] | tuple[int, Axis]
 """A dim of a value, or an axis of the op at a place in the sequence."""
 
-Digit = tuple[Node, int]
-"""Digit number k (lowest first) of a node."""
+Digit = int
+"""The digits of all nodes, numbered."""
 
 NO_CLASS = -1
 """The class of a dim of extent 1."""
@@ -77,8 +77,10 @@ class _Analysis:
     links: list[_Link] = field(default_factory=list[_Link])
     cuts: dict[Node, set[Expr]] = field(default_factory=dict[Node, set[Expr]])
     strides: dict[Node, list[Expr]] = field(default_factory=dict[Node, list[Expr]])
-    parent: dict[Digit, Digit] = field(default_factory=dict[Digit, Digit])
-    members: dict[Digit, dict[int, set[Digit]]] = field(default_factory=dict[Digit, dict[int, set[Digit]]])
+    own: dict[Node, list[Digit]] = field(default_factory=dict[Node, list[Digit]])
+    place: list[tuple[Node, int]] = field(default_factory=list[tuple[Node, int]])
+    parent: list[Digit] = field(default_factory=list[Digit])
+    members: list[dict[int, set[Digit]]] = field(default_factory=list[dict[int, set[Digit]]])
     kind: dict[Digit, Dependency] = field(default_factory=dict[Digit, Dependency])
     ties: list[tuple[list[Digit], list[Digit], bool]] = field(
         default_factory=list[tuple[list[Digit], list[Digit], bool]]
@@ -92,9 +94,8 @@ class _Analysis:
                 self.free.update(op.outputs)
         self.collect()
         self.refine()
-        for node in self.nodes():
-            for k in range(len(self.strides[node])):
-                self.add((node, k))
+        for node in self.strides:
+            self.number(node)
         self.join_outputs()
         for inside in (True, False):
             for link in self.links:
@@ -148,6 +149,12 @@ class _Analysis:
             moved = False
             for node, at, p in pieces:
                 other: Node = (at, p.axis)
+                if (
+                    p.count is p.axis.extent
+                    and p.count is _extent(node)
+                    and self.cuts[node] == self.cuts[other]
+                ):
+                    continue
                 moved |= self.cut(node, (p.stride, dims.mul(p.stride, p.count)))
                 moved |= self.cut(other, (p.step, dims.mul(p.step, p.count)))
                 there = list(strides_between(self.cuts[node], p.stride, p.count))
@@ -162,30 +169,38 @@ class _Analysis:
         cuts.update(new)
         return bool(new)
 
+    def number(self, node: Node) -> None:
+        """Number the digits of a node, lowest first; each is a class of its own."""
+        self.own[node] = []
+        for k in range(len(self.strides[node])):
+            digit = len(self.parent)
+            self.own[node].append(digit)
+            self.place.append((node, k))
+            self.parent.append(digit)
+            self.members.append({node[0]: {digit}} if isinstance(node[0], int) else {})
+
     def digits(self, node: Node) -> list[Digit]:
-        return [(node, k) for k in range(len(self.strides.get(node, ())))]
+        return self.own.get(node, [])
 
     def between(self, node: Node, low: Expr, count: Expr) -> list[Digit] | None:
         """The digits from place value `low` on, `count` in all; None if the node is not cut there."""
-        strides = [*self.strides[node], _extent(node)]
+        extent = _extent(node)
+        if count is extent:
+            return self.own[node]
+        strides = [*self.strides[node], extent]
         top = dims.mul(low, count)
         first = next((k for k, s in enumerate(strides) if dims.equal(s, low)), None)
         last = next((k for k, s in enumerate(strides) if dims.equal(s, top)), None)
-        return None if first is None or last is None else [(node, k) for k in range(first, last)]
+        return None if first is None or last is None else self.own[node][first:last]
 
     def count(self, digit: Digit) -> Expr:
-        node, k = digit
+        node, k = self.place[digit]
         strides = [*self.strides[node], _extent(node)]
         size = dims.exact_div(strides[k + 1], strides[k])
         assert size is not None
         return size
 
     # --- classes
-
-    def add(self, digit: Digit) -> None:
-        self.parent[digit] = digit
-        at = digit[0][0]
-        self.members[digit] = {at: {digit}} if isinstance(at, int) else {}
 
     def find(self, digit: Digit) -> Digit:
         while self.parent[digit] != digit:
@@ -203,7 +218,7 @@ class _Analysis:
         if any(self.members[a].get(at, own) != own for at, own in self.members[b].items()):
             return False
         self.parent[b] = a
-        for at, own in self.members.pop(b).items():
+        for at, own in self.members[b].items():
             self.members[a].setdefault(at, set()).update(own)
         return True
 
@@ -301,9 +316,8 @@ class _Analysis:
 
     def result(self) -> Classes:
         number: dict[Digit, int] = {}
-        for node in self.nodes():
-            for x in self.digits(node):
-                number.setdefault(self.find(x), len(number))
+        for x in range(len(self.parent)):
+            number.setdefault(self.find(x), len(number))
         outermost = lambda node: tuple(number[self.find(x)] for x in reversed(self.digits(node)))  # noqa: E731
         collected = self.collected()
         merged: dict[tuple[int, ...], int] = {}
