@@ -78,6 +78,14 @@ def test_a_noisy_verdict_is_not_final() -> None:
     assert timer(store).verdict("task") == "a"
 
 
+def test_one_compilation_repeats_few_measurements() -> None:
+    store = Store(None)
+    for task in ("first", "second"):
+        timer(store).measure(task, [entrant("a", disturbed(0.002)), entrant("b", slow(0.05))])
+    later = timer(store)
+    assert [later.verdict("first"), later.verdict("second")] == [None, "a"]
+
+
 def test_the_best_times_of_all_trials_count() -> None:
     store = Store(None)
     timer(store).measure("task", [entrant("a", disturbed(0.002)), entrant("b", slow(0.03))])

@@ -50,6 +50,8 @@ STEADY = 1.25
 """How much longer than its best run the middle one of the winner may have taken in a quiet measurement."""
 TRIALS = 3
 """Measurements after which a verdict stands, however noisy they were."""
+REPEATED = 1
+"""Noisy verdicts that one compilation measures again, so that a warm one stays short."""
 SLACK = 0.95
 """A time may be this part of what memory allows at least; one below was not that of the whole work."""
 
@@ -69,6 +71,7 @@ class Timer:
     options: Options
     sizes: Mapping[str, int]
     spent: float = 0.0
+    repeated: int = 0
     _noise: Tensor | None = None
     _identity: str = field(default="")
 
@@ -91,9 +94,14 @@ class Timer:
 
     def verdict(self, task: str) -> str | None:
         """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
-        were are too noisy to tell."""
+        were are too noisy to tell and it is this one's turn to be measured again."""
         last = self._trials(task)[-1:]
-        return str(last[0]["fastest"]) if last and last[0]["final"] else None
+        if not last:
+            return None
+        if not last[0]["final"] and self.repeated < REPEATED:
+            self.repeated += 1
+            return None
+        return str(last[0]["fastest"])
 
     def _trials(self, task: str) -> list[dict[str, Any]]:
         """What earlier measurements found, each with the best times of all up to it."""
