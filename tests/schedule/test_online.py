@@ -22,6 +22,7 @@ from tilewright.ir.expr import Axis, call
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Loop, Stmt, Update, value_of
+from tilewright.options import Options
 from tilewright.schedule.blocks import power
 from tilewright.schedule.companions import with_companions
 from tilewright.schedule.form import Form
@@ -29,6 +30,8 @@ from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
 from tilewright.schedule.schedule import ClassPlan, Role, Schedule
 from tilewright.schedule.search import heuristic
+from tilewright.schedule.solver import Solver
+from tilewright.target import PRESETS
 from tilewright.tile.sizes import estimate
 
 ROWS, N = 2, 13
@@ -272,3 +275,10 @@ def test_large_means_do_not_cancel(name: str, style: str) -> None:
     assert isinstance(exact, Tensor)
     error = lambda y: float(np.abs(y - exact.numpy()).max())  # noqa: E731
     assert error(made) <= 8 * error(want) + 1e-6
+
+
+@pytest.mark.parametrize(("run", "words"), [(deviation, "finite rank"), (entropy, "")])
+def test_what_is_refused_says_why(run: Callable[[Tensor], Tensor], words: str) -> None:
+    graph = capture(Case("long", run, ((600, 131072),)), False)
+    solved = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts)
+    assert len(solved.notes) == bool(words) and all(words in n for n in solved.notes)

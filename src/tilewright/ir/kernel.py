@@ -66,10 +66,11 @@ class Scheduled:
     then outputs). `schedule` prints as one line.
 
     `buckets` are further programs for the same parameters, each with a condition on the sizes under which it is right
-    and faster; the first that holds is taken, else `program`."""
+    and faster; the first that holds is taken, else `program`. `notes` say in words what could not be had."""
 
     kernel: Kernel
     schedule: object
     program: TileProgram
     params: tuple[Value, ...]
     buckets: tuple[tuple[Expr, TileProgram], ...] = ()
+    notes: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def report_of(
         bound=bound,
         work=flops,
         schedule=str(scheduled.schedule),
-        reason=kernel.reason,
+        reason="; ".join(filter(None, (kernel.reason, *scheduled.notes))),
         program=scheduled.program,
         sizes=sizes,
         printer=printer,

@@ -15,6 +15,7 @@ from ..rewrite.gauges import Upstream
 from ..rewrite.online import Law, Refusal, State, derive
 from ..rewrite.terms import Gauge
 from .form import Form, Item, folds_read
+from .schedule import Role, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,23 @@ def with_companions(form: Form) -> Form:
     for i in form.folds:
         visit(i)
     return replace(form, items=tuple(items))
+
+
+def refusals(form: Form, schedule: Schedule) -> tuple[str, ...]:
+    """Why folds along streamed classes run after the folds that they read, in words."""
+    found: dict[str, None] = {}
+    for fold in form.folds.values():
+        upstream = [
+            form.items[d] for d in folds_read(fold.body) if set(form.items[d].reduce) & set(fold.reduce)
+        ]
+        if not upstream or all(schedule.plan(c).role is not Role.STREAMED for c in fold.reduce):
+            continue
+        law = law_of(fold, upstream)
+        why = (law.law, law.reason) if isinstance(law, Refusal) else ("safe gauge", law.hazard)
+        names = ", ".join(u.reduction.name for u in upstream if u.reduction is not None)
+        if why[1] and fold.reduction is not None:
+            found[f"{fold.reduction.name} runs after {names} (no {why[0]}: {why[1]})"] = None
+    return tuple(found)
 
 
 def _rewrite(items: list[Item], number: int) -> None:

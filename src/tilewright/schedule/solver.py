@@ -14,7 +14,7 @@ from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import Target
 from .blocks import blocks, buckets
-from .companions import with_companions
+from .companions import refusals, with_companions
 from .cost import seconds
 from .form import Form
 from .lower import lower
@@ -66,9 +66,9 @@ class Solver:
         if made is None:
             made = _Lowered(lower(found.form, found.schedule), self._buckets(found.form))
             self.lowered[key] = made
-        return Scheduled(
-            kernel, found.schedule, made.program, (*kernel.inputs, *kernel.outputs), made.buckets
-        )
+        notes = refusals(found.form, found.schedule) if found.schedule.online else ()
+        params = (*kernel.inputs, *kernel.outputs)
+        return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes)
 
     def _buckets(self, form: Form) -> Buckets:
         if self.target.lanes == 1:
