@@ -74,7 +74,7 @@ class Layer(nn.Module):
         self.up = nn.Linear(width, shape.intermediate, bias=False)
         self.down = nn.Linear(shape.intermediate, width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensors, extra: Tensors) -> Tensors:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensors, noise: Tensor | None) -> Tensors:
         """The layer's result, all its keys and values [B, S_kv, H_kv, D], and the core's statistics."""
         batch, places, _ = x.shape
         y = self.before(x)
@@ -83,7 +83,7 @@ class Layer(nn.Module):
         v = self.v(y).view(batch, places, self.shape.kv_heads, self.shape.depth)
         if cache:
             k, v = torch.cat((cache[0], k), dim=1), torch.cat((cache[1], v), dim=1)
-        made = self.core(q, k, v, *extra)
+        made = self.core(q, k, v, noise)
         out, *kept = (made,) if isinstance(made, Tensor) else made
         x = x + self.o(out.flatten(2))
         y = self.after(x)
@@ -91,12 +91,12 @@ class Layer(nn.Module):
         return x, k, v, *kept
 
 
-Step = Callable[[Layer, Tensor, Tensor, Tensor, Tensors, Tensors], Tensors]
+Step = Callable[[Layer, Tensor, Tensor, Tensor, Tensors, Tensor | None], Tensors]
 
 
-def step(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensors, extra: Tensors) -> Tensors:
+def step(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensors, noise: Tensor | None) -> Tensors:
     """One layer: what is compiled."""
-    return layer(x, cos, sin, cache, extra)
+    return layer(x, cos, sin, cache, noise)
 
 
 def stack(name: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Layer]:
@@ -120,12 +120,12 @@ def angles(positions: Tensor, depth: int, dtype: torch.dtype) -> tuple[Tensor, T
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def forward(run: Step, layers: Sequence[Layer], x: Tensor, extra: Tensors = ()) -> Tensors:
+def forward(run: Step, layers: Sequence[Layer], x: Tensor, noise: Tensor | None = None) -> Tensors:
     """All layers over `x` [B, S, hidden]: the result and each layer's statistics."""
     cos, sin = angles(torch.arange(x.shape[1], device=x.device), layers[0].shape.depth, x.dtype)
     kept: list[Tensor] = []
     for layer in layers:
-        x, _, _, *more = run(layer, x, cos, sin, (), extra)
+        x, _, _, *more = run(layer, x, cos, sin, (), noise)
         kept += more
     return x, *kept
 
@@ -146,7 +146,7 @@ def prefill(
         places = torch.arange(start, start + y.shape[1], device=x.device)
         cos, sin = angles(places, layers[0].shape.depth, x.dtype)
         for i, layer in enumerate(layers):
-            y, k, v, score = run(layer, y, cos, sin, caches[i], ())
+            y, k, v, score = run(layer, y, cos, sin, caches[i], None)
             before = scores[i]
             if before is not None:
                 score[..., : before.shape[-1]] += before

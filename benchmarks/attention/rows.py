@@ -149,8 +149,8 @@ def layers(
     torch.manual_seed(0)
     module = Stack(llama.stack(name, shape, dtype, device), llama.forward)
     x = torch.randn(1, places, shape.hidden, device=device).to(dtype)
-    extra = Sizes(places, shape.heads, shape.depth).inputs(name, device=device)[3:]
-    return _stack_row(f"{name}-{shape.layers}-{places}", module, shape, (x, *extra), until)
+    noise = Sizes(places, shape.heads, shape.depth).inputs(name, device=device)[3:]
+    return _stack_row(f"{name}-{shape.layers}-{places}", module, shape, (x, *noise), until)
 
 
 def prefill(

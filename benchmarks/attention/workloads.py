@@ -39,7 +39,7 @@ class Attention(nn.Module):
         """[B, H, S_q, S_kv], not yet masked."""
         return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
 
-    def statistics(self, z: Tensor, p: Tensor, *extra: Tensor) -> Tensors:
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
         """What is kept besides the result, each [B, H, S_kv], from masked scores and probabilities."""
         return ()
 
@@ -51,13 +51,13 @@ class Attention(nn.Module):
         z = self.logits(q, k) + causal_mask(q, k)
         return z, torch.softmax(z.float(), dim=-1), v
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *extra: Tensor) -> Tensor | Tensors:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, noise: Tensor | None = None) -> Tensor | Tensors:
         """The result, and the statistics where there are some."""
         z, p, v = self.probabilities(q, k, v)
         out = p.to(v.dtype) @ v
         if self.layout == "bshd":
             out = out.transpose(1, 2).contiguous()
-        kept = self.statistics(z, p, *extra)
+        kept = self.statistics(z, p, noise)
         return (out, *kept) if kept else out
 
 
@@ -90,7 +90,7 @@ class SoftCap(Attention):
 class HeavyHitter(Attention):
     """H2O: the attention that each key receives."""
 
-    def statistics(self, z: Tensor, p: Tensor, *extra: Tensor) -> Tensors:
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
         """Sums over the queries."""
         return (p.sum(dim=2),)
 
@@ -98,19 +98,20 @@ class HeavyHitter(Attention):
 class RoCo(Attention):
     """RoCo: first and second moment of the attention that each key receives."""
 
-    def statistics(self, z: Tensor, p: Tensor, *extra: Tensor) -> Tensors:
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
         """Sums and sums of squares over the queries."""
         return p.sum(dim=2), p.pow(2).sum(dim=2)
 
 
 class Keyformer(Attention):
-    """Keyformer: keys are scored by a second softmax, tempered and perturbed by the noise -log(extra)."""
+    """Keyformer: keys are scored by a second softmax, tempered and perturbed by -log(noise)."""
 
     temperature = 1.5
 
-    def statistics(self, z: Tensor, p: Tensor, *extra: Tensor) -> Tensors:
-        """Sums of the second softmax; `extra` is positive, fp32, [B, H, S_q, S_kv]."""
-        noisy = (z.float() - torch.log(extra[0])) / self.temperature
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
+        """Sums of the second softmax; `noise` is positive, fp32, [B, H, S_q, S_kv]."""
+        assert noise is not None
+        noisy = (z.float() - torch.log(noise)) / self.temperature
         return (torch.softmax(noisy, dim=-1).sum(dim=2),)
 
 
@@ -119,7 +120,7 @@ class SnapKV(Attention):
 
     pool = 5
 
-    def statistics(self, z: Tensor, p: Tensor, *extra: Tensor) -> Tensors:
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
         """The pooled sums."""
         return (F.avg_pool1d(p.sum(dim=2), self.pool, stride=1, padding=self.pool // 2),)
 
@@ -133,7 +134,7 @@ class Corm(Attention):
         visible = torch.arange(keys - queries + 1, keys + 1, device=p.device)
         return 1 / visible[:, None].float()
 
-    def statistics(self, z: Tensor, p: Tensor, *extra: Tensor) -> Tensors:
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
         """Which keys to keep, as bools."""
         return ((p >= self.averages(p)).any(dim=2),)
 

@@ -1,0 +1,199 @@
+"""The seven cores: each is the formula it stands for, and stays itself when compiled."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.attention.workloads import WORKLOADS, Corm, Layout, Sizes, Tensors, causal_mask, export
+from tests.attention.run import WAYS, Dims, Function, built, wrong
+
+import tilewright
+from tilewright import accuracy, measure
+
+NAMES = tuple(WORKLOADS)
+ODD = Sizes(21, heads=8, depth=12, batch=2, keys=37, kv_heads=2, value_depth=5)
+
+# --- what they are ---------------------------------------------------------------------------------------------------
+
+
+def probabilities(z: np.ndarray) -> np.ndarray:
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def formula(name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, noise: np.ndarray) -> list[np.ndarray]:
+    """One head, from the definition: q [S_q, D], k [S_kv, D], v [S_kv, D_v], noise [S_q, S_kv]."""
+    queries, keys = len(q), len(k)
+    z = np.full((queries, keys), -np.inf)
+    for i in range(queries):
+        for j in range(i + keys - queries + 1):
+            z[i, j] = q[i] @ k[j] / math.sqrt(len(q[i]))
+            if name == "gemma2":
+                z[i, j] = 50 * math.tanh(z[i, j] / 50)
+    p = probabilities(z)
+    received = p.sum(0)
+    pooled = [sum(received[max(0, j - 2) : j + 3]) / 5 for j in range(keys)]
+    average = [1 / (i + 1 + keys - queries) for i in range(queries)]
+    kept = {
+        "h2o": [received],
+        "roco": [received, (p**2).sum(0)],
+        "keyformer": [probabilities((z - np.log(noise)) / 1.5).sum(0)],
+        "snapkv": [np.array(pooled)],
+        "corm": [np.array([any(p[i, j] >= average[i] for i in range(queries)) for j in range(keys)])],
+    }
+    return [p @ v, *kept.get(name, [])]
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_core_is_its_formula(name: str, layout: Layout) -> None:
+    inputs = ODD.inputs(name, layout=layout, dtype=torch.float32)
+    found = measure.flatten(accuracy.in_float64(WORKLOADS[name](layout))(*inputs))
+    if layout == "bshd":
+        inputs = (*(t.transpose(1, 2) for t in inputs[:3]), *inputs[3:])
+        found = (found[0].transpose(1, 2), *found[1:])
+    q, k, v = (t.double().numpy() for t in inputs[:3])
+    noise = inputs[3].double().numpy() if len(inputs) > 3 else np.ones((2, 8, 21, 37))
+    for b in range(2):
+        for h in range(8):
+            wanted = formula(name, q[b, h], k[b, h // 4], v[b, h // 4], noise[b, h])
+            for ours, w in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(ours[b, h].numpy(), w, rtol=1e-6)  # 1e-6: the averages are fp32
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_serves_all_lengths(name: str, tmp_path: Path) -> None:
+    module = WORKLOADS[name]().eval()
+    first, second = ODD, Sizes(9, heads=8, depth=12, batch=1, keys=30, kv_heads=2, value_depth=5)
+    inputs = first.inputs(name, dtype=torch.float32)
+    path = export(module, inputs, tmp_path, name, dynamic=True)
+    assert [p.name for p in tmp_path.iterdir()] == [f"{name}.onnx"]
+    theirs = measure.onnxruntime(measure.Workload(name, path, inputs), 1)
+    assert isinstance(theirs, measure.Built)
+    ours = tilewright.compile(path, inputs)
+    for compiled in (theirs.call, ours):
+        draws = [s.inputs(name, dtype=torch.float32) for s in (first, second)]
+        assert not wrong(module, compiled, draws, deciding(module))
+
+
+# --- compiled --------------------------------------------------------------------------------------------------------
+
+
+def deciding(module: torch.nn.Module) -> Function | None:
+    """The floats behind the bools of a core."""
+    return module.deciding if isinstance(module, Corm) else None
+
+
+def free(name: str) -> Dims:
+    """Queries and keys of layout bshd as symbols."""
+    found: Dims = {"q": {1: "queries"}, "k": {1: "keys"}, "v": {1: "keys"}}
+    return found | ({"noise": {2: "queries", 3: "keys"}} if name == "keyformer" else {})
+
+
+LENGTHS = ((2, 2), (17, 17), (127, 127), (129, 129), (17, 33), (2, 129))
+ONE = ((1, 1), (1, 5))
+LONG = ((1000, 1000), (129, 1000))
+VERY_LONG = ((4097, 4097),)
+
+
+def lengths(name: str, way: str, pairs: tuple[tuple[int, int], ...]) -> None:
+    """Queries and keys of any number, with one graph, another for equal numbers, and others for those of 1."""
+    module = WORKLOADS[name]().eval()
+    before = tilewright.stats().graphs
+    compiled = built(module, Sizes(40, 2, 16, keys=56).inputs(name, dtype=torch.float32), way, free(name))
+    for queries, keys in pairs:
+        batch, heads = (4, 8) if queries < 1000 else (2, 8) if queries < 4000 else (1, 2)
+        draw = Sizes(queries, heads, 16, batch, keys=keys).inputs(name, dtype=torch.float32)
+        assert not (text := wrong(module, compiled, [draw], deciding(module))), (queries, keys, text)
+    assert tilewright.stats().graphs - before <= 2 + sum(1 in pair for pair in pairs)
+
+
+@pytest.mark.parametrize(("name", "way"), [("h2o", "inside"), ("corm", "library")])
+def test_one_query(name: str, way: str) -> None:
+    lengths(name, way, ONE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_length_inside_kernels(name: str) -> None:
+    lengths(name, "inside", LENGTHS)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "roco", "corm"])
+def test_any_length_with_library_calls(name: str) -> None:
+    lengths(name, "library", LENGTHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_long(name: str, way: str) -> None:
+    lengths(name, way, LONG + VERY_LONG)
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "sizes", "dtype", "scale"),
+    [
+        ("h2o", "bhsd", ODD, torch.float32, 1.0),
+        ("corm", "bshd", ODD, torch.float16, 1.0),
+        ("gemma2", "bhsd", ODD, torch.bfloat16, 1.0),
+        ("snapkv", "bhsd", Sizes(70, 8, 32, kv_heads=1), torch.float16, 1.0),
+        ("keyformer", "bshd", Sizes(33, 8, 32, keys=65, kv_heads=1), torch.bfloat16, 1.0),
+        ("vanilla", "bshd", Sizes(64, 4, 64), torch.float16, 100.0),  # logits up to about 300
+        ("roco", "bshd", Sizes(65, 4, 64, keys=80), torch.bfloat16, 100.0),
+        ("roco", "bhsd", Sizes(65, 4, 64, keys=80), torch.float32, 3000.0),  # up to about 1e4
+        ("vanilla", "bhsd", Sizes(66, 4, 64), torch.float32, 3000.0),
+    ],
+    ids=str,
+)
+def test_fixed_sizes(name: str, layout: Layout, sizes: Sizes, dtype: torch.dtype, scale: float) -> None:
+    module = WORKLOADS[name](layout).eval()
+    draws = [sizes.inputs(name, layout=layout, dtype=dtype, scale=scale) for _ in range(3)]
+    for way in WAYS if scale == 1.0 and layout == "bhsd" else WAYS[1:]:
+        assert not wrong(module, built(module, draws[0], way), draws, deciding(module)), way
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_queries_that_see_nothing(way: str) -> None:
+    """More queries than keys: the first see none. Their results are NaN in eager, and what sums over them; a softmax
+    that guards itself gives zeros."""
+    sizes = Sizes(40, 4, 16, keys=25)
+    for module in (WORKLOADS["h2o"]().eval(), Guarded().eval()):
+        draws = [sizes.inputs("h2o", dtype=torch.float32) for _ in range(3)]
+        assert not wrong(module, built(module, draws[0], way), draws)
+        with torch.no_grad():
+            made = module(*draws[0])
+        assert bool(made[0][:, :15].isnan().all()) is not isinstance(module, Guarded)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="torch's view is called on a value that lies otherwise"
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_heads_of_any_number(way: str) -> None:
+    module = WORKLOADS["vanilla"]().eval()
+    draw = ODD.inputs("vanilla", dtype=torch.float32)
+    dims: Dims = {"q": {1: "queries", 2: "heads", 3: "depth"}, "k": {1: "keys", 3: "depth"}, "v": {1: "keys"}}
+    assert not wrong(module, built(module, draw, way, dims), [draw])
+
+
+class Guarded(torch.nn.Module):
+    """H2O with a softmax that gives zeros where a query sees nothing."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        z = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + causal_mask(q, k)
+        top = z.amax(-1, keepdim=True)
+        e = torch.exp(z - torch.where(torch.isfinite(top), top, 0.0))
+        total = e.sum(-1, keepdim=True)
+        p = e / torch.where(total == 0, 1.0, total)
+        return (p @ v).transpose(1, 2), p.sum(2)
