@@ -110,6 +110,8 @@ def _arithmetic(op: str, a: float | None, b: float | None) -> float | None:
                 return None if y is not None and math.isinf(y) else 0.0
         return None if a is None or b is None else a * b
     if op == "div":
+        if a is not None and math.isinf(a) and b is not None and math.isfinite(b) and b != 0:
+            return a / b
         return 0.0 if a == 0 and (b is None or (b != 0 and not math.isnan(b))) else None
     if a is not None and math.isinf(a) and b is None:
         return a

@@ -69,8 +69,9 @@ def _in_bands(form: Form, lane: Axis, streamed: list[Axis], target: Target) -> t
     found: list[int] = []
     for param, offset in (x for i in form.folds.values() for x in i.accesses()):
         size = estimate(form.sizes[param]) * form.params[param].dtype.bytes
-        dense = [a for a in streamed if dims.coefficient(offset, axis(a)) is dims.ONE]
-        if dense and axis(lane) in axes_of(offset) and cache is not None and 2 * size >= cache.capacity:
+        walked = [a for a in streamed if axis(a) in axes_of(offset)]
+        dense = any(dims.coefficient(offset, axis(a)) is dims.ONE for a in (*walked, lane))
+        if walked and dense and axis(lane) in axes_of(offset) and cache and 2 * size >= cache.capacity:
             found.append(param)
     return tuple(dict.fromkeys(found))
 
