@@ -15,6 +15,7 @@ from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .contract import SMALLEST, contraction, sides
 from .form import Form
+from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
 from .search import lanes, nest_order
 
@@ -54,7 +55,8 @@ def products(form: Form, target: Target) -> Schedule | None:
         return None
     inner = nest_order(form, [a for a in form.classes() if a not in grid], lane)
     plans = [ClassPlan(a, Role.GRID) for a in grid if a != lane]
-    plans.append(ClassPlan(lane, Role.GRID, tiles[lane], tiles[lane]))
+    descending = growth(form.items, lane) > 0
+    plans.append(ClassPlan(lane, Role.GRID, tiles[lane], tiles[lane], descending))
     for a in inner:
         extent = dims.static(a.extent)
         whole = extent is not None and tiles[a] > 1 and tiles[a] >= extent
