@@ -1,0 +1,89 @@
+"""Products of blocks: the micro-kernel for several machines, operands in place and in arrays, tails, starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.emit.harness import build, same_as_interpreter
+from tests.emit.programs import Vars, below
+
+from tilewright.emit.cpp import emit_unit
+from tilewright.ir import dims
+from tilewright.ir.dtype import f16, f32
+from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer
+from tilewright.ir.program import (
+    Buffer,
+    Declare,
+    Dot,
+    Load,
+    Loop,
+    Stmt,
+    Store,
+    TileProgram,
+    Update,
+    value_of,
+)
+from tilewright.target import preset
+
+COLUMNS = 64
+
+
+def at(row: Axis, column: Axis, pitch: int) -> Expr:
+    """The offset of an element of a dense matrix."""
+    return dims.add(dims.mul(axis(row), integer(pitch)), axis(column))
+
+
+def product(rows: int, depth: int, tile: int, across: bool = False, half: bool = False) -> TileProgram:
+    """z of x [rows, depth] and y, in one grid point with blocks of `tile` rows and steps of 16 along the depth: in each
+    step the columns of z are multiplied by the first row of y, then x y is added. `across`: x is stored as [depth,
+    rows]. `half`: in fp16."""
+    r, c, k = Axis("r", integer(rows)), Axis("c", integer(COLUMNS)), Axis("k", integer(depth))
+    var, dtype = Vars(), f16 if half else f32
+    x, y = Buffer("x", dtype, integer(rows * depth)), Buffer("y", f32, integer(depth * COLUMNS))
+    z = Buffer("z", f32, integer(rows * COLUMNS))
+    acc, b, factor = var(f32, r, c), var(f32, k, c), var(f32, c)
+    a = var(dtype, r, k)
+    mask = both(below(r, r.extent) if rows % tile else None, below(k, k.extent) if depth % 16 else None)
+    zero = const(0.0, f32)
+    step: tuple[Stmt, ...] = (
+        Load(factor, y, axis(c)),
+        Load(a, x, at(k, r, rows) if across else at(r, k, depth), mask, const(0.0, dtype)),
+        Load(b, y, at(k, c, COLUMNS), below(k, k.extent) if depth % 16 else None, zero),
+        Update((acc,), (call("mul", value_of(acc), value_of(factor)),)),
+        Dot(acc, a, b, k),
+    )
+    inner: tuple[Stmt, ...] = (
+        Declare((acc,), (zero,)),
+        Loop(k, dims.ZERO, k.extent, 16, step),
+        Store(z, at(r, c, COLUMNS), value_of(acc), (r, c), below(r, r.extent) if rows % tile else None),
+    )
+    columns = Loop(c, dims.ZERO, c.extent, COLUMNS, (Loop(r, dims.ZERO, r.extent, tile, inner),))
+    return TileProgram((x, y, z), (), (columns,), lane=c)
+
+
+CASES = [
+    product(32, 32, 16),
+    product(21, 37, 16),
+    product(21, 37, 16, across=True),
+    product(33, 20, 32, half=True),
+    product(1, 1, 16),
+]
+
+
+@pytest.mark.parametrize("name", ["x86-64-v4", "x86-64-v3", "x86-64"])
+def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
+    unit = build(tmp_path, CASES, target=preset(name), run_here=True)
+    random = np.random.default_rng(1)
+    for number, program in enumerate(CASES):
+        x, y, _ = (dims.static(b.size) or 0 for b in program.params)
+        left = random.standard_normal(x).astype(np.float16 if program.params[0].dtype is f16 else np.float32)
+        same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
+
+
+def test_inputs_are_read_in_place_and_sums_are_scaled_on_the_way() -> None:
+    text = emit_unit([CASES[0]], (), preset("x86-64-v4")).text
+    assert "Start::scaled" in text and "dot<" in text
+    assert text.count("load<float") == 2  # the factor and the lane side; never the other one
+    assert "alignas(64) float" in emit_unit([CASES[3]], (), preset("x86-64-v4")).text
