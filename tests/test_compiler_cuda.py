@@ -37,14 +37,20 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "device", lambda *_: Nowhere())
 
 
-def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1) -> fx.GraphModule:
+def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1,
+           dtype: torch.dtype = torch.float32) -> fx.GraphModule:  # fmt: skip
     with FakeTensorMode():
-        given = [torch.empty(s, device="cpu" if k == host else "cuda") for k, s in enumerate(shapes)]
-    return make_fx(lambda *a: [function(*a)], tracing_mode="fake")(*given)
+        places = ["cpu" if k == host else "cuda" for k in range(len(shapes))]
+        given = [torch.empty(s, device=d, dtype=dtype) for s, d in zip(shapes, places, strict=True)]
+    return make_fx(lambda *a: _listed(function(*a)), tracing_mode="fake")(*given)
 
 
-def compiled(gm: fx.GraphModule, **options: bool) -> Compiled:
-    return compile_fx(gm, Options(strict=True, **options), trusted=True)
+def _listed(results: object) -> list[object]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def compiled(gm: fx.GraphModule, cuda_graphs: bool = False) -> Compiled:
+    return compile_fx(gm, Options(strict=True, cuda_graphs=cuda_graphs), trusted=True)
 
 
 def rms(x: Tensor, w: Tensor) -> Tensor:
@@ -104,3 +110,17 @@ def test_devices_without_code_generation(monkeypatch: pytest.MonkeyPatch) -> Non
         warnings.simplefilter("error")
         made = compile_fx(gm, Options(), trusted=True)
     assert isinstance(made.executable, Captured)
+
+
+def rows_and_columns(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = torch.softmax((q @ k.transpose(-1, -2) * 0.125).float(), -1)
+    return p.half() @ v, p.sum(-2)
+
+
+@needs_triton
+def test_scores_that_are_folded_again_are_never_stored() -> None:
+    made = compiled(traced(rows_and_columns, *((4, 1024, 64),) * 3, dtype=torch.float16))
+    assert made.coverage.generated == made.coverage.ops and not made.calls
+    assert len(made.kernels) == 2
+    scores = 4 * 1024 * 1024 * 2
+    assert all((k.bytes_moved or scores) < scores / 2 for k in made.kernels)
