@@ -67,6 +67,10 @@ from tilewright.target import Target
 from tilewright.tile.library import call_seconds, touch_seconds
 from tilewright.tile.sizes import seen_sizes
 
+EARNEST = 1024
+"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine for
+the small sizes that a program was traced with may recompute without end at those that matter."""
+
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
 
@@ -363,8 +367,9 @@ def _normal(
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    with seen_sizes(sizes):
-        mapped = run("map", lambda: _mapped(frozen, solver, options, sizes, covers))
+    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
+    with seen_sizes(grown):
+        mapped = run("map", lambda: _mapped(frozen, solver, options, grown, covers))
     chosen = run("select", lambda: select(mapped.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))
