@@ -106,6 +106,7 @@ def _made(
         peel=False,
         lanes=products is None and not (streamed and _cascaded(form)),
         spread=products.spread if products is not None else (),
+        powers=products is not None and products.halves,
         chain=0 if products is not None else CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,

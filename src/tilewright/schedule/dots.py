@@ -44,13 +44,14 @@ SPECIAL = 12
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A candidate: the tile of every class, the warps of a block, the stages of its loops, and the folds that keep a
-    state per element of the block."""
+    """A candidate: the tile of every class, the warps of a block, the stages of its loops, the folds that keep a state
+    per element of the block, and whether all products are of halves."""
 
     tiles: Mapping[Axis, int]
     warps: int
     stages: int
     spread: tuple[int, ...] = ()
+    halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,9 @@ def _candidates(known: Products) -> Iterator[Blocks]:
         if any(c is None for c in made):
             continue
         spread = _spread(known, whole)
+        halves = all(c.operand.is_half for c in made if c is not None)
         for warps, stages in choices(WARPS, STAGES if known.streamed else (1,)):
-            yield Blocks(whole, warps, stages, spread)
+            yield Blocks(whole, warps, stages, spread, halves)
 
 
 def _ladder(a: Axis, sizes: Sequence[int]) -> list[int]:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import dims
-from ..ir.dtype import DType
+from ..ir.dtype import DType, f32
 from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, cost, rebuild, substitute, walk
 from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item
+from .powers import power_of_two
 from .predicate import decide
 from .schedule import Role, Schedule
 
@@ -130,6 +131,8 @@ class Evaluation(ABC):
             yes = self.eval(e.args[1], both(guard, condition))
             no = self.eval(e.args[2], both(guard, call("not", condition)))
             result = call("where", condition, yes, no)
+        elif e.op == "exp" and self.schedule.powers and e.dtype.compute is f32:
+            result = power_of_two(self.eval(e.args[0], guard), lambda t: len(self.blocks(t)), self.named)
         else:
             result = rebuild(e, tuple(self.eval(a, guard) for a in e.args))
             if divisor(e) is not None:

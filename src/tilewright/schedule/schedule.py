@@ -52,7 +52,7 @@ class Schedule:
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
     per lane and merges them after the loop; without, each step is merged into one state, but for the folds `spread`. A
     float sum of more than `chain` steps in a row (0: any number) gets a second level of states. `warps` and `stages`
-    are those of the program."""
+    are those of the program. With `powers`, exponentials are powers of two."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -66,6 +66,7 @@ class Schedule:
     peel: bool = True
     lanes: bool = True
     spread: tuple[int, ...] = ()
+    powers: bool = False
     chain: int = 32
     warps: int = 1
     stages: int = 1

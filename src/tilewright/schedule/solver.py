@@ -19,6 +19,7 @@ from .cost import seconds
 from .form import Form
 from .lower import lower
 from .parts import in_parts
+from .powers import unscaled
 from .products import products
 from .refine import make_form
 from .roles import check_roles
@@ -86,7 +87,7 @@ class Solver:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
                 alone = self.target.lanes == 1
-                form = in_parts(form, self.target) if alone else with_companions(form)
+                form = in_parts(form, self.target) if alone else with_companions(unscaled(form))
                 schedule = self._trimmed(choose(form, self.target, self.tuning))
                 check_roles(form, schedule)
                 found = _Solution(schedule, form, modelled(form, schedule, self.target))

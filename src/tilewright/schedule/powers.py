@@ -1,0 +1,115 @@
+"""Exponentials as powers of two, and maxima of scores before they are scaled.
+
+exp(c x - m) is exp2((c log2 e) x - m log2 e): what varies less than the element is multiplied once, and each element
+takes one fused multiply-add and one instruction for the power. A maximum of scaled scores is the scaled maximum of
+scores, exactly, since rounding is monotone; then the scaling of each element is part of that multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+from ..ir.expr import Expr, axes_of, call, const, make, rebuild, transform
+from .form import Form, Item
+
+LOG2E = math.log2(math.e)
+
+
+def power_of_two(x: Expr, size: Callable[[Expr], int], named: Callable[[Expr], Expr]) -> Expr:
+    """exp(x) of an evaluated sum: `size` says along how many block axes a term varies, `named` names a value."""
+    terms = _terms(x, 1.0)
+    most = max(size(t) for t, _ in terms)
+    wide = [(t, k) for t, k in terms if size(t) == most]
+    narrow = [(t, k) for t, k in terms if size(t) < most]
+    if len(wide) > 1 or not narrow:
+        return call("exp", x)
+    scaled = _scaled(*wide[0])
+    return call("exp2", call("add", scaled, named(_total([_scaled(*t) for t in narrow]))))
+
+
+def _terms(x: Expr, factor: float) -> list[tuple[Expr, float]]:
+    """Terms of a sum, each with what it is multiplied by."""
+    if x.op in ("add", "sub"):
+        sign = -1.0 if x.op == "sub" else 1.0
+        return _terms(x.args[0], factor) + _terms(x.args[1], sign * factor)
+    if x.op == "neg":
+        return _terms(x.args[0], -factor)
+    known = _factor(x)
+    return [(x, factor)] if known is None else _terms(known[0], factor * known[1])
+
+
+def _scaled(x: Expr, factor: float) -> Expr:
+    return call("mul", x, const(factor * LOG2E, x.dtype))
+
+
+def _total(terms: list[Expr]) -> Expr:
+    result = terms[0]
+    for t in terms[1:]:
+        result = call("add", result, t)
+    return result
+
+
+def _factor(x: Expr) -> tuple[Expr, float] | None:
+    """What a finite constant multiplies, and the constant."""
+    if x.op != "mul" or not x.dtype.is_float:
+        return None
+    for a, b in (x.args, x.args[::-1]):
+        if b.op == "const" and isinstance(b.value, (int, float, Fraction)) and math.isfinite(b.value):
+            return a, float(b.value)
+    return None
+
+
+def unscaled(form: Form) -> Form:
+    """The form with positive constant factors taken out of its maxima."""
+    items = [replace(i, body=tuple(_outward(b) for b in i.body)) for i in form.items]
+    scales: dict[int, float] = {}
+    for k, i in enumerate(items):
+        found = _factor(i.body[0]) if i.reduction is not None and i.reduction.combiner == "maximum" else None
+        if found is not None and found[1] > 0 and len(i.body) == 1 and axes_of(found[0]):
+            scales[i.id] = found[1]
+            items[k] = replace(i, body=(found[0],))
+    if not scales:
+        return form
+
+    def read(x: Expr) -> Expr | None:
+        if x.op == "value" and isinstance(x.value, tuple) and x.value[0] in scales:
+            plain = make("value", tuple(transform(a, read) for a in x.args), x.dtype, x.value)
+            return call("mul", plain, const(scales[x.value[0]], x.dtype))
+        return None
+
+    return replace(form, items=tuple(_rewritten(i, read) for i in items))
+
+
+def _rewritten(item: Item, visit: Callable[[Expr], Expr | None]) -> Item:
+    return replace(
+        item, body=tuple(transform(b, visit) for b in item.body), offset=transform(item.offset, visit)
+    )
+
+
+def _outward(e: Expr) -> Expr:
+    """where(p, c x, -inf) as c where(p, x, -inf), for c > 0, all through `e`."""
+    memo: dict[Expr, Expr] = {}
+
+    def go(x: Expr) -> Expr:
+        done = memo.get(x)
+        if done is None:
+            done = x if not x.args or not x.dtype.is_float else rebuild(x, tuple([go(a) for a in x.args]))
+            if done.op == "where":
+                done = _pulled(done)
+            memo[x] = done
+        return done
+
+    return go(e)
+
+
+def _pulled(x: Expr) -> Expr:
+    condition, yes, no = x.args
+    for side, other in ((yes, no), (no, yes)):
+        found = _factor(side)
+        if found is not None and found[1] > 0 and other.op == "const" and other.value in (0, math.inf, -math.inf):
+            inner = call("where", condition, *((found[0], other) if side is yes else (other, found[0])))
+            return call("mul", inner, const(found[1], x.dtype))
+    return x
