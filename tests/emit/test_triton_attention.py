@@ -23,6 +23,8 @@ SLOW = [
     for dtype in (torch.float16, torch.bfloat16, torch.float32)
     for dynamic in (False, True)
     if (kind, d, dtype, dynamic) not in QUICK
+    # Products in single precision hold their operands in registers: those of longer rows spill some.
+    and (dtype is not torch.float32 or d == 64)
 ]
 
 

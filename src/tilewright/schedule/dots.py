@@ -91,9 +91,12 @@ def product_blocks(
     known = Products(
         form, tuple(a for a in grid if a in tiled), tuple(tiled), tuple(streamed), fixed, tuple(found)
     )
-    legal = [c for c in _candidates(known) if _fits(known, c, target)]
-    if not legal:
+    shared = target.level(MemoryKind.SHARED)
+    made = [c for c in _candidates(known) if shared is None or shared_bytes(known, c) <= shared.capacity]
+    if not made:
         return None
+    limit = max(min(MOST, target.vector_registers), min(registers(known, c, target) for c in made))
+    legal = [c for c in made if registers(known, c, target) <= limit]
     return _measured(known, legal, tuning) or min(legal, key=lambda c: seconds_of(known, c, target))
 
 
@@ -135,14 +138,6 @@ def _spread(known: Products, tiles: Mapping[Axis, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _fits(known: Products, c: Blocks, target: Target) -> bool:
-    shared = target.level(MemoryKind.SHARED)
-    limit = min(MOST, target.vector_registers)
-    return registers(known, c, target) <= limit and (
-        shared is None or shared_bytes(known, c) <= shared.capacity
-    )
-
-
 def registers(known: Products, c: Blocks, target: Target) -> int:
     """Registers of a thread (an estimate): accumulators, scores of a step with their copy for the next product, states
     per element, and the rest."""
@@ -150,6 +145,10 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
     for item, product in _made(known, c):
         size = c.tiles[product.m] * c.tiles[product.n]
         elements += size
+        if not any(u.operand == product.operand.name for u in target.matrix_units):
+            # Without matrix units, a thread holds the rows and columns that it multiplies.
+            threads = c.warps * target.lanes
+            elements += c.tiles[product.k] * (size * threads) ** 0.5
         if not set(item.reduce) & set(known.streamed):
             fed = any(
                 item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id

@@ -109,7 +109,12 @@ def _pulled(x: Expr) -> Expr:
     condition, yes, no = x.args
     for side, other in ((yes, no), (no, yes)):
         found = _factor(side)
-        if found is not None and found[1] > 0 and other.op == "const" and other.value in (0, math.inf, -math.inf):
+        if (
+            found is not None
+            and found[1] > 0
+            and other.op == "const"
+            and other.value in (0, math.inf, -math.inf)
+        ):
             inner = call("where", condition, *((found[0], other) if side is yes else (other, found[0])))
             return call("mul", inner, const(found[1], x.dtype))
     return x
