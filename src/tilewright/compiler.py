@@ -68,8 +68,8 @@ from tilewright.tile.library import call_seconds, touch_seconds
 from tilewright.tile.sizes import seen_sizes
 
 EARNEST = 1024
-"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine for
-the small sizes that a program was traced with may recompute without end at those that matter."""
+"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine
+for the small sizes that a program was traced with may recompute without end at those that matter."""
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
