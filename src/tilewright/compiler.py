@@ -27,7 +27,7 @@ from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant, variants
 from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
@@ -317,19 +317,35 @@ def _mapped(
     graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
 ) -> Mapped:
     """The kernels around contractions settled. If there are none, the graph stays as it is."""
-    inside = options.contractions == "inside"
-    if options.contractions == "library" or not may_have_regions(graph, anywhere=inside):
-        return Mapped(graph)
-    prices = Prices(
-        solver.price,
-        lambda region: _library_seconds(region, solver),
-        lambda region: call_seconds(region.ops, _values(region.outputs), solver.target),
-    )
-    changed = partial(_rearranged, sizes=sizes, options=options)
-    mapped = settle_regions(
-        normalise(recognise_masks(graph)), prices, changed, options.contractions, solver.target.cores, covers
-    )
+    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
+    with seen_sizes(grown):
+        inside = options.contractions == "inside"
+        if options.contractions == "library" or not may_have_regions(graph, anywhere=inside):
+            return Mapped(graph)
+        usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
+        prices = _prices(solver, grown, usual)
+        changed = partial(_rearranged, sizes=grown, options=options)
+        normal = normalise(recognise_masks(graph))
+        mapped = settle_regions(normal, prices, changed, options.contractions, solver.target.cores, covers)
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
+
+
+def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = None) -> Prices:
+    """Modelled seconds where unknown sizes are `sizes`."""
+
+    def kernel(k: Kernel, layouts: Mapping[Value, Layout]) -> float:
+        with seen_sizes(sizes):
+            return solver.price(k, layouts)
+
+    def library(region: Graph) -> float:
+        with seen_sizes(sizes):
+            return _library_seconds(region, solver)
+
+    def ideal(region: Graph) -> float:
+        with seen_sizes(sizes):
+            return call_seconds(region.ops, _values(region.outputs), solver.target)
+
+    return Prices(kernel, library, ideal, usual)
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
@@ -367,9 +383,7 @@ def _normal(
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
-    with seen_sizes(grown):
-        mapped = run("map", lambda: _mapped(frozen, solver, options, grown, covers))
+    mapped = run("map", lambda: _mapped(frozen, solver, options, sizes, covers))
     chosen = run("select", lambda: select(mapped.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))

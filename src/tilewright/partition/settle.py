@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.graph import Graph, Op, Value
+from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..options import Contractions
 from .mapping import Candidates, Price, candidates, choices
 from .recall import Grouping, Memory, groupings_of, plain, task_of
 from .regions import Region, find_regions
+
+MARGIN = 1.2
+"""How many times as fast as library calls kernels must be modelled: the model knows both only roughly."""
 
 WORTH = 1.2
 """Library calls that need less than so many times the ideal are not challenged."""
@@ -59,6 +62,14 @@ class Prices:
     kernel: Price
     library: Callable[[Graph], float]
     ideal: Callable[[Graph], float]
+    usual: Prices | None = None
+    """The same for the sizes that the program was traced with, if these are others: kernels must win there too."""
+
+    def beaten(self, captured: Graph, kernels: Sequence[Kernel], layouts: Mapping[Value, Layout]) -> bool:
+        """Whether kernels are clearly faster than the library."""
+        ours = sum(self.kernel(k, layouts) for k in kernels)
+        here = MARGIN * ours < self.library(captured)
+        return here and (self.usual is None or self.usual.beaten(captured, kernels, layouts))
 
 
 Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
@@ -105,9 +116,9 @@ def _settle(
     better, rules = rearrange(region)
     considered = candidates(better, prices.kernel, cores)
     best = choices(better, considered.kept)
-    if not best or (best[0].seconds >= otherwise and not always):
+    kernels = tuple(c.kernel for c in best[0].kernels) if best else ()
+    if not kernels or not (always or prices.beaten(captured, kernels, better.layouts)):
         return Settled(region, (), otherwise, otherwise, considered, rules)
-    kernels = tuple(c.kernel for c in best[0].kernels)
     return Settled(region, kernels, best[0].seconds, otherwise, considered, rules, better)
 
 
