@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +98,20 @@ def test_retain_graph_is_no_double_backward() -> None:
     loss.backward(retain_graph=True)
     loss.backward()
     close(x.grad, 2 * torch.cos(x))
+
+
+@pytest.mark.parametrize("door", [tilewright.compile, partial(torch.compile, backend="tilewright")])
+def test_what_a_forward_pass_saves_is_kept_for_another_backward(door: Callable[..., Any]) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.Linear(5, 1))
+    x = torch.randn(4, 6, requires_grad=True)
+    (wanted,) = torch.autograd.grad(net(x).sum(), x)
+    loss = door(net)(x).sum()
+    for _ in range(2):
+        (got,) = torch.autograd.grad(loss, x, retain_graph=True)
+        close(got, wanted)
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="whole loss"):
+        grad.square().sum().backward()
 
 
 def test_derivatives_inside_a_compiled_loss() -> None:
@@ -244,6 +261,14 @@ def test_wrong_targets_and_arguments() -> None:
         tilewright.compile(chain, dims="all")
     with pytest.raises(InputError, match="do not fit"):
         tilewright.compile(chain)(torch.ones(2))
+
+
+def test_inputs_that_an_op_refuses() -> None:
+    compiled = tilewright.compile(lambda a, b: a @ b)
+    with pytest.raises(InputError, match=r"same reduction dim.*test_door\.py:\d+"):
+        compiled(torch.ones(3, 3), torch.ones(4, 4))
+    with pytest.raises(InputError, match="unsupported operand"):
+        compiled(torch.ones(3, 3), None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -174,3 +175,16 @@ def test_a_tensor_read_forwards_and_backwards(dynamic: bool) -> None:
             program, (x, y), dims={"x": {0: "n"}, "y": {0: "n"}} if dynamic else None
         )
         torch.testing.assert_close(compiled(x, y), program(x, y))
+
+
+@pytest.mark.parametrize("program", [torch.max, torch.min, lambda x: x.max(0), lambda x: x.min(0).values])
+def test_no_elements_have_no_extremum(program: Callable[..., object]) -> None:
+    x = torch.ones(0, 5)
+    with pytest.raises((RuntimeError, IndexError), match="Expected reduction dim"):
+        tilewright.compile(lambda a: program(a))(x)
+
+
+@pytest.mark.parametrize("dims", [{"x": "n"}, {"x": ["n"]}, {"x": {0: ("n", 9, 3)}}])
+def test_dims_that_say_nothing(dims: Any) -> None:
+    with pytest.raises(InputError, match="dim"):
+        tilewright.compile(lambda x: x + 1, dims=dims)

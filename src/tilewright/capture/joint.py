@@ -86,6 +86,7 @@ def through_autograd(
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            _keep_saved()
             fixed = _frozen_inputs(graph, example_inputs) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
@@ -103,6 +104,13 @@ def through_autograd(
             keep_inference_input_mutations=True,
         )(gm, example_inputs)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
+
+
+def _keep_saved() -> None:
+    """Our backward graphs write into nothing that the forward pass saved: torch need not refuse to keep it."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:

@@ -15,6 +15,8 @@ from tilewright.errors import InputError
 
 DimsLike = Mapping[str, Mapping[int, str | tuple[str, int, int]]]
 
+_HINT = '{"x": {0: "batch"}}, or {"x": {0: ("batch", 1, 64)}} with the least and the largest size'
+
 
 @dataclass(frozen=True, slots=True)
 class Dim:
@@ -34,17 +36,19 @@ class Naming:
         """Raises InputError for an entry that is no name and no (name, low, high)."""
         self.dims: list[Dim] = []
         for name, entries in (dims or {}).items():
+            if not isinstance(entries, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError(f"dims of {name!r} cannot be {entries!r}", phase="input", hint=_HINT)
             for place, what in entries.items():
                 match what:
                     case str():
                         self.dims.append(Dim(name, int(place), what))
-                    case (str(), int(), int()):
+                    case (str(), int(low), int(high)) if low <= high:
                         self.dims.append(Dim(name, int(place), *what))
                     case _:
                         raise InputError(
                             f"dim {place} of {name!r} cannot be {what!r}",
                             phase="input",
-                            hint="a name or (name, low, high)",
+                            hint=_HINT,
                         )
 
     def __bool__(self) -> bool:

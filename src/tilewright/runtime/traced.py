@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
@@ -154,6 +155,11 @@ class TracedWay:
                     place=_user_place(str(error)),
                     hint="torch.compile(..., backend='tilewright') allows graph breaks",
                 ) from error  # fmt: skip
+            except torch._dynamo.exc.TorchRuntimeError as error:
+                raise InputError(
+                    f"the program does not fit these inputs: {_torchs_reason(error)}", phase="capture",
+                    place=_user_place(str(error)), hint="call it without compiling to see torch's own error",
+                ) from error  # fmt: skip
             except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
                 raise InputError(
                     f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
@@ -211,6 +217,12 @@ def _user_place(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
     file, _, rest = lines[-1].removeprefix('File "').partition('", line ') if lines else ("", "", "")
     return f"{file}:{rest.partition(',')[0]}" if file else ""
+
+
+def _torchs_reason(error: Exception) -> str:
+    """What an op said when Dynamo tried it: its message stands in Dynamo's as `got RuntimeError('...')`."""
+    found = re.search(r"got \w+\((['\"])(.*)\1\)", str(error))
+    return found[2] if found else str(error).splitlines()[0]
 
 
 def _first_reason(error: Exception) -> str:

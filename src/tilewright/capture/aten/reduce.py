@@ -48,8 +48,16 @@ def _early(c: Call, x: Value, dtype: torch.dtype | None) -> Value:
     return x if to == x.dtype or (x.dtype.is_float and to == x.dtype.compute) else c.to(x, to)
 
 
+def _refuse_empty(x: Value, over: Sequence[int] | None) -> None:
+    """No elements have no extremum, and torch's own call says so."""
+    sizes = x.shape if not over else [x.shape[d] for d in over] if x.shape else []
+    if any(dims.static(n) == 0 for n in sizes):
+        raise NoDeclaration("no elements")
+
+
 def _extremum(declare: Callable[..., Value]) -> Callable[..., Value]:
     def rule(c: Call, x: Value, over: Dims = None, keepdim: bool = False) -> Value:
+        _refuse_empty(x, _list(over))
         return declare(c.b, x, _list(over), keepdim)
 
     return rule
@@ -86,6 +94,7 @@ def _argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) ->
 
 def _with_index(name: str, plain: Callable[..., Value]) -> Callable[..., tuple[Value | None, ...]]:
     def rule(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value | None, ...]:
+        _refuse_empty(x, [dim])
         if 1 not in c.used:
             return plain(c.b, x, [dim], keepdim), None
         return ops.with_index(c.b, name, x, dim, keepdim)
