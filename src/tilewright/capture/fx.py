@@ -19,7 +19,7 @@ from ..ir.expr import Expr
 from ..ir.graph import CHECK, Builder, Graph, Layout, LibraryCall, Operand, Value, Write
 from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
-from .aten.library import library_reason
+from .aten.library import library_reason, library_target
 from .aten.onednn import specialiser
 from .device import graph_device
 from .symbols import Symbols
@@ -213,6 +213,7 @@ class _Importer:
             call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
         if made is None:
             self.check_device(node, metas)
+            call = replace(call, lies=self.lies(node, inputs)) if call.specialise is None else call
             made = self.called(call, inputs, results, metas)
         outputs = [v for v in made if isinstance(v, Value)]
         self.b.close_origin(origin, call, inputs, outputs, view=declared is not None and declared.view)
@@ -260,6 +261,21 @@ class _Importer:
         offset = self.symbols.expr(val.storage_offset())
         return offset is dims.ZERO and held.strides == dims.dense_strides(held.shape)
 
+    def lies(self, node: fx.Node, inputs: Sequence[Value]) -> tuple[tuple[Expr, ...] | None, ...]:
+        """The strides that a call of unknown needs may rely on: those of dense operands, since it may view them in
+        another shape, and all of what it returns a view of."""
+        target = library_target(node.target)
+        returned = target._schema.returns if isinstance(target, OpOverload) else []  # pyright: ignore[reportPrivateUsage]
+        shows = any(r.alias_info is not None for r in returned)
+        held: dict[Value, tuple[Expr, ...]] = {}
+        for source in node.all_input_nodes:
+            val, made = source.meta.get("val"), self.entries[source]
+            if isinstance(made, Value) and isinstance(val, torch.Tensor) and val.layout is torch.strided:
+                result = self.result(val)
+                if shows or result.strides == dims.dense_strides(result.shape):
+                    held[made] = result.strides
+        return tuple(held.get(v) for v in inputs)
+
     def library(
         self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str
     ) -> tuple[LibraryCall, list[Value]]:
@@ -278,7 +294,7 @@ class _Importer:
 
         args = tuple(hide(self.argument(a)) for a in node.args)
         kwargs = tuple((k, hide(self.argument(a))) for k, a in node.kwargs.items())
-        target = node.target
+        target = library_target(node.target)
         assert callable(target)
         pure = (
             not (isinstance(target, OpOverload) and target._schema.is_mutable)  # pyright: ignore[reportPrivateUsage]

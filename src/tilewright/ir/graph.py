@@ -63,7 +63,7 @@ class LibraryCall:
     which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
     None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
     and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
-    `key` says what of its task its shapes do not."""
+    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any)."""
 
     name: str
     function: Callable[..., object]
@@ -82,6 +82,7 @@ class LibraryCall:
     bias: int | None = None
     rivals: tuple[Rival, ...] = ()
     key: str = ""
+    lies: tuple[tuple[Expr, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from tilewright.errors import VerifyError
 from tilewright.ir import dims
@@ -178,7 +179,10 @@ class _Builder:
         op, call = step.op, step.op.call
         if call is None:
             raise VerifyError("a library step without a call", phase="plan", op=op.name)
-        inputs = tuple(self._tensor(self._of(v)) for v in op.inputs)
+        inputs = tuple(
+            self._lying(self._of(v), strides)
+            for v, strides in zip_longest(op.inputs, call.lies[: len(op.inputs)])
+        )
         alias = _reused(call)
         source = inputs[alias] if alias is not None and 0 <= alias < len(inputs) else -1
         outputs = [
@@ -247,6 +251,12 @@ class _Builder:
         self.buffers.append(Buffer(spec, Home.OUTPUT, start=self.clock, end=self.clock + 1, segment=place))
         self.steps.append(Copy(len(self.buffers) - 1, b))
         return len(self.buffers) - 1
+
+    def _lying(self, b: int, strides: tuple[Expr, ...] | None) -> int:
+        """The tensor of buffer `b`, or of a copy if it must have other strides."""
+        if strides is None or _same_strides(strides, self.buffers[b].spec):
+            return self._tensor(b)
+        return self._copied(b, strides)
 
     def _writes(self) -> None:
         """Writes into inputs come last; a value that lives in an input which another write changes is saved before."""

@@ -21,6 +21,15 @@ _REASONS: dict[str, str] = {
 _BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 
+_ALIASING: dict[object, OpOverload] = {torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default}
+"""Ops whose schemas hide that their result is memory of an operand, with their equals whose schemas say so."""
+
+
+def library_target(target: object) -> object:
+    """What is called for the op `target`."""
+    return _ALIASING.get(target, target)
+
+
 def library_reason(target: object) -> str:
     """One or two words: why the op `target` has no declaration."""
     if not isinstance(target, OpOverload):
