@@ -175,9 +175,6 @@ def test_queries_that_see_nothing(way: str) -> None:
         assert bool(made[0][:, :15].isnan().all()) is not isinstance(module, Guarded)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="torch's view is called on a value that lies otherwise"
-)
 @pytest.mark.parametrize("way", WAYS)
 def test_heads_of_any_number(way: str) -> None:
     module = WORKLOADS["vanilla"]().eval()

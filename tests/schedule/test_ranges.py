@@ -46,7 +46,7 @@ def test_threshold_refuses_data_and_unbound_classes() -> None:
 
 def pieces(condition: Expr, folds: list[Item], tile: int) -> list[tuple[int, int, tuple[bool, ...]]]:
     body = where(condition, X, MINUS)
-    made = split_range(J, (dims.ZERO, J.extent), tile, [body], frozenset({I}), folds, {})
+    made = split_range(J, (dims.ZERO, J.extent), tile, [body], frozenset({I}), folds, (), {})
     value = {"c0": 25}
     return [
         (dims.evaluate(p.start, value), dims.evaluate(p.stop, value), tuple(p.truths.values())) for p in made
@@ -60,6 +60,21 @@ def fold(body: Expr) -> Item:
 def test_causal_mask_trims_a_maximum() -> None:
     mask = call("le", axis(J), axis(I))
     assert pieces(mask, [fold(where(mask, X, MINUS))], 1) == [(0, 26, (True,))]
+
+
+def test_what_is_left_out_is_stored_for_later_passes() -> None:
+    """Where it is constant; otherwise nothing is left out."""
+    mask = call("le", axis(J), axis(I))
+    e = call("exp", where(mask, X, MINUS))
+    total = Item(0, (I,), (e,), (J,), sum_(f32))
+
+    def made(kept: Expr) -> list[tuple[int, int, bool]]:
+        found = split_range(J, (dims.ZERO, J.extent), 1, [e], frozenset({I}), [total], [kept], {})
+        ends = [[dims.evaluate(x, {"c0": 25}) for x in (p.start, p.stop)] for p in found]
+        return [(low, high, p.left_out) for (low, high), p in zip(ends, found, strict=True)]
+
+    assert made(e) == [(0, 26, False), (26, 40, True)]
+    assert made(call("exp", X)) == [(0, 40, False)]
 
 
 def test_window_mask_trims_both_sides() -> None:

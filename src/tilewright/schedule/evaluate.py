@@ -140,11 +140,15 @@ class Evaluation(ABC):
                 self.check(tested, DIVISION_ERROR, guard)
         if e in self.scope.kept:
             result = self.named(result)
-            where = self.scope.kept[e]
-            self.written.add(e)
-            blocks = self.blocks(result)
-            self.out.append(Store(where.buffer, where.offset, result, blocks, self.tail(blocks)))
+            self.leave_in_scratch(e, result)
         return self.named(result) if e in self.shared and result.args else result
+
+    def leave_in_scratch(self, e: Expr, value: Expr) -> None:
+        """Store the value of a kept expression."""
+        where = self.scope.kept[e]
+        self.written.add(e)
+        blocks = tuple(dict.fromkeys((*self.blocks(where.offset), *self.blocks(value))))
+        self.out.append(Store(where.buffer, where.offset, value, blocks, self.tail(blocks)))
 
     def reload(self, e: Expr) -> Expr:
         """What an earlier pass left in scratch."""

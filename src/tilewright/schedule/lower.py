@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
 from ..ir.program import (
     Buffer,
     GridAxis,
@@ -23,7 +23,7 @@ from .evaluate import Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
 from .passes import Merges, Numbers, pass_numbers
-from .predicate import Truths
+from .predicate import Truths, constant_under
 from .ranges import Segment, segments, split_range, tiled_segments
 from .regions import Steps
 from .repair import Repair
@@ -234,7 +234,10 @@ class _Lowering(Repair):
         exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
         for s in self.segments(c, tile, exact, targets, outs):
             span = s.start, dims.sub(s.stop, dims.ONE)
-            body = self.block(c, tile, s.mask, lambda: self.body(targets, outs, merged), span, s.truths)
+            inner = (
+                (lambda: self.leave(targets)) if s.left_out else (lambda: self.body(targets, outs, merged))
+            )
+            body = self.block(c, tile, s.mask, inner, span, s.truths)
             self.out.append(Loop(c, s.start, s.stop, tile, body))
 
     def walk_blocks(
@@ -276,12 +279,26 @@ class _Lowering(Repair):
         trimmed = () if outs or not self.schedule.trim else targets
         start, stop = self.range_of(c)
         product = any(c in i.axes and i.id in self.contractions for i in reached)
+        kept = self.unwritten(reached)
         if product or not self.schedule.peel:
             steps = Steps(c, start, stop, tile)
+            trimmed = () if kept else trimmed
             return tiled_segments(steps, roots, self.scope.spans, trimmed, exact, product)
         scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
-        pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, self.scope.truths)
+        pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, self.scope.truths)
         return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.peel)]
+
+    def unwritten(self, items: Sequence[Item]) -> list[Expr]:
+        """The expressions of `items` that this pass is to leave in scratch."""
+        inside = {x for i in items for r in i.roots for x in walk(r)}
+        return [x for x in self.scope.kept if x not in self.scope.ready and x in inside]
+
+    def leave(self, targets: Sequence[Item]) -> None:
+        """Put into scratch what later passes find there, where the folds `targets` take only identities."""
+        for x in self.unwritten([j for t in targets for j in self.reachable(t)]):
+            value = constant_under(x, self.scope.truths)
+            assert value is not None
+            self.leave_in_scratch(x, const(value, x.dtype))
 
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
         return self.ranges.get(c, (dims.ZERO, c.extent))

@@ -8,35 +8,39 @@ from dataclasses import dataclass, field
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from .form import Item
-from .predicate import Truths, conditions, is_neutral, ordered, tested, threshold
+from .predicate import Truths, conditions, constant_under, is_neutral, ordered, tested, threshold
 from .regions import Interval, Known, Spans, Steps, known, slack_of, visible
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there."""
+    """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there.
+    With `left_out`, its folds take only identities, and what later passes find in scratch is constant."""
 
     start: Expr
     stop: Expr
     mask: Expr | None = None
     truths: Mapping[Expr, bool] = field(default_factory=dict)
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """start <= class < stop, and the conditions that are known there."""
+    """start <= class < stop, the conditions that are known there, and `Segment.left_out`."""
 
     start: Expr
     stop: Expr
     truths: Mapping[Expr, bool] = field(default_factory=dict)
+    left_out: bool = False
 
 
 def split_range(
     c: Axis, whole: tuple[Expr, Expr], tile: int, roots: Sequence[Expr], scalars: frozenset[Axis],
-    trimmed: Sequence[Item], known: Truths,
+    trimmed: Sequence[Item], kept: Sequence[Expr], known: Truths,
 ) -> list[Piece]:  # fmt: skip
     """The range `whole` of `c`, cut where the conditions in `roots` change, given the bound `scalars`. Pieces in which
     every fold of `trimmed` (if any) takes only its identity are left out; where cutting serves nothing, one piece.
+    Expressions `kept` for later passes must be constant in such pieces, which then stand in the list to store them.
 
     Scalar loops are only cut to leave pieces out: there a condition costs one branch."""
     start, stop = whole
@@ -52,26 +56,33 @@ def split_range(
     pieces: list[Piece] = []
     for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
         truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
-        if not trimmed or not all(is_neutral(t, {**known, **truths}) for t in trimmed):
+        now = {**known, **truths}
+        left_out = all(is_neutral(t, now) for t in trimmed) and all(
+            constant_under(x, now) is not None for x in kept
+        )
+        if not trimmed or not left_out:
             pieces.append(Piece(first, last, truths))
-    return pieces if tile > 1 or len(pieces) <= len(places) else [Piece(start, stop)]
+        elif kept:
+            pieces.append(Piece(first, last, truths, True))
+    useful = tile > 1 or sum(not p.left_out for p in pieces) <= len(places)
+    return pieces if useful else [Piece(start, stop)]
 
 
 def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[Segment]:
     """Whole tiles without a mask, then a masked rest if there may be one; all in one without `peel`. `exact` says that
     the length is a multiple of the tile although its expression does not show it."""
-    start, stop, truths = piece.start, piece.stop, piece.truths
+    start, stop, truths, left_out = piece.start, piece.stop, piece.truths, piece.left_out
     length = dims.sub(stop, start)
     if dims.static(length) == 0:
         return []
     if tile == 1 or exact or dims.divisible(length, tile):
-        return [Segment(start, stop, None, truths)]
+        return [Segment(start, stop, None, truths, left_out)]
     step = dims.integer(tile)
     whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
     mask = call("lt", axis(c), stop)
     if not peel or (dims.static(length) is not None and whole is start):
-        return [Segment(start, stop, mask, truths)]
-    return [Segment(start, whole, None, truths), Segment(whole, stop, mask, truths)]
+        return [Segment(start, stop, mask, truths, left_out)]
+    return [Segment(start, whole, None, truths, left_out), Segment(whole, stop, mask, truths, left_out)]
 
 
 @dataclass(frozen=True, slots=True)
