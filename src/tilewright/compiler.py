@@ -44,7 +44,7 @@ from tilewright.rewrite.anneal import Search, rearrange
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.mask import recognise_masks
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
-from tilewright.rewrite.quotient import logarithmic
+from tilewright.rewrite.quotient import undivided
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
@@ -351,9 +351,9 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
     """A region in the form that is best cut into kernels, and the names of the rules that led there."""
     found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates))
-    changed, quotients = logarithmic(normalise(found.graph))
+    changed, quotients = undivided(normalise(found.graph))
     applied = [step.rule for change in found.changes for step in change.applied]
-    return changed, (*applied, *("quotient enters exponential",) * quotients)
+    return changed, (*applied, *("quotient leaves elements",) * quotients)
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:

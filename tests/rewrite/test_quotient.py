@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tilewright.interp import EXACT, FLOATS, equal, exact_random, run_graph
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.quotient import logarithmic
+from tilewright.rewrite.quotient import undivided
 
 SHAPE = (2, 5, 6)
 Run = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
@@ -47,28 +47,40 @@ OTHERS: dict[str, Run] = {
 }
 
 
-def graph_of(run: Run) -> Graph:
-    return capture(Case("case", run, (SHAPE,)), False)
+class Halves(Case):
+    def inputs(self, scale: int = 1, seed: int = 0) -> list[Tensor]:
+        return [t.half() for t in super().inputs(scale, seed)]
 
 
+def case_of(run: Run, half: bool) -> Case:
+    return Halves("case", lambda s: run(s.float()), (SHAPE,)) if half else Case("case", run, (SHAPE,))
+
+
+def graph_of(run: Run, half: bool = False) -> Graph:
+    return capture(case_of(run, half), False)
+
+
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", COLUMNS)
-def test_the_meaning_stays_and_no_element_is_divided(name: str) -> None:
-    before = graph_of(COLUMNS[name])
-    after, count = logarithmic(before)
+def test_the_meaning_stays_and_no_element_is_divided(name: str, half: bool) -> None:
+    before = graph_of(COLUMNS[name], half)
+    after, count = undivided(before)
     after.verify()
     assert count == 1
     assert not any(
         "/" in op_text for op_text in after.show().splitlines() if "5, 6]" in op_text.split("=")[0]
     )
-    inputs = [t.numpy() for t in Case("case", COLUMNS[name], (SHAPE,)).inputs()]
+    assert any(op.name == ("logsumexp" if half else "inverse") for op in after.ops)
+    inputs = [t.numpy() for t in case_of(COLUMNS[name], half).inputs()]
     for a, b in zip(run_graph(before, inputs, FLOATS), run_graph(after, inputs, FLOATS), strict=True):
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6)
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["sums", "sums of squares", "scaled", "no shift"])
-def test_it_is_exact(name: str) -> None:
-    before = graph_of(COLUMNS[name])
-    after, _ = logarithmic(before)
+def test_it_is_exact(name: str, half: bool) -> None:
+    before = graph_of(COLUMNS[name], half)
+    after, _ = undivided(before)
     inputs = [exact_random(SHAPE, 0)]
     for a, b in zip(run_graph(before, inputs, EXACT), run_graph(after, inputs, EXACT), strict=True):
         assert equal(np.asarray(a), np.asarray(b))
@@ -77,12 +89,12 @@ def test_it_is_exact(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_left_alone_where_rows_are_kept_or_nothing_proves_it(name: str) -> None:
     graph = graph_of(OTHERS[name])
-    assert logarithmic(graph) == (graph, 0)
+    assert undivided(graph) == (graph, 0)
 
 
 def test_rows_that_admit_nothing_stay_nan() -> None:
     graph = graph_of(COLUMNS["sums"])
-    after, _ = logarithmic(graph)
+    after, _ = undivided(graph)
     s = torch.randn(SHAPE, dtype=torch.float32)
     s[0, 1] = -torch.inf
     want, got = (np.asarray(run_graph(g, [s.numpy()], FLOATS)[0]) for g in (graph, after))

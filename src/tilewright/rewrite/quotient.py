@@ -1,7 +1,8 @@
 """Reductions of two directions over one product: a normaliser along rows that a fold along columns divides by.
 
 The column kernel computes the product again and needs the rows' statistics only. Where these are a shift m and a
-divisor l of an exponential, one number per row does: exp(s - m) / l = exp(s - (m + log l)), without a division.
+divisor l of an exponential, one number per row does: exp(s - m) / l = exp(s - (m + log l)), without a division. In fp32
+that number would be too coarse, and 1 / l goes beside m.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, read
+from ..ir.expr import Axis, Expr, axes_of, axis, call, const, read
 from ..ir.graph import Graph, Op, Value
 from ..ir.ops.common import position
 from ..ir.tensor import TensorExpr, output_axes
@@ -32,10 +33,14 @@ class _Quotient:
     inputs: tuple[Value, ...]
 
 
-def logarithmic(region: Graph) -> tuple[Graph, int]:
-    """The region with quotients by a row's statistic, that only folds across rows read, as exponentials of one
-    difference; and how many there were. Law (exp): exp(a) / b = exp(a - log b) for b > 0."""
+def undivided(region: Graph) -> tuple[Graph, int]:
+    """The region with quotients by a row's statistic, that only folds across rows read, without a division per
+    element; and how many there were.
+
+    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if the region reads halves; else exp(a) / b = exp(a) * (1 / b)
+    (field), since the logarithm of a sum has fewer digits left behind the point than the sum had."""
     signs = _signs(region)
+    coarse = any(isinstance(v, Value) and v.dtype.is_half for v in region.inputs)
     consumers = region.consumers()
     fresh = 1 + max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
     producer = region.producer()
@@ -52,7 +57,7 @@ def logarithmic(region: Graph) -> tuple[Graph, int]:
             continue
         statistic = Value(fresh, _operand(found.divisor, found.inputs).shape, found.divisor.dtype)
         fresh += 1
-        ops += [_statistic(found, statistic), _difference(found, statistic)]
+        ops += [_statistic(found, statistic, coarse), _changed(found, statistic, coarse)]
         count += 1
     return (region.with_ops(ops), count) if count else (region, 0)
 
@@ -150,23 +155,33 @@ def _row_axes(reader: Op, v: Value, rows: frozenset[int]) -> list[frozenset[int]
     return found
 
 
-def _statistic(found: _Quotient, made: Value) -> Op:
-    """shift * factor + log(divisor), with the dims of the divisor."""
+def _statistic(found: _Quotient, made: Value, coarse: bool) -> Op:
+    """shift * factor + log(divisor), or the inverse of the divisor, with its dims."""
     axes = output_axes(made.shape)
     index = tuple(position(a) for a in axes)
-    body = call("log", read(0, index, found.divisor.dtype))
     inputs = [_operand(found.divisor, found.inputs)]
+    divisor = read(0, index, found.divisor.dtype)
+    if not coarse:
+        inverse = call("div", const(1, divisor.dtype), divisor)
+        return Op(
+            "inverse", tuple(inputs), (made,), expr=TensorExpr(axes, (inverse,)), origin=found.op.origin
+        )
+    body = call("log", divisor)
     if found.shift is not None:
         body = call("add", _scaled(read(1, index, found.shift.dtype), found.factor), body)
         inputs.append(_operand(found.shift, found.inputs))
     return Op("logsumexp", tuple(inputs), (made,), expr=TensorExpr(axes, (body,)), origin=found.op.origin)
 
 
-def _difference(found: _Quotient, statistic: Value) -> Op:
-    """exp(minuend * factor - statistic)."""
+def _changed(found: _Quotient, statistic: Value, coarse: bool) -> Op:
+    """exp(minuend * factor - statistic), or exp((minuend - shift) * factor) * statistic."""
     assert found.op.expr is not None
     row = read(len(found.inputs), found.divisor.args, statistic.dtype)
-    body = call("exp", call("sub", _scaled(found.minuend, found.factor), row))
+    if coarse:
+        body = call("exp", call("sub", _scaled(found.minuend, found.factor), row))
+    else:
+        shifted = found.minuend if found.shift is None else call("sub", found.minuend, found.shift)
+        body = call("mul", call("exp", _scaled(shifted, found.factor)), row)
     expr = TensorExpr(found.op.expr.axes, (body,))
     return tidy_operands(replace(found.op, inputs=(*found.inputs, statistic), expr=expr))
 
