@@ -8,6 +8,8 @@ such machines: as many sums as the registers hold, one line of the lane side and
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..ir import dims
 from ..ir.dtype import f32
 from ..ir.expr import Axis, axes_of, axis
@@ -24,6 +26,9 @@ ACROSS = 4
 
 STREAMED = 64
 """Values of a streamed class per step: the sums of a block are read and written once per step."""
+
+SUMMED = 32
+"""The same for a class whose values only plain sums fold: within a step they add up in one row."""
 
 CHAIN = 8
 """Steps in a row that add to one sum: with more, the error of the last ones would outweigh those of all products."""
@@ -49,6 +54,7 @@ def products(form: Form, target: Target) -> Schedule | None:
     tiles = dict.fromkeys(form.classes(), 1)
     for a in (a for kept in longest for a in kept if a not in grid):
         tiles[a] = _inner(a, lanes(target))
+    tiles |= {a: min(tiles[a], SUMMED) for a in _summed(form, sums) if tiles[a] > 1}
     tiles[lane] = _across(lane, target)
     made = [contraction(form.items[i], form.params, tiles.__getitem__) for i in sums]
     if any(c is None or lane not in (c.m, c.n) for c in made):
@@ -63,6 +69,13 @@ def products(form: Form, target: Target) -> Schedule | None:
         plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
     fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target)
     return Schedule(tuple(plans), lane, online=True, lanes=False, chain=CHAIN, fetch=fetch)
+
+
+def _summed(form: Form, products: Collection[int]) -> set[Axis]:
+    """Classes that float sums fold, and products do not."""
+    plain = [i for i in form.folds.values() if i.id not in products and i.reduction is not None]
+    added = {a for i in plain if i.reduction and i.reduction.combiner == "add" for a in i.reduce}
+    return added - {a for i in products for a in form.items[i].reduce}
 
 
 def _in_bands(form: Form, lane: Axis, streamed: list[Axis], target: Target) -> tuple[int, ...]:
