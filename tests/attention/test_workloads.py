@@ -111,7 +111,7 @@ def lengths(name: str, way: str, pairs: tuple[tuple[int, int], ...]) -> None:
     for queries, keys in pairs:
         batch, heads = (4, 8) if queries < 1000 else (2, 8) if queries < 4000 else (1, 2)
         sizes = Sizes(queries, heads, 16, batch, keys=keys)
-        count = max(1, min(16, 200 // queries))  # few elements say little about the worst of them
+        count = max(1, min(64, 400 // queries))  # few elements say little about the worst of them
         draws = [sizes.inputs(name, dtype=torch.float32) for _ in range(count)]
         assert not (text := wrong(module, compiled, draws, deciding(module))), (queries, keys, text)
     assert tilewright.stats().graphs - before <= 2 + sum(1 in pair for pair in pairs)

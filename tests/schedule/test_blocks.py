@@ -141,3 +141,18 @@ def test_a_wide_operand_is_not_rounded(other: torch.dtype, operand: str) -> None
     program = solved(capture(case, False), PRESETS["sm_90"]).program
     (dot,) = (s for s in program.statements() if isinstance(s, Dot))
     assert {dot.a.dtype.name, dot.b.dtype.name} == {operand}
+
+
+def test_long_rows_of_halves_are_read_twice() -> None:
+    """Once for maximum and sum together, once for the result; no fold is added that rows in registers would carry."""
+
+    class Halves(Case):
+        def inputs(self, scale: int = 1, seed: int = 0) -> list[torch.Tensor]:
+            return [x.half() for x in super().inputs(scale, seed)]
+
+    long = Halves("softmax", lambda x: torch.softmax(x, -1), ((64, 40000),))
+    program = solved(capture(long, False), PRESETS["sm_90"]).program
+    assert sum(isinstance(s, Loop) for s in program.statements()) == 2
+    rows = Case("layer_norm", lambda x: torch.nn.functional.layer_norm(x, (1024,)), ((512, 1024),))
+    made = solved(capture(rows, False), PRESETS["sm_90"])
+    assert "grid" in str(made.schedule).split()[0] and "streamed" not in str(made.schedule)

@@ -120,7 +120,7 @@ def _upstream(u: Item) -> Upstream:
 def _leaf(u: Item) -> Expr:
     """The result of a fold where it stands."""
     assert u.reduction is not None
-    return make("value", tuple(map(axis, u.kept)), u.reduction.results[0], (u.id, 0))
+    return make("value", tuple(map(axis, u.kept)), u.reduction.results[0].compute, (u.id, 0))
 
 
 def _holder(

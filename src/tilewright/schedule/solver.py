@@ -15,6 +15,7 @@ from ..options import Options
 from ..target import Target
 from .blocks import blocks, buckets
 from .companions import refusals, with_companions
+from .contract import sides
 from .cost import seconds
 from .form import Form
 from .lower import lower
@@ -23,7 +24,7 @@ from .powers import unscaled
 from .products import products
 from .refine import make_form
 from .roles import check_roles
-from .schedule import Schedule
+from .schedule import Role, Schedule
 from .search import heuristic
 from .tuning import Tuning, table
 from .waves import seconds_in_waves
@@ -37,6 +38,8 @@ class _Solution:
     schedule: Schedule
     form: Form
     seconds: float
+    rows: Form
+    """The form without folds that only serve to merge passes: what rows are given that need no merging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Solver:
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
-            made = _Lowered(lower(found.form, found.schedule), self._buckets(found.form))
+            made = _Lowered(lower(found.form, found.schedule), self._buckets(found.rows))
             self.lowered[key] = made
         notes = refusals(found.form, found.schedule) if found.schedule.online else ()
         params = (*kernel.inputs, *kernel.outputs)
@@ -86,17 +89,29 @@ class Solver:
         if found is None:
             try:
                 form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
-                alone = self.target.lanes == 1
-                form = in_parts(form, self.target) if alone else with_companions(unscaled(form))
-                schedule = self._trimmed(choose(form, self.target, self.tuning))
-                check_roles(form, schedule)
-                found = _Solution(schedule, form, modelled(form, schedule, self.target))
+                found = self._best(form)
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found
         if isinstance(found, IllegalSchedule):
             raise found
         return found
+
+    def _best(self, form: Form) -> _Solution:
+        if self.target.lanes == 1:
+            return self._chosen(in_parts(form, self.target))
+        busy = any(sides(i) is not None for i in form.folds.values())
+        plain = self._chosen(unscaled(form) if busy else form)  # else memory is waited for, not exponentials
+        helped = with_companions(plain.form)
+        if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.classes):
+            return plain
+        merged = replace(self._chosen(helped), rows=plain.form)
+        return merged if merged.seconds <= plain.seconds else plain
+
+    def _chosen(self, form: Form) -> _Solution:
+        schedule = self._trimmed(choose(form, self.target, self.tuning))
+        check_roles(form, schedule)
+        return _Solution(schedule, form, modelled(form, schedule, self.target), form)
 
 
 def modelled(form: Form, schedule: Schedule, target: Target) -> float:
