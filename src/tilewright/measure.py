@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -415,9 +416,10 @@ def _model_file(workload: Workload) -> Generator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         # A copy: modules that ask whether they are traced keep what they found out, and later contestants would
-        # see it. The exporter is the one that needs no further package; it writes warnings about itself to stderr.
+        # see it. The exporter is the one that needs no further package; it warns about itself, on stderr too.
         module = copy.deepcopy(workload.target)
-        with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
+        with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             torch.onnx.export(module, workload.inputs, str(path), dynamo=False)
         yield path
 
