@@ -216,6 +216,7 @@ def test_environment_names_the_machine_and_torch() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_runtime_timed_against_itself_comes_out_equal() -> None:
     """The issue's bound is 1.00 +- 0.03; spinning threads of another runtime stand between the two."""
     model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512))
