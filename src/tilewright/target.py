@@ -187,7 +187,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         special=cores * per_core / 24,  # about a dozen fused multiply-adds each
         launch_seconds=0.2e-6,
         compiler_flags=flags,
-        first_touch=4e9,  # pages of 4 KiB, two threads
+        first_touch=4e9,  # an estimate for pages of 4 KiB and two threads
     )
 
 
@@ -197,7 +197,7 @@ def _gpu(
 ) -> Target:  # fmt: skip
     """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
 
-    All hold 2048 threads a core. What a load takes and what a lone core draws was measured on one H200."""
+    All hold 2048 threads a core. What a load takes and what a lone core draws are estimates."""
     return Target(
         name=name,
         language="triton",

@@ -118,7 +118,7 @@ def test_a_known_region_is_settled_without_prices(mode: Contractions) -> None:
     again = settled(Prices(never, never, never))
     assert again.graph.digest() == first.graph.digest()
     assert [op.kernel for op in again.graph.ops] == [op.kernel for op in first.graph.ops]
-    assert [(r.seconds, r.library, r.rules) for r in again.regions] == [
-        (r.seconds, r.library, r.rules) for r in first.regions
+    assert [(r.seconds, r.library, r.notes) for r in again.regions] == [
+        (r.seconds, r.library, r.notes) for r in first.regions
     ]
     assert any(op.kernel >= 0 for op in again.graph.ops) == (mode == "inside")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -50,3 +53,12 @@ def test_a_schedule_follows_the_table() -> None:
     schedule = solver.solve(one_kernel(graph), graph.layouts).schedule
     assert isinstance(schedule, Schedule)
     assert [c.tile for c in schedule.classes] == [4, 1024] and schedule.warps == 2
+
+
+def test_every_entry_was_measured_and_is_among_the_fastest() -> None:
+    results = Path(__file__).parents[2] / "benchmarks/results/h200/tune.json"
+    cases = json.loads(results.read_text())["cases"]
+    for entry in parsed((FOLDER / "sm_90.json").read_text(), "sm_90").entries:
+        timed = cases[f"{entry.kind}-{entry.bytes}-{entry.length}"]["seconds"]
+        seconds = {Entry(**json.loads(e)): s for e, s in timed.items()}
+        assert seconds[entry] <= 1.03 * min(seconds.values()), entry

@@ -23,27 +23,21 @@ WORTH = 1.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """What was decided for one region: its kernels (none if library calls are faster), modelled seconds of either way,
-    and the kernels that were considered. `rules` are the rearrangements that led to the graph `rearranged`, which the
-    kernels are made of."""
+    """What was decided for one region: its kernels (none if library calls are faster), made of the equal graph
+    `rearranged`; modelled seconds of either way; and, for people, what was considered, refused and rearranged."""
 
     region: Graph
     kernels: tuple[Kernel, ...]
     seconds: float
     library: float
-    considered: Candidates | None = None
-    rules: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     rearranged: Graph | None = None
 
     def __str__(self) -> str:
         made = ", ".join(map(repr, self.region.outputs))
         ways = f"{self.seconds * 1e3:.3g} ms modelled, {self.library * 1e3:.3g} ms as library calls"
-        lines = [f"{len(self.region.ops)} ops that make {made}: {len(self.kernels) or 'no'} kernels; {ways}"]
-        if self.considered is not None:
-            lines.append(f"{len(self.considered.kept)} kernels considered of {self.considered.tried}")
-            lines += [f"refused: {why}" for why in self.considered.refused]
-        lines += [f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in Counter(self.rules).items()]
-        return "\n  ".join(lines)
+        head = f"{len(self.region.ops)} ops that make {made}: {len(self.kernels) or 'no'} kernels; {ways}"
+        return "\n  ".join((head, *self.notes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,9 +111,19 @@ def _settle(
     considered = candidates(better, prices.kernel, cores)
     best = choices(better, considered.kept)
     kernels = tuple(c.kernel for c in best[0].kernels) if best else ()
+    notes = _notes(considered, rules)
     if not kernels or not (always or prices.beaten(captured, kernels, better.layouts)):
-        return Settled(region, (), otherwise, otherwise, considered, rules)
-    return Settled(region, kernels, best[0].seconds, otherwise, considered, rules, better)
+        return Settled(region, (), otherwise, otherwise, notes)
+    return Settled(region, kernels, best[0].seconds, otherwise, notes, better)
+
+
+def _notes(considered: Candidates, rules: Sequence[str]) -> tuple[str, ...]:
+    counts = Counter(rules).items()
+    return (
+        f"{len(considered.kept)} kernels considered of {considered.tried}",
+        *(f"refused: {why}" for why in considered.refused),
+        *(f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in counts),
+    )
 
 
 def _plain(settled: Settled) -> list[object]:
@@ -131,22 +135,22 @@ def _plain(settled: Settled) -> list[object]:
         Grouping(tuple(place[op] for op in k.ops), tuple(result[v] for v in k.outputs))
         for k in settled.kernels
     ]
-    return [settled.seconds, settled.library, plain(kernels)]
+    return [settled.seconds, settled.library, plain(kernels), list(settled.notes)]
 
 
 def _recalled(region: Graph, rearrange: Rearrange, memory: Memory | None) -> Settled | None:
     """What was decided about a region before; None if nothing was that fits it."""
     match memory.recall(task_of(region)) if memory is not None else None:
-        case [float(seconds), float(library), kernels]:
+        case [float(seconds), float(library), kernels, list(notes)]:
             known = groupings_of(kernels)
         case _:
             return None
-    better, rules = rearrange(region) if known else (region, ())
+    better, _ = rearrange(region) if known else (region, ())
     results = _results(better)
     if known is None or any(max(g.ops) >= len(better.ops) or max(g.stores) >= len(results) for g in known):
         return None
     made = (Kernel(tuple(better.ops[n] for n in g.ops), tuple(results[n] for n in g.stores)) for g in known)
-    return Settled(region, tuple(made), seconds, library, None, rules, better)
+    return Settled(region, tuple(made), seconds, library, tuple(map(str, notes)), better)
 
 
 def _results(graph: Graph) -> list[Value]:

@@ -29,8 +29,9 @@ class Threshold:
     rising: bool
 
 
-def threshold(condition: Expr, c: Axis, scalars: frozenset[Axis]) -> Threshold | None:
-    """Where a comparison linear in `c` changes; None if it depends on other than sizes and the bound `scalars`."""
+def slack_of(condition: Expr) -> Expr | None:
+    """An index expression that is not negative exactly where the comparison `condition` holds; None if it is none of
+    classes and sizes."""
     if condition.op not in ("lt", "le", "gt", "ge") or condition.args[0].dtype is not i64:
         return None
     left, right = condition.args
@@ -39,13 +40,19 @@ def threshold(condition: Expr, c: Axis, scalars: frozenset[Axis]) -> Threshold |
     slack = dims.sub(right, left)
     if condition.op in ("lt", "gt"):
         slack = dims.sub(slack, dims.ONE)
+    return None if any(x.op in ("read", "value", "var") for x in walk(slack)) else slack
+
+
+def threshold(condition: Expr, c: Axis, scalars: frozenset[Axis]) -> Threshold | None:
+    """Where a comparison linear in `c` changes; None if it depends on other than sizes and the bound `scalars`."""
+    slack = slack_of(condition)
+    if slack is None:
+        return None
     factor = dims.coefficient(slack, axis(c))
     if factor is None or dims.static(factor) not in (1, -1):
         return None
     rest = dims.sub(slack, dims.mul(axis(c), factor))
-    if any(x.op in ("read", "value", "var") for x in walk(rest)) or any(
-        a.value not in scalars for a in axes_of(rest)
-    ):
+    if any(a.value not in scalars for a in axes_of(rest)):
         return None
     if dims.static(factor) == 1:
         return Threshold(condition, dims.mul(rest, dims.integer(-1)), True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from .form import Item
-from .predicate import Truths, conditions, constant_under, is_neutral, ordered, tested, threshold
-from .regions import Interval, Known, Spans, Steps, known, slack_of, visible
+from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
+from .regions import Interval, Known, Spans, Steps, known, visible
 
 
 @dataclass(frozen=True, slots=True)

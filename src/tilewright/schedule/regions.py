@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
-from ..ir.dtype import bool_, i64
-from ..ir.expr import Axis, Expr, axes_of, axis, walk
+from ..ir.dtype import bool_
+from ..ir.expr import Axis, Expr, axes_of, axis
+from .predicate import slack_of
 
 Spans = Mapping[Axis, tuple[Expr, Expr]]
 """First and last value of a class where it is bound; a class that is missing ranges over its whole extent."""
@@ -109,20 +110,6 @@ def known(condition: Expr, steps: Steps, spans: Spans) -> Known:
         holds = None if least is None else Interval(high=steps.down(dims.add(least, dims.ONE)))
         fails = None if most is None else Interval(low=steps.up(dims.add(most, dims.ONE)))
     return Known(() if holds is None else (holds,), () if fails is None else (fails,))
-
-
-def slack_of(condition: Expr) -> Expr | None:
-    """An index expression that is not negative exactly where the comparison `condition` holds; None if it is none of
-    classes and sizes."""
-    if condition.op not in ("lt", "le", "gt", "ge") or condition.args[0].dtype is not i64:
-        return None
-    left, right = condition.args
-    if condition.op in ("gt", "ge"):
-        left, right = right, left
-    slack = dims.sub(right, left)
-    if condition.op in ("lt", "gt"):
-        slack = dims.sub(slack, dims.ONE)
-    return None if any(x.op in ("read", "value", "var") for x in walk(slack)) else slack
 
 
 def extreme(e: Expr, spans: Spans, low: bool) -> Expr | None:

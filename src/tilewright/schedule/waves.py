@@ -39,7 +39,8 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
     places = target.cores * max(1, target.threads // threads)
     under_way = min(count, places) * held * 4 * (schedule.stages if steps > 1 else 1)
     reached = target.alone * min(count, target.cores) / target.cores
-    share = min(1.0, reached, under_way / (target.device.bandwidth * target.latency))
+    needed = target.device.bandwidth * target.latency
+    share = min(1.0, reached, under_way / needed) if needed else min(1.0, reached)
     waves = count / places
     tail = -(-count // places) / waves if waves > 1 else 1.0
     waiting = steps * target.latency / schedule.stages * max(1.0, waves)
