@@ -15,18 +15,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import tilewright
 from benchmarks import gpu_clock, record
-from tilewright.errors import TilewrightError
+from tilewright.errors import IllegalSchedule, TilewrightError
 from tilewright.runtime.cuda_device import gpu_target
-from tilewright.schedule import solver, tuning
+from tilewright.schedule import dots, solver, tuning
 from tilewright.schedule.tuning import Entry, Tuning
 
 MEBIBYTES = 128
@@ -44,23 +46,58 @@ USUAL = 12
 DTYPES = {2: torch.float16, 4: torch.float32}
 
 
+HEADS, PLACES = 32, 4096
+"""Of the attention whose products are timed."""
+
+SHARDS = 6
+"""Processes that build the candidates of a kernel with products: each takes seconds."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """One kind of kernel: a function of one matrix, and the length of its rows."""
+    """One kind of kernel: a function of some tensors, and the length of its rows or of its first product's sums."""
 
     kind: str
     bytes: int
     length: int
-    run: Callable[[Tensor], Tensor]
+    run: Callable[..., Tensor]
 
     @property
     def name(self) -> str:
         """For the command line."""
         return f"{self.kind}-{self.bytes}-{self.length}"
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether blocks are multiplied."""
+        return self.kind in ("products", "scores")
+
+    def inputs(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Random ones; of attention queries, keys, values, and what the sums of the rows' exponentials may be."""
+        dtype = DTYPES[self.bytes]
+        if not self.multiplies:
+            rows = (MEBIBYTES << 20) // (self.bytes * self.length)
+            return (torch.randn(rows, self.length, device=device).to(dtype),)
+        shape = (1, HEADS, PLACES, self.length)
+        made = tuple(torch.randn(shape, device=device).to(dtype) for _ in range(3))
+        return (*made, 8 + torch.rand(*shape[:3], 1, device=device))
+
 
 def _softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    above = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).float().masked_fill(above, -torch.inf)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
+    return torch.softmax(_scores(q, k), -1).to(v.dtype) @ v
+
+
+def _statistics(q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
+    return (_scores(q, k) - lse).exp().sum(-2)
 
 
 def _cases() -> Iterator[Case]:
@@ -70,6 +107,9 @@ def _cases() -> Iterator[Case]:
         for length in (256, 1024, 4096, 8192, 16384):
             yield Case("rows", size, length, _softmax)
         yield Case("streams", size, 131072, _softmax)
+    for depth in (64, 128):
+        yield Case("products", 2, depth, _attention)
+        yield Case("scores", 2, depth, _statistics)
 
 
 CASES: Mapping[str, Case] = {case.name: case for case in _cases()}
@@ -83,6 +123,9 @@ def _warps(elements: int) -> list[int]:
 def candidates(case: Case) -> list[Entry]:
     """What is tried for a case."""
     powers = lambda low, high: [1 << k for k in range(low, high + 1)]  # noqa: E731
+    if case.multiplies:
+        tried = product(dots.PARALLEL, dots.STREAMED, dots.WARPS, dots.STAGES)
+        return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []
     match case.kind:
         case "square":
@@ -100,24 +143,29 @@ def candidates(case: Case) -> list[Entry]:
     ]
 
 
-def compiled(case: Case, entry: Entry, x: Tensor) -> Callable[[Tensor], object]:
-    """The case as a callable under one entry; it has run once."""
+def compiled(case: Case, entry: Entry, inputs: tuple[Tensor, ...]) -> Callable[..., object]:
+    """The case as a callable under one entry; it has run once. Raises IllegalSchedule if products cannot have it."""
     solver.table = lambda target: Tuning((entry,))
-    scope: dict[str, Callable[[Tensor], Tensor]] = {"run": case.run}
-    exec("def fresh(x):\n    return run(x)", scope)  # Dynamo limits how often one code object is compiled
-    model = tilewright.compile(scope["fresh"], (x,), options={"strict": True})
-    model(x)
+    scope: dict[str, Callable[..., Tensor]] = {"run": case.run}
+    names = ", ".join("xyzw"[: len(inputs)])
+    exec(f"def fresh({names}):\n    return run({names})", scope)  # Dynamo limits how often code is compiled
+    options = {"strict": True} | ({"contractions": "inside"} if case.multiplies else {})
+    model = tilewright.compile(scope["fresh"], inputs, options=options)
+    if case.multiplies:
+        wanted = f"# {entry.warps} warps, {entry.stages} stages"
+        if [kernel.source.startswith(wanted) for kernel in model.kernels] != [True]:
+            raise IllegalSchedule("the block does not fit", law="registers and shared memory")
+    model(*inputs)
     return model
 
 
-def measure(case: Case, lock: Path) -> dict[str, object]:
-    """Seconds of each candidate, and the fastest entry."""
+def measure(case: Case, shard: int, lock: Path) -> dict[str, object]:
+    """Seconds of each candidate of a shard, and why others are none."""
     device = torch.device("cuda")
-    rows = (MEBIBYTES << 20) // (case.bytes * case.length)
-    sets = [(torch.randn(rows, case.length, device=device).to(DTYPES[case.bytes]),) for _ in range(2)]
+    sets = [case.inputs(device) for _ in range(2)]
     calls = {}
     refused: list[str] = []
-    for entry in candidates(case):
+    for entry in candidates(case)[shard :: SHARDS if case.multiplies else 1]:
         try:
             calls[json.dumps(asdict(entry))] = (compiled(case, entry, *sets[0]), sets)
         except (TilewrightError, RuntimeError) as error:
@@ -126,7 +174,7 @@ def measure(case: Case, lock: Path) -> dict[str, object]:
         fcntl.flock(file, fcntl.LOCK_EX)
         timed = gpu_clock.time_runs(calls, device, 15)
     seconds = {name: t.timing.median for name, t in timed.items()}
-    return {"seconds": dict(sorted(seconds.items(), key=lambda item: item[1])), "refused": refused}
+    return {"seconds": seconds, "refused": refused}
 
 
 def chosen(seconds: Mapping[Entry, float]) -> Entry:
@@ -136,27 +184,36 @@ def chosen(seconds: Mapping[Entry, float]) -> Entry:
     return min(near, key=lambda e: (abs(math.log2(e.elements / (32 * e.warps * USUAL))), seconds[e]))
 
 
+def joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all shards of a case measured, the fastest first."""
+    seconds = {name: s for part in shards for name, s in part["seconds"].items()}
+    refused = [text for part in shards for text in part["refused"]]
+    return {"seconds": dict(sorted(seconds.items(), key=lambda item: item[1])), "refused": refused}
+
+
 def main() -> None:
     """Run all cases and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--child", nargs=2)
+    parser.add_argument("--child", nargs=3)
     given = parser.parse_args()
     if given.child:
-        name, folder = given.child
-        found = measure(CASES[name], Path(folder) / "lock")
-        (Path(folder) / f"{name}.json").write_text(json.dumps(found))
+        name, shard, folder = given.child
+        found = measure(CASES[name], int(shard), Path(folder) / "lock")
+        (Path(folder) / f"{name}-{shard}.json").write_text(json.dumps(found))
         return
     start = time.time()
-    names = [name for name in CASES if given.only in name]
+    names = [name for name in CASES if any(word in name for word in given.only.split(","))]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.tune", "--table", str(given.table), "--child"]
-        children = [subprocess.Popen([*command, name, folder]) for name in names]
+        shards = [(n, str(k)) for n in names for k in range(SHARDS if CASES[n].multiplies else 1)]
+        children = [subprocess.Popen([*command, name, shard, folder]) for name, shard in shards]
         for child in children:
             child.wait()
-        results = {n: json.loads(p.read_text()) for n in names if (p := Path(folder) / f"{n}.json").exists()}
+        found = {n: [json.loads(p.read_text()) for p in Path(folder).glob(f"{n}-*.json")] for n in names}
+    results = {name: joined(parts) for name, parts in found.items() if parts}
     best: list[Entry] = []
     for name, facts in results.items():
         order = list(facts["seconds"].items())
