@@ -167,7 +167,7 @@ def measure(case: Case, shard: int, lock: Path) -> dict[str, object]:
     refused: list[str] = []
     for entry in candidates(case)[shard :: SHARDS if case.multiplies else 1]:
         try:
-            calls[json.dumps(asdict(entry))] = (compiled(case, entry, *sets[0]), sets)
+            calls[json.dumps(asdict(entry))] = (compiled(case, entry, sets[0]), sets)
         except (TilewrightError, RuntimeError) as error:
             refused.append(f"{entry}: {str(error)[:100]}")
     with open(lock, "w") as file:
