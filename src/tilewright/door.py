@@ -347,6 +347,7 @@ class FileWay:
         wanted = [self._dims[n] for n in self.names]
         fixed = [{k: d for k, d in e.items() if t.shape[k] > 1} for e, t in zip(wanted, inputs, strict=True)]
         refused: TilewrightError | None = None
+        unfit: list[ProgramWay] = []
         free = hints(inputs, wanted)
         for dims, examples, oblivious in (
             (wanted, free, True),
@@ -363,12 +364,18 @@ class FileWay:
             except UnsupportedError as error:
                 refused = refused or error
                 continue
-            if fits(program, inputs):
-                self._ways.append(program_way(program, self.options))
-                return self._ways[-1]
+            if not fits(program, inputs):
+                continue
+            made = program_way(program, self.options)
+            if made.admits(inputs):
+                self._ways.append(made)
+                return made
+            unfit.append(made)
         if self.module.data_dependent and not self.options.strict:
             pieces = Pieces(split(self.module), lambda program: program_way(program, self.options))
             pieces.run(inputs, None)  # what lies between is compiled for what really comes there
             self._ways.append(pieces)
             return pieces
+        if unfit:
+            return unfit[0]  # it says why when it runs
         raise refused or InputError("the model does not fit these inputs", phase="input")

@@ -37,6 +37,10 @@ class InputError(TilewrightError):
     """A call with wrong inputs: rank, dtype, device, a missing input, a size outside its declared range."""
 
 
+class NoElements(InputError, IndexError, RuntimeError):
+    """An extremum over no elements. Also the types that eager raises for it."""
+
+
 class ModelError(TilewrightError):
     """A model file that cannot be read: corrupt, truncated, inconsistent or hostile."""
 

@@ -158,6 +158,7 @@ class _Kernel:
             if not any(symbols_of(e) for e in of):
                 self.lines.put("(void)symbols;")
             printer = Expressions(self.style, self._symbols(of), self.lines)
+            printer.checked = False  # launches are prepared before anything runs
             texts = [bare(printer.scalar(e)) for e in of]
             if what == "grain":
                 self.lines.put(f"return max(1, {texts[0]});")

@@ -91,6 +91,8 @@ class Expressions:
         self.definitions: dict[Expr, Expr] = {}
         """Values that an expression defined for good, for questions about their range."""
         self._facts: dict[Expr, tuple[set[Axis], set[int]]] = {}
+        self.checked = True
+        """Whether the sizes lie in the ranges of their symbols: the program's own checks of them have run."""
 
     # --- facts -----------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Expressions:
         return f"({' - '.join([' + '.join(plus) or '0', *minus])})"
 
     def _index_division(self, e: Expr, args: list[str]) -> str:
-        natural = dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1)
+        natural = self.checked and dims.at_least(e.args[0], 0) and dims.at_least(e.args[1], 1)
         name = NATURAL[e.op] if natural else function(e)
         return f"{name}({bare(args[0])}, {bare(args[1])})"
 

@@ -163,6 +163,15 @@ class Origin:
     view: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """A size that must not be 0: of the dim over which `op` takes an extremum, at `place` in the user's source."""
+
+    size: Expr
+    op: str = ""
+    place: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given.
@@ -206,7 +215,8 @@ class Write:
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """`inputs` are tensors or host scalars (an Expr, usually a symbol) in calling order; `outputs` likewise.
-    `layouts` gives the strides of graph inputs and outputs (by value). `constants` holds frozen tensors by value."""
+    `layouts` gives the strides of graph inputs and outputs (by value). `constants` holds frozen tensors by value.
+    `preconditions` are those that only the sizes of a call can tell."""
 
     inputs: tuple[Value | Expr, ...]
     ops: tuple[Op, ...]
@@ -215,6 +225,7 @@ class Graph:
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
     constants: Mapping[Value, object] = field(default_factory=dict)
     writes: tuple[Write, ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
 
     def producer(self) -> dict[Value, Op]:
         """Value -> the op that makes it."""
@@ -321,6 +332,7 @@ class Builder:
         self.ops: list[Op] = []
         self.origins: list[Origin] = []
         self.constants: dict[Value, object] = {}
+        self.preconditions: list[Precondition] = []
         self._next = first_id
         self._origin = -1
 
@@ -356,6 +368,12 @@ class Builder:
             Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin, binds=tuple(binds))
         )
         return outputs
+
+    def require(self, size: Expr) -> None:
+        """The captured node at hand needs a size that is not 0."""
+        if not dims.at_least(size, 1):
+            origin = self.origins[self._origin]
+            self.preconditions.append(Precondition(size, origin.name, origin.place))
 
     @contextmanager
     def origin(self, name: str, place: str = "") -> Generator[int, None, None]:
@@ -396,7 +414,7 @@ class Builder:
         """The graph of what was collected, verified."""
         graph = Graph(
             tuple(inputs), tuple(self.ops), tuple(outputs), tuple(self.origins), layouts or {},
-            dict(self.constants), tuple(writes),
+            dict(self.constants), tuple(writes), tuple(self.preconditions),
         )  # fmt: skip
         graph.verify()
         return graph

@@ -12,7 +12,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, LibraryCall, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
-from tilewright.plan.bind import bind_symbols, check_bound, symbol_name
+from tilewright.plan.bind import bind_symbols, check_bound, names_in, symbol_name
 from tilewright.plan.data import (
     Buffer,
     Call,
@@ -92,6 +92,7 @@ class _Builder:
         self._writes()
         self.segments.append(Segment(tuple(self.steps)))
         self._own_what_crosses()
+        self._preconditions({b.symbol for b in bindings})
         kept = {o for o in outputs if isinstance(o, int)}
         plan = Plan(
             inputs=inputs,  # pyright: ignore[reportArgumentType]
@@ -105,6 +106,15 @@ class _Builder:
         )
         check_bound(plan)
         return plan
+
+    def _preconditions(self, known: set[str]) -> None:
+        """Each precondition stands where its sizes are first known; `known` are those of the inputs."""
+        pending = list(self.graph.preconditions)
+        for number, segment in enumerate(self.segments):
+            now = [p for p in pending if known.issuperset(names_in((p.size,)))]
+            pending = [p for p in pending if p not in now]
+            self.segments[number] = replace(segment, preconditions=tuple(dict.fromkeys(now)))
+            known |= {m.symbol for m in segment.measures}
 
     def _own_what_crosses(self) -> None:
         """An arena ends with its segment: what a later segment reads gets memory of its own."""

@@ -8,7 +8,7 @@ from enum import Enum
 from tilewright.ir.dims import ZERO
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import LibraryCall
+from tilewright.ir.graph import LibraryCall, Precondition
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ class Segment:
     steps: tuple[Step, ...]
     measures: tuple[Measure, ...] = ()
     frees: tuple[tuple[int, ...], ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
+    """What must hold of the sizes that are new here."""
 
 
 @dataclass(frozen=True, slots=True)

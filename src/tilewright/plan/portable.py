@@ -21,7 +21,7 @@ from tilewright.errors import InputError
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.dtype import Kind as TypeKind
 from tilewright.ir.expr import Axis, Expr, Leaf, Symbol, make
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Precondition
 from tilewright.plan.data import (
     Binding,
     Buffer,
@@ -46,8 +46,8 @@ FORMAT = 1
 _CLASSES: dict[str, type] = {
     c.__name__: c
     for c in (
-        Binding, Buffer, Call, Copy, DType, Home, Launch, Launches, Measure, Operand, Part, Plan, Segment, Spec,
-        TypeKind, View,
+        Binding, Buffer, Call, Copy, DType, Home, Launch, Launches, Measure, Operand, Part, Plan, Precondition,
+        Segment, Spec, TypeKind, View,
     )
 }  # fmt: skip
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

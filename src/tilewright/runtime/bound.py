@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright import allocate
+from tilewright.errors import NoElements
 from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number, size
 from tilewright.plan.bind import names_in
@@ -59,12 +60,23 @@ class Layouts:
         return (reach + 1) * plan.buffers[b].spec.dtype.bytes
 
 
+def check_preconditions(segment: Segment, sizes: Mapping[str, Number]) -> None:
+    """Raise NoElements unless `sizes` fulfil what the segment requires."""
+    for p in segment.preconditions:
+        if size(p.size, sizes) == 0:
+            raise NoElements(
+                f"an extremum over no elements: {p.size} is 0", phase="run", op=p.op, place=p.place,
+                hint="give that dim at least one element",
+            )  # fmt: skip
+
+
 class Part:
     """One segment under exact sizes: what to allocate and what to do."""
 
     def __init__(
         self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None
     ) -> None:
+        check_preconditions(segment, sizes)
         self.plan = plan
         self.make = maker_on(plan.device)
         self.segment = segment

@@ -20,7 +20,7 @@ from tilewright.ir.host import Number, number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Call, Home, Launches, Plan, Segment, Spec
 from tilewright.plan.data import Part as Where
-from tilewright.runtime.bound import Part, Workspace
+from tilewright.runtime.bound import Part, Workspace, check_preconditions
 from tilewright.runtime.launch import Unit, raise_error
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.tensors import (
@@ -312,6 +312,7 @@ class Executable:
                 raise InputError(
                     f"a size is {value}, outside its range {s.low} .. {s.high}", phase="input", place=s.name
                 )
+        check_preconditions(self.plan.segments[0], sizes)
         for c in self.conditions:
             if sizes.keys() >= set(names_in((c,))) and not number(c, sizes):
                 raise InputError(

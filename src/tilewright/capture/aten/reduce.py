@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -48,16 +49,18 @@ def _early(c: Call, x: Value, dtype: torch.dtype | None) -> Value:
     return x if to == x.dtype or (x.dtype.is_float and to == x.dtype.compute) else c.to(x, to)
 
 
-def _refuse_empty(x: Value, over: Sequence[int] | None) -> None:
-    """No elements have no extremum, and torch's own call says so."""
+def _refuse_empty(c: Call, x: Value, over: Sequence[int] | None) -> None:
+    """No elements have no extremum: torch's own call says so, or we where only a run can tell."""
     sizes = x.shape if not over else [x.shape[d] for d in over] if x.shape else []
     if any(dims.static(n) == 0 for n in sizes):
         raise NoDeclaration("no elements")
+    for n in sizes:
+        c.b.require(n)
 
 
 def _extremum(declare: Callable[..., Value]) -> Callable[..., Value]:
     def rule(c: Call, x: Value, over: Dims = None, keepdim: bool = False) -> Value:
-        _refuse_empty(x, _list(over))
+        _refuse_empty(c, x, _list(over))
         return declare(c.b, x, _list(over), keepdim)
 
     return rule
@@ -84,17 +87,19 @@ lower(aten.all.default, aten.all.dim, aten.all.dims)(_any(ops.all_))
 
 @lower(aten.argmax.default)
 def _argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    _refuse_empty(c, x, _list(dim))
     return ops.argmax(c.b, x, dim, keepdim)
 
 
 @lower(aten.argmin.default)
 def _argmin(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    _refuse_empty(c, x, _list(dim))
     return ops.argmin(c.b, x, dim, keepdim)
 
 
 def _with_index(name: str, plain: Callable[..., Value]) -> Callable[..., tuple[Value | None, ...]]:
     def rule(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value | None, ...]:
-        _refuse_empty(x, [dim])
+        _refuse_empty(c, x, [dim])
         if 1 not in c.used:
             return plain(c.b, x, [dim], keepdim), None
         return ops.with_index(c.b, name, x, dim, keepdim)
@@ -150,6 +155,8 @@ def _vector_norm(c: Call, x: Value, ord: Number = 2, dim: Dims = None, keepdim: 
                  dtype: torch.dtype | None = None) -> Value:  # fmt: skip
     if not isinstance(ord, (int, float)):
         raise NoDeclaration("symbolic attribute")
+    if math.isinf(ord) or ord < 0:
+        _refuse_empty(c, x, _list(dim))
     return ops.vector_norm(c.b, x, ord, _list(dim), keepdim, c.dtype)
 
 
