@@ -86,7 +86,11 @@ def blocks(
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif found and found.kind == "columns":
-        inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
+        held = any(a in most and t >= most[a] > 1 for a, t in inner.items())
+        if held:
+            entry = replace(found, elements=ENOUGH * _product(inner.values()), lane=ENOUGH, warps=0)
+        else:
+            inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
     return _made(form, shape, tiles, most, warps, entry.stages)
@@ -217,7 +221,7 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
     if shape.lane not in shape.inner:
         near = max(shape.inner, key=lambda a: estimate(a.extent)) if shape.scan is None else shape.scan
         if not _narrow(near):
-            tiles[near] = COLUMN_STEP
+            tiles[near] = _rows(form, near, most) or COLUMN_STEP
         return tiles
     again = _cascaded(form) or any(shape.lane in o.axes for o in form.outputs)
     limit = LONGEST if again else 4 * budget
@@ -232,6 +236,12 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
             )
         held *= tiles[a]
     return tiles
+
+
+def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
+    """The tile of all rows of a column, where folds read others over them and the block is not too large; else 0."""
+    rows = power(most[near]) if near in most and _cascaded(form) else 0
+    return rows if rows * ENOUGH <= LONGEST else 0
 
 
 def _longest(a: Axis) -> int:

@@ -21,6 +21,7 @@ from ..ir.reduction import Reduction
 from ..ir.tensor import TensorExpr
 from ..target import Target
 from ..tile.sizes import estimate
+from .moments import moments_in_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -37,17 +38,30 @@ PART = 64
 
 
 def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
-    """Split each fold whose two kernels are modelled as faster than one."""
-    fresh = 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)
+    """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
+    and the squares of the distances from it together."""
+
+    def least(op: Op) -> float:
+        halves = _best(op, split_fold(op, _fresh(graph), target), graph.layouts, price)
+        return sum(price(Kernel((h,), h.outputs), graph.layouts) for h in halves or (op,))
+
+    parts: frozenset[Op] = frozenset()
+    if target.lanes > 1:
+        graph, parts = moments_in_parts(graph, price, least, target.cores)
+    fresh = _fresh(graph)
     ops: list[Op] = []
     for op in graph.ops:
-        halves = _best(op, split_fold(op, fresh, target), graph.layouts, price)
+        halves = _best(op, split_fold(op, fresh, target), graph.layouts, price) if op not in parts else None
         if halves is not None:
             fresh += len(halves[0].outputs)
             ops += halves
         else:
             ops.append(op)
     return graph.with_ops(ops)
+
+
+def _fresh(graph: Graph) -> int:
+    return 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)
 
 
 def _best(

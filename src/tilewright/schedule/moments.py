@@ -1,0 +1,424 @@
+"""A mean and the squares of the distances from it, of few results over much, in one pass: parts keep both.
+
+    s[i] = sum over r of x(i, r)        d[i] = sum over r of (x(i, r) - s[i] / N)^2
+ => s[p, i], d[p, i] the same over the parts p of r, each with a mean of its own
+    (N, s, d)[i] = merge of (n[p], s[p, i], d[p, i]) over p           (Chan, Golub, LeVeque 1979)
+
+The second fold would otherwise wait for the first and read everything again. A part has a fixed length, so that one
+block holds it, whatever the sizes are; how many parts there are may depend on them. In real arithmetic the law is an
+identity; in floats it is more exact than what it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import IllegalSchedule
+from ..ir import dims
+from ..ir.dtype import DType
+from ..ir.expr import Axis, Expr, axis, both, call, cast, const, read, slot, substitute, walk, where
+from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.kernel import Kernel
+from ..ir.reduction import Reduction
+from ..ir.tensor import TensorExpr
+from ..rewrite.normalise import drop_dead
+from ..rewrite.steps import renumbered
+from ..tile.sizes import estimate
+from .blocks import power
+
+Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+
+PART = 1 << 13
+"""Elements of a part that lies along memory: what the threads of one block hold of a row."""
+
+ROWS = 128
+"""Rows of a part where columns are folded."""
+
+FULL = 2
+"""Rows for each core from which on each row may as well stay whole."""
+
+EVEN = 16
+"""Parts of a long row begin at multiples of this many elements: accesses stay as wide as they can be."""
+
+DEEP = 8
+"""Pointwise ops that are looked through between one step of the pattern and the next."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """Fold `first` sums `x`, fold `second` the squares of distances from the mean; both over `first`'s axes."""
+
+    first: Op
+    second: Op
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """The folds of parts, and what merges them."""
+
+    folds: tuple[Op, ...]
+    merge: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Axis `whole` in parts of `length`: its index is `place`, of which `inside` says whether it is one. `part` or
+    `element` may be missing (one part; parts of one element)."""
+
+    whole: Axis
+    part: Axis | None
+    element: Axis | None
+    length: Expr
+    number: Expr = dims.ZERO
+    """Of the part."""
+
+    @property
+    def place(self) -> Expr:
+        start = dims.mul(self.number, self.length)
+        return start if self.element is None else dims.add(start, axis(self.element))
+
+    @property
+    def inside(self) -> Expr | None:
+        if self.part is None or dims.equal(dims.mul(self.part.extent, self.length), self.whole.extent):
+            return None
+        return call("lt", self.place, self.whole.extent)
+
+    @property
+    def count(self) -> Expr:
+        """Elements of a part."""
+        if self.part is None:
+            return self.whole.extent
+        start = dims.mul(self.number, self.length)
+        return (
+            self.length
+            if self.inside is None
+            else dims.minimum(self.length, dims.sub(self.whole.extent, start))
+        )
+
+
+def moments_in_parts(
+    graph: Graph, price: Price, least: Callable[[Op], float], cores: int
+) -> tuple[Graph, frozenset[Op]]:
+    """The graph with each such pair in parts where that is modelled as faster, and the ops that are parts. `least` is
+    the price of a fold on its own, split as well as it can be. Rows that keep all `cores` busy are left alone."""
+    inside = _Inside(graph)
+    made: set[Op] = set()
+    ops = list(graph.ops)
+    for op in graph.ops:
+        pair = inside.pair(op)
+        if pair is None or pair.first not in ops:
+            continue
+        fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
+        new = _in_parts(pair, inside, fresh, FULL * cores)
+        if new is None or not _pays(pair, new, graph.layouts, price, least):
+            continue
+        at = ops.index(pair.first)
+        ops[at : at + 1] = [*new.folds, *new.merge]
+        ops.remove(pair.second)
+        made |= set(new.folds)
+    return (drop_dead(graph.with_ops(ops)), frozenset(made)) if made else (graph, frozenset())
+
+
+def _pays(
+    pair: _Pair,
+    new: _Parts,
+    layouts: Mapping[Value, Layout],
+    price: Price,
+    least: Callable[[Op], float],
+) -> bool:
+    try:
+        after = sum(
+            price(Kernel(ops, tuple(v for op in ops for v in op.outputs)), layouts)
+            for ops in (new.folds, new.merge[:1])
+        )
+    except IllegalSchedule:
+        return False
+    if after >= least(pair.first) + least(pair.second):
+        return False
+    try:
+        both_ = (*pair.first.outputs, *pair.second.outputs)
+        return after < price(Kernel((pair.first, pair.second), both_), layouts)
+    except IllegalSchedule:
+        return True
+
+
+class _Inside:
+    """What is computed from what, seen through pointwise ops. Reads name values by their ids."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.values = {v.id: v for op in graph.ops for v in (*op.inputs, *op.outputs)}
+        self.producer = {v.id: op for op in graph.ops for v in op.outputs if op.expr is not None}
+        self.layouts = graph.layouts
+
+    def body(self, op: Op) -> Expr:
+        assert op.expr is not None
+        return renumbered(op.expr, lambda k: op.inputs[k].id).body[0]
+
+    def opened(self, e: Expr) -> Expr:
+        """A read of a pointwise result as the expression of that."""
+        op = self.producer.get(e.value) if e.op == "read" and isinstance(e.value, int) else None
+        if op is None or op.expr is None or not op.expr.is_pointwise or op.kernel >= 0:
+            return e
+        table = {axis(a): i for a, i in zip(op.expr.axes, e.args, strict=True)}
+        return substitute(self.body(op), table)
+
+    def until(self, e: Expr, *wanted: str) -> Expr:
+        """`e`, opened until its operation is one of `wanted`."""
+        for _ in range(DEEP):
+            opened = self.opened(e)
+            if e.op in wanted and (e.op != "read" or opened is e):
+                return e
+            e = opened
+        return e
+
+    def whole(self, e: Expr) -> Expr:
+        """`e` with everything pointwise opened."""
+        for _ in range(DEEP):
+            table = {x: y for x in walk(e) if x.op == "read" and (y := self.opened(x)) is not x}
+            if not table:
+                break
+            e = substitute(e, table)
+        return e
+
+    def pair(self, second: Op) -> _Pair | None:
+        """The pair that ends in `second`, whose body is then brought to the axes of the first."""
+        if not _is_sum(second):
+            return None
+        square = self.until(self.body(second), "mul")
+        if square.op != "mul" or square.args[0] is not square.args[1]:
+            return None
+        distance = self.until(square.args[0], "sub")
+        if distance.op != "sub":
+            return None
+        mean = self.until(distance.args[1], "div", "mul")
+        total = self.until(mean.args[0], "read") if mean.op in ("div", "mul") else mean
+        first = (
+            self.producer.get(total.value) if total.op == "read" and isinstance(total.value, int) else None
+        )
+        if first is None or not _is_sum(first) or first.output.dtype is not second.output.dtype:
+            return None
+        table = _same_axes(first, second, total)
+        if table is None or not _divides(mean, first):
+            return None
+        moved = substitute(distance.args[0], {axis(a): b for a, b in table.items()})
+        return _Pair(first, second) if self.whole(moved) is self.whole(self.body(first)) else None
+
+    def offsets(self, op: Op) -> list[Expr]:
+        """Where `op` reads memory, in elements."""
+        found: list[Expr] = []
+        for x in walk(self.whole(self.body(op))):
+            if x.op == "read" and isinstance(x.value, int):
+                v = self.values[x.value]
+                layout = self.layouts.get(v)
+                strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
+                found.append(dims.add(*(dims.mul(i, s) for i, s in zip(x.args, strides, strict=True))))
+        return found
+
+
+def _is_sum(op: Op) -> bool:
+    """Whether an op is a plain sum of floats, each of which is read once."""
+    e = op.expr
+    if e is None or e.reduction is None or e.scan is not None or op.kernel >= 0 or len(op.outputs) != 1:
+        return False
+    dtype = op.output.dtype
+    plain = e.reduction.combiner == "add" and e.reduction.lift[0].op == e.reduction.finish[0].op == "slot"
+    return plain and dtype.is_float and not dtype.is_half and e.body[0].dtype is dtype
+
+
+def _same_axes(first: Op, second: Op, total: Expr) -> dict[Axis, Expr] | None:
+    """The axes of `second` as those of `first`, whose result it reads as `total`; None if they do not correspond."""
+    a, b = first.expr, second.expr
+    assert a is not None and b is not None
+    if tuple(r.extent for r in a.reduce) != tuple(r.extent for r in b.reduce):
+        return None
+    table = {s: axis(r) for r, s in zip(a.reduce, b.reduce, strict=True)}
+    long = [(x, i) for x, i in zip(a.axes, total.args, strict=True) if x.extent is not dims.ONE]
+    kept = [s for s in b.axes if s.extent is not dims.ONE]
+    if [i for _, i in long] != [axis(s) for s in kept]:
+        return None
+    return table | {s: axis(x) for s, (x, _) in zip(kept, long, strict=True)}
+
+
+def _divides(mean: Expr, first: Op) -> bool:
+    """Whether `mean` is something over the number of elements of `first`, or times its inverse."""
+    assert first.expr is not None
+    size, by = dims.prod(a.extent for a in first.expr.reduce), mean.args[1]
+    count = dims.static(size)
+    if by.op == "cast":
+        return mean.op == "div" and dims.equal(by.args[0], size)
+    if by.op != "const" or count is None or not isinstance(by.value, (int, float)):
+        return False
+    share = float(by.value) / max(1, count) if mean.op == "div" else float(by.value) * count
+    return abs(share - 1) < 1e-6
+
+
+def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | None:
+    """Both folds over parts, and the merge of these; None for one part only, or for `most` rows or more."""
+    expr = pair.first.expr
+    assert expr is not None
+    offsets = inside.offsets(pair.first)
+    joined = _joined(expr.reduce, offsets)
+    moved = [substitute(o, joined) for o in offsets]
+    reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
+    along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
+    if along is not None and estimate(dims.prod(expr.shape)) >= most:
+        return None
+    cuts = _cuts(reduce, along)
+    parts = [c.part for c in cuts if c.part is not None]
+    if not parts:
+        return None
+    digits: dict[Expr, Expr] = {}
+    part = _as_one(parts, "p", digits)
+    cuts = [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
+    places = {axis(c.whole): c.place for c in cuts}
+    x = substitute(substitute(expr.body[0], joined), places)
+    axes = (part, *expr.axes) if along is None else (*expr.axes, part)
+    return _ops(pair, axes, part, x, cuts, fresh)
+
+
+def _axes(e: Expr) -> list[Axis]:
+    return [x.value for x in walk(e) if isinstance(x.value, Axis)]
+
+
+def _joined(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> dict[Expr, Expr]:
+    """Each axis as an index expression over fewer axes: neighbours that lie one behind the other in all memory that is
+    read are one axis."""
+    table: dict[Expr, Expr] = {}
+    group: list[Axis] = []
+
+    for a in reduce:
+        if group and not _follows(group[-1], a, offsets):
+            _as_one(group, f"m{len(table)}", table)
+            group = []
+        group.append(a)
+    _as_one(group, f"m{len(table)}", table)
+    return table
+
+
+def _as_one(group: Sequence[Axis], name: str, table: dict[Expr, Expr]) -> Axis:
+    """One axis for several, whose indices, as digits of its own, go into `table`."""
+    whole = Axis(name, dims.prod(a.extent for a in group))
+    rest: Expr = axis(whole)
+    for a in reversed(group[1:]):
+        table[axis(a)] = dims.mod(rest, a.extent)
+        rest = dims.floordiv(rest, a.extent)
+    table[axis(group[0])] = rest
+    return whole
+
+
+def _follows(a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:
+    """Whether a step along `a` is as long as all of `b`."""
+    for o in offsets:
+        outer, inner = (dims.coefficient(o, axis(x)) for x in (a, b))
+        if outer is None or inner is None or not dims.equal(outer, dims.mul(inner, b.extent)):
+            return False
+    return True
+
+
+def _cuts(reduce: Sequence[Axis], along: Axis | None) -> list[_Cut]:
+    """How each axis is cut: the one that lies along memory first, then the others into what room is left, the innermost
+    first; of columns the longest axis."""
+    if along is None:
+        room, order = ROWS, sorted(reduce, key=lambda a: -estimate(a.extent))
+    else:
+        room, order = PART, [along, *(a for a in reversed(reduce) if a != along)]
+    found: dict[Axis, _Cut] = {}
+    for a in order:
+        length = _length(a, room)
+        found[a] = _cut(a, length, len(found))
+        room = max(1, room // power(length))
+    return [found[a] for a in reduce]
+
+
+def _length(a: Axis, room: int) -> int:
+    """Elements of a part of `a`: as many as there is room for, of equal parts if the extent is known."""
+    extent = dims.static(a.extent)
+    if extent is None:
+        return min(room, power(max(1, estimate(a.extent))))
+    if power(extent) <= room:
+        return max(1, extent)
+    count = -(-extent // room)
+    even = EVEN if room > EVEN else 1
+    return min(room, -(-extent // (count * even)) * even)
+
+
+def _cut(a: Axis, length: int, number: int) -> _Cut:
+    one = dims.static(a.extent) == length
+    part = None if one else Axis(f"p{number}", dims.ceildiv(a.extent, dims.integer(length)))
+    element = Axis(f"q{number}", dims.integer(length)) if length > 1 else None
+    return _Cut(a, part, element, dims.integer(length))
+
+
+def _ops(
+    pair: _Pair, axes: tuple[Axis, ...], part: Axis, x: Expr, cuts: Sequence[_Cut], fresh: int
+) -> _Parts:
+    first, second = pair.first, pair.second
+    assert first.expr is not None and first.expr.reduction is not None
+    dtype, plain = first.output.dtype, first.expr.reduction
+    guard: Expr | None = None
+    for c in cuts:
+        guard = both(guard, c.inside)
+    inner = tuple(c.element for c in cuts if c.element is not None)
+
+    def over(of: Reduction, *body: Expr) -> TensorExpr:
+        masked = tuple(b if guard is None else where(guard, b, const(0, dtype)) for b in body)
+        return TensorExpr(axes, masked, inner, of)
+
+    shape = tuple(a.extent for a in axes)
+    made = [Value(fresh + k, shape, dtype) for k in range(3)]
+    index = tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes)
+    results = [read(k, index, dtype) for k in range(3)]
+    count = cast(dims.prod(c.count for c in cuts), dtype)
+    near = call("div", read(len(first.inputs), index, dtype), count)
+    distance = call("sub", x, near)
+    sums = over(plain, x)
+    if any(
+        y.op in ("mod", "floordiv") for y in walk(count)
+    ):  # digits would keep the merge from being one loop
+        sums, count = over(_counted(plain), x, const(1, dtype)), results[2]
+    else:
+        del made[2]
+    folds = (
+        replace(first, name=f"{first.name}_part", outputs=(made[0], *made[2:]), expr=sums),
+        Op(f"{second.name}_part", (*first.inputs, made[0]), (made[1],),
+           expr=over(plain, call("mul", distance, distance)), origin=second.origin),
+    )  # fmt: skip
+    whole = TensorExpr(first.expr.axes, (count, *results[:2]), (part,), _moments(dtype))
+    same = second.output.shape == first.output.shape
+    result = second.output if same else Value(fresh + 3, first.output.shape, dtype)
+    merge = Op(second.name, tuple(made), (first.output, result), expr=whole, origin=second.origin)
+    return _Parts(folds, (merge,) if same else (merge, _reshaped(result, second)))
+
+
+def _reshaped(made: Value, second: Op) -> Op:
+    """The result under the shape that it had, which has other dims of one element."""
+    assert second.expr is not None
+    long = [axis(a) for a in second.expr.axes if a.extent is not dims.ONE]
+    index = [dims.ZERO if e is dims.ONE else long.pop(0) for e in made.shape]
+    view = TensorExpr(second.expr.axes, (read(0, index, made.dtype),))
+    return Op("view", (made,), second.outputs, expr=view, origin=second.origin)
+
+
+def _counted(plain: Reduction) -> Reduction:
+    """Two sums at once."""
+    dtype = plain.state[0]
+    a, b, e = ([slot(side, k, dtype) for k in range(2)] for side in "abe")
+    both_ = tuple(call("add", x, y) for x, y in zip(a, b, strict=True))
+    return Reduction("sums", (dtype,) * 2, (dtype,) * 2, plain.identity * 2, tuple(e), both_, tuple(a))
+
+
+def _moments(dtype: DType) -> Reduction:
+    """(number, sum, sum of squared distances from the mean) of parts; results: the last two. Nothing overflows where
+    there were no elements."""
+    (na, sa, da), (nb, sb, db) = ([slot(side, k, dtype) for k in range(3)] for side in "ab")
+    one, zero = const(1, dtype), const(0, dtype)
+    n = call("add", na, nb)
+    means = [call("div", s, call("maximum", k, one)) for s, k in ((sa, na), (sb, nb))]
+    apart = call("sub", means[1], means[0])
+    share = call("div", call("mul", na, nb), call("maximum", n, one))
+    squares = call("add", call("add", da, db), call("mul", call("mul", apart, share), apart))
+    return Reduction(
+        "moments", (dtype,) * 3, (dtype,) * 3, (zero,) * 3, tuple(slot("e", k, dtype) for k in range(3)),
+        (n, call("add", sa, sb), squares), (sa, da),
+    )  # fmt: skip
