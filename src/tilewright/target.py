@@ -22,6 +22,10 @@ GIB = 1 << 30
 Language = Literal["cpp", "triton"]
 
 
+COARSE = ("tanh",)
+"""What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh)."""
+
+
 class MemoryKind(IntEnum):
     """What a level is to the compiler, lowest (largest, slowest) first; a machine may lack some."""
 
@@ -102,6 +106,8 @@ class Target:
     first_touch: float = 0.0
     """Bytes per second at which large memory is written that the system has just handed out and will take back after
     the call; 0 where freed memory is kept for the next one."""
+    coarse: tuple[str, ...] = ()
+    """Functions that one instruction gives with a relative error of at most 2^-11, half a unit of float16."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -194,6 +200,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
 def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
+    coarse: tuple[str, ...] = (),
 ) -> Target:  # fmt: skip
     """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
 
@@ -215,6 +222,7 @@ def _gpu(
         backend=backend,
         arch=arch or name.removeprefix("sm_"),
         bias_apart=True,
+        coarse=coarse,
         matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16")),
     )
 
@@ -235,7 +243,14 @@ def _a100() -> Target:
     )
     matrix = MatrixUnit((16, 8, 16), "f16", "f32", 270e12)
     return _gpu(
-        "sm_80", levels, cores=108, flops=19.5e12, special=2.4e12, matrix=matrix, launch_seconds=1.5e-6
+        "sm_80",
+        levels,
+        cores=108,
+        flops=19.5e12,
+        special=2.4e12,
+        matrix=matrix,
+        launch_seconds=1.5e-6,
+        coarse=COARSE,
     )
 
 
@@ -249,7 +264,7 @@ def _h200() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 100e12, 4),
     )
     matrix = MatrixUnit((64, 256, 16), "f16", "f32", 709e12)
-    return _gpu("sm_90", levels, cores=132, flops=60e12, special=3.7e12, matrix=matrix)
+    return _gpu("sm_90", levels, cores=132, flops=60e12, special=3.7e12, matrix=matrix, coarse=COARSE)
 
 
 def _b200() -> Target:
@@ -265,7 +280,7 @@ def _b200() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 120e12, 4),
     )
     matrix = MatrixUnit((128, 256, 16), "f16", "f32", 1800e12)
-    return _gpu("sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix)
+    return _gpu("sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE)
 
 
 def _mi300x() -> Target:

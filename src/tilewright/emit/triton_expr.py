@@ -15,7 +15,7 @@ from tilewright.ir.dtype import DType, Kind, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of
 from tilewright.ir.program import Var, value_of
 
-from .triton_helpers import Helpers
+from .triton_helpers import HELPERS, Helpers
 from .triton_index import Indices
 from .triton_scope import (
     AND,
@@ -296,6 +296,8 @@ class Expressions:
             return self.call(f"libdevice.{LIBRARY[e.op]}", args)
         if e.op in FLOATS:
             return self.call(self.helpers.use(FLOATS[e.op]), args)
+        if e.op in HELPERS:
+            return self.call(self.helpers.use(e.op), args)
         match e.op:
             case "neg":
                 return Term(f"-{args[0].at(UNARY)}", UNARY, args[0].dims)

@@ -275,7 +275,8 @@ _OPS: dict[str, Callable[..., Array]] = {
     "floor": _rounded(np.floor), "ceil": _rounded(np.ceil), "trunc": _rounded(np.trunc), "round": _rounded(np.rint),
     "sign": _rounded(lambda v: (v > 0).astype(np.float64) - (v < 0)), "atan2": _tag("atan2", np.arctan2),
     **{name: _tag(name, function) for name, function in {
-        "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+        "tanh": np.tanh, "coarse_tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+        "asin": np.arcsin, "acos": np.arccos,
         "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh,
         "atanh": np.arctanh,
     }.items()},

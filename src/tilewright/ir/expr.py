@@ -116,11 +116,15 @@ SCALARS: dict[str, Scalar] = {
         name: Scalar(1, cost=40)
         for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
     },
+    "coarse_tanh": Scalar(1, cost=12),
     "where": Scalar(3, "branch"),
     "cast": Scalar(1, "given"),
     "narrow": Scalar(1, "given"),
 }
 """Every scalar operation. Printers call a function of the same name, so no printer keeps a table of its own.
+
+A `coarse_` function has a relative error of at most 2^-11, what rounding to float16 makes; it stands where the program
+has a result in half precision, on machines that have it as one instruction.
 
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
 program's type, and a kernel that keeps the value may leave it out."""

@@ -177,6 +177,7 @@ _ARITHMETIC = frozenset(
         "log",
         "sqrt",
         "tanh",
+        "coarse_tanh",
         "maximum",
     }
 )

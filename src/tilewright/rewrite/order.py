@@ -12,8 +12,8 @@ from .gauges import Upstream
 from .terms import Expansion
 
 RISING = frozenset(
-    {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "sqrt", "erf", "atan", "asinh", "sinh",
-     "floor", "ceil", "trunc", "round"}
+    {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "coarse_tanh", "sigmoid", "sqrt", "erf", "atan",
+     "asinh", "sinh", "floor", "ceil", "trunc", "round"}
 )  # fmt: skip
 
 

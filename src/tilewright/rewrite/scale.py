@@ -158,12 +158,11 @@ class _Scaling:
         return self.d.program.leaves[id] if step is None else step.value
 
     def operand(self, step: Step, e: Expr, p: Part) -> Expr | None:
-        """An operand of a product, read from a scaled copy. In half precision, where that is rounded, only
-        constants are worth it."""
+        """An operand of a product, read from a scaled copy; not in half precision, where that rounds anew."""
         if e.op in ("cast", "narrow"):
             inner = self.operand(step, e.args[0], p)
             return None if inner is None else call(e.op, inner, dtype=e.dtype)
-        if e.op != "read" or not e.dtype.is_float or (e.dtype.is_half and constant_value(p.part) is None):
+        if e.op != "read" or not e.dtype.is_float or e.dtype.is_half:
             return None
         merged = _Scaling(self.d, "constant")
         found = merged.of(e, p)

@@ -100,7 +100,10 @@ def _made(
     form: Form, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int], warps: int, stages: int,
     products: Blocks | None = None,
 ) -> Schedule:  # fmt: skip
-    plans = [_grid_plan(a, tiles, products is not None and growth(form.items, a) > 0) for a in shape.grid]
+    # Points with long loops start before those with short ones, whatever else they belong to.
+    uneven = [growth(form.items, a) if products is not None else 0 for a in shape.grid]
+    order = sorted(zip(shape.grid, uneven, strict=True), key=lambda item: item[1] == 0)
+    plans = [_grid_plan(a, tiles, more > 0) for a, more in order]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
     streamed = any(p.role is Role.STREAMED for p in plans)
     return Schedule(

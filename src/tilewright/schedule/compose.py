@@ -7,7 +7,7 @@ in another piece of a concatenation) nothing is tested."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axis, both, call, make, rebuild, substitute, walk
@@ -18,15 +18,23 @@ from .checks import checked_index, checked_where, inside_of, with_tests
 from .form import Form, Item
 
 
-def compose(kernel: Kernel, layouts: Mapping[Value, Layout], round_halves: bool = False) -> Form:
+def compose(
+    kernel: Kernel,
+    layouts: Mapping[Value, Layout],
+    round_halves: bool = False,
+    coarse: Sequence[str] = (),
+) -> Form:
     """The form of a kernel in which every op still has axes of its own. Values without a layout are dense;
-    `round_halves` keeps the rounding of half intermediates."""
-    return _Composer(kernel, layouts, round_halves).form()
+    `round_halves` keeps the rounding of half intermediates; `coarse` are functions whose coarse form may take the
+    place of that rounding."""
+    return _Composer(kernel, layouts, round_halves, coarse).form()
 
 
 class _Composer:
-    def __init__(self, kernel: Kernel, layouts: Mapping[Value, Layout], round_halves: bool) -> None:
-        self.kernel, self.layouts, self.round_halves = kernel, layouts, round_halves
+    def __init__(
+        self, kernel: Kernel, layouts: Mapping[Value, Layout], round_halves: bool, coarse: Sequence[str]
+    ) -> None:
+        self.kernel, self.layouts, self.round_halves, self.coarse = kernel, layouts, round_halves, coarse
         self.params = (*kernel.inputs, *kernel.outputs)
         self.slot = {v: k for k, v in enumerate(kernel.inputs)}
         self.pointwise: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
@@ -109,6 +117,8 @@ class _Composer:
             return call("cast", rounded, dtype=x.dtype.compute)
         if x.op == "cast":
             return call("cast", args[0], dtype=x.dtype)
+        if x.dtype.is_half and x.op in self.coarse and not self.round_halves:
+            return call(f"coarse_{x.op}", *args)
         return rebuild(x, args) if x.args else x
 
     def element(self, v: Value, index: tuple[Expr, ...], op: Op) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,11 +19,16 @@ _PLAIN = "a fold in a kernel is read at its own classes"
 
 
 def make_form(
-    kernel: Kernel, layouts: Mapping[Value, Layout], clones: int = 8, round_halves: bool = False
+    kernel: Kernel,
+    layouts: Mapping[Value, Layout],
+    clones: int = 8,
+    round_halves: bool = False,
+    coarse: Sequence[str] = (),
 ) -> Form:
     """Compose, then join and refine to a fixpoint, clone what does not fit, merge. Raises IllegalSchedule if a fold is
-    read through a map that no refinement makes plain, or more than `clones` folds would be recomputed."""
-    form = compose(kernel, layouts, round_halves)
+    read through a map that no refinement makes plain, or more than `clones` folds would be recomputed. See
+    `compose` for `round_halves` and `coarse`."""
+    form = compose(kernel, layouts, round_halves, coarse)
     for _ in range(4):
         form = _settle(form)
         fitted = _clone_misfits(form, clones)

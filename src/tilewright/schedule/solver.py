@@ -88,7 +88,8 @@ class Solver:
         found = self.known.get(key)
         if found is None:
             try:
-                form = make_form(kernel, layouts, round_halves=self.options.round_intermediates)
+                exact, coarse = self.options.round_intermediates, self.target.coarse
+                form = make_form(kernel, layouts, round_halves=exact, coarse=coarse)
                 found = self._best(form)
             except IllegalSchedule as refused:
                 found = refused
