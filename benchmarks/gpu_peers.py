@@ -42,6 +42,8 @@ def build(name: str, case: Case) -> Call:
         if case.fused is None:
             raise MissingError("torch has no fused op")
         return case.fused
+    # Else torch takes two sizes that are equal at the first call for one, and traces anew when they differ.
+    torch.fx.experimental._config.use_duck_shape = False
     backend: object = "inductor"
     if name in (OURS, OURS_DYNAMIC):
         backend = importlib.import_module("tilewright").backend
