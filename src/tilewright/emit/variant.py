@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Expr, Symbol, axes_of, conjuncts, walk
-from tilewright.ir.program import Load, Store, TileProgram, expressions
+from tilewright.ir.program import Branch, Load, Loop, Stmt, Store, TileProgram, expressions
 
 ALIGNMENT = 16
 """What an `aligned` variant knows pointers (in bytes) and some sizes (as numbers) to be multiples of."""
@@ -139,7 +139,8 @@ def aligning(program: TileProgram) -> tuple[str, ...]:
 def _steps(program: TileProgram) -> Iterator[Expr]:
     """Strides of accesses, and the bounds of axes along which an access is contiguous."""
     contiguous: set[Expr] = set()
-    for s in program.statements():
+    usual = list(_usual(program.body))
+    for s in usual:
         if isinstance(s, (Load, Store)):
             for a in axes_of(s.offset):
                 step = dims.coefficient(s.offset, a)
@@ -147,13 +148,21 @@ def _steps(program: TileProgram) -> Iterator[Expr]:
                     contiguous.add(a)
                 elif step is not None:
                     yield step
-    for s in program.statements():
+    for s in usual:
         if isinstance(s, (Load, Store)):
             for c in conjuncts(s.mask):
                 if c.op in COMPARISONS and all(is_index(a) for a in c.args):
                     gap = dims.sub(c.args[0], c.args[1])
                     if contiguous & axes_of(gap):
                         yield dims.sub(gap, _axis_part(gap))
+
+
+def _usual(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements that most grid points run: what a branch does else is for the last one."""
+    for s in body:
+        yield s
+        if isinstance(s, (Loop, Branch)):
+            yield from _usual(s.body)
 
 
 def _axis_part(e: Expr) -> Expr:

@@ -117,6 +117,7 @@ def _made(
         chain=0 if products is not None else CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,
+        apart=form.classes() == [shape.lane] and not form.folds,
     )
 
 
@@ -147,7 +148,7 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     first one that serves is the best."""
     shape = _shape(form)
     open_ = [a for a in shape.inner if dims.static(a.extent) is None]
-    if len(open_) != 1 or shape.lane != open_[0] or shape.scan is not None:
+    if len(open_) != 1 or shape.lane != open_[0] or shape.scan not in (None, shape.lane):
         return []
     (a,) = open_
     rows = [b for b in BUCKETS if b <= LONGEST]
@@ -298,7 +299,5 @@ def _grid_plan(a: Axis, tiles: dict[Axis, int], descending: bool = False) -> Cla
 
 
 def _inner_plan(a: Axis, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:
-    if a == shape.scan:
-        return ClassPlan(a, Role.SCAN, tiles[a])
     whole = a in most and tiles[a] >= most[a]
-    return ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a])
+    return ClassPlan(a, Role.RESIDENT if whole else Role.SCAN if a == shape.scan else Role.STREAMED, tiles[a])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
 from ..ir.program import (
+    Branch,
     Buffer,
     GridAxis,
     Loop,
@@ -96,9 +97,16 @@ class _Lowering(Repair):
             return
         (a, tile, start), *rest = axes
         mask = None if dims.divisible(a.extent, tile) else call("lt", axis(a), a.extent)
-        span = start, dims.add(start, dims.integer(tile - 1))
-        body = self.block(a, tile, mask, lambda: self.nest(rest, inner), span)
-        self.out.append(Loop(a, start, dims.add(start, dims.integer(tile)), tile, body))
+        stop = dims.add(start, dims.integer(tile))
+        span = start, dims.sub(stop, dims.ONE)
+
+        def bound(mask: Expr | None) -> Loop:
+            return Loop(a, start, stop, tile, self.block(a, tile, mask, lambda: self.nest(rest, inner), span))
+
+        if mask is not None and self.schedule.apart:
+            self.out.append(Branch(call("le", stop, a.extent), (bound(None),), (bound(mask),)))
+        else:
+            self.out.append(bound(mask))
 
     def block(
         self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],

@@ -37,7 +37,7 @@ def check_roles(form: Form, schedule: Schedule) -> None:
                     raise IllegalSchedule(
                         f"fold {item.id} keeps {d.name} inside {c.name}", law=_NEST, phase="schedule"
                     )
-        if item.scan is not None and roles[item.scan].role is not Role.SCAN:
+        if item.scan is not None and roles[item.scan].role not in (Role.SCAN, Role.RESIDENT):
             raise IllegalSchedule(
                 f"{item.scan.name} is scanned", law="a scan runs in order", phase="schedule"
             )

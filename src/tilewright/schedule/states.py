@@ -147,13 +147,18 @@ class States(Evaluation):
     def tile_fold(self, t: Item) -> None:
         """A fold whose classes are all bound: computed in the tile."""
         product = self.contractions.get(t.id)
+        assert t.reduction is not None
         if product is not None:
             operands = self.operands(product)
             self.declare(t)
             self.out.append(Dot(self.states[t.id][0], *operands, product.k))
             self.result(t, [value_of(v) for v in self.states[t.id]])
             return
-        parts = self.parts(t, self.lifted(t), self.tail(t.reduce))
+        parts = self.parts(t, self.lifted(t), self.tail(t.reduce if t.scan is None else (*t.reduce, t.scan)))
+        if t.scan is not None and t.scan in parts[0].axes:
+            running = tuple(self.var(p.dtype, p.axes) for p in parts)
+            self.out.append(Prefix(running, parts, t.reduction, t.scan))
+            parts = running
         self.result(t, [value_of(v) for v in self.collapse(t, parts)])
 
 

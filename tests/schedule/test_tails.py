@@ -1,0 +1,92 @@
+"""Sizes that no access divides: blocks in front need no masks, whatever the size is; running folds in registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.emit.triton_corpus import entry
+from tests.emit.triton_harness import build, interpret
+from tests.schedule.corpus import Case
+from tests.schedule.run import one_kernel
+from tilewright.emit.triton import emit_triton
+from tilewright.emit.variant import Variant, aligning, variants
+from tilewright.ir import dims
+from tilewright.ir.program import Branch, Loop, Prefix
+from tilewright.options import Options
+from tilewright.schedule.solver import Solver
+from tilewright.target import preset
+
+
+class Halves(Case):
+    """Inputs in half precision."""
+
+    def inputs(self, scale: int = 1, seed: int = 0) -> list[torch.Tensor]:
+        return [x.half() for x in super().inputs(scale, seed)]
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x + y)
+
+
+BOTH = ({0: "n", 1: "m"}, {0: "n", 1: "m"})
+FLAT = Halves("flat", add, ((137, 259), (137, 259)), BOTH)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_odd_sizes_have_the_widest_accesses(dynamic: bool, tmp_path: Path) -> None:
+    """Of every pointwise kernel over whole tensors: only the block at the end has masks."""
+    made = entry(FLAT, dynamic)
+    program = made.scheduled.program
+    assert variants(program)[0] == Variant(True, False) and aligning(program) == ()
+    built = build(tmp_path, emit_triton(program, made.symbols, preset("sm_90"), variants(program)[0], "k0"))
+    half, tile = 16, next(s.tile for s in program.loops())
+    per_thread = tile // (32 * program.warps) * half // 128
+    assert built.accesses[128] == 3 * per_thread, "two loads and a store of whole blocks"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_last_block_is_right(dynamic: bool, tmp_path: Path) -> None:
+    for scale in (1, 2) if dynamic else (1,):
+        made = entry(FLAT, dynamic)
+        job = made.job(scale)
+        (tmp_path / str(scale)).mkdir()
+        (outcome,) = interpret(tmp_path / str(scale), [job])
+        made.compare(job, outcome, scale)
+    assert any(isinstance(s, Branch) for s in made.scheduled.program.statements())
+
+
+def test_sizes_that_divide_need_no_second_block() -> None:
+    even = entry(Halves("even", add, ((128, 256), (128, 256))), False).scheduled.program
+    assert not any(isinstance(s, Branch) for s in even.statements())
+
+
+CUMSUM = Case("cumsum", lambda x: torch.cumsum(x, -1), ((5, 300),), ({0: "n", 1: "m"},))
+
+
+def test_a_running_fold_over_a_short_row_is_one_block(tmp_path: Path) -> None:
+    static = entry(CUMSUM, False)
+    statements = list(static.scheduled.program.statements())
+    loops = [s for s in statements if isinstance(s, Loop)]
+    assert all(dims.static(dims.sub(s.stop, s.start)) == s.tile for s in loops)
+    assert sum(isinstance(s, Prefix) for s in statements) == 1
+    job = static.job()
+    (outcome,) = interpret(tmp_path, [job])
+    static.compare(job, outcome)
+
+
+def test_running_folds_over_rows_of_any_length(tmp_path: Path) -> None:
+    """A program for each bucket of lengths, and one for all."""
+    made = entry(CUMSUM, True)
+    scheduled = Solver(preset("sm_90"), Options()).solve(one_kernel(made.graph), made.graph.layouts)
+    programs = [p for _, p in scheduled.buckets]
+    assert len(programs) == 3
+    for number, program in enumerate([programs[0], scheduled.program]):
+        job = made.job()
+        (tmp_path / str(number)).mkdir()
+        (outcome,) = interpret(
+            tmp_path / str(number), [type(job)(program, job.inputs, job.sizes, job.symbols)]
+        )
+        made.compare(job, outcome)
