@@ -319,14 +319,15 @@ def _mapped(
     """The kernels around contractions settled. If there are none, the graph stays as it is."""
     grown = {name: max(n, EARNEST) for name, n in sizes.items()}
     with seen_sizes(grown):
-        inside = options.contractions == "inside"
-        if options.contractions == "library" or not may_have_regions(graph, anywhere=inside):
+        inside, short = options.contractions == "inside", solver.target.lanes > 1
+        if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):
             return Mapped(graph)
         usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
         prices = _prices(solver, grown, usual)
         changed = partial(_rearranged, sizes=grown, options=options)
         normal = normalise(recognise_masks(graph))
-        mapped = settle_regions(normal, prices, changed, options.contractions, solver.target.cores, covers)
+        cores = solver.target.cores
+        mapped = settle_regions(normal, prices, changed, options.contractions, cores, covers, short=short)
     return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
 
 

@@ -12,15 +12,25 @@ from ..rewrite.normalise import binds, bound_symbols
 
 def is_contraction(op: Op) -> bool:
     """Whether an op is a sum of products whose two reads split its parallel axes (matmul, convolution, ...)."""
+    sides = _sides(op)
+    return any(a - b and b - a for n, a in enumerate(sides) for b in sides[n + 1 :])
+
+
+def is_vector_product(op: Op) -> bool:
+    """Whether an op is a sum of products of two reads, one of which has all of its parallel axes and the other fewer
+    (a matrix and a vector)."""
+    sides = _sides(op)
+    return len(sides) == 2 and sides[0] != sides[1] and (sides[0] <= sides[1] or sides[1] <= sides[0])
+
+
+def _sides(op: Op) -> list[set[object]]:
+    """The parallel axes that each factor of a sum of products uses; none if it is no such sum."""
     e = op.expr
     if e is None or e.reduction is None or e.reduction.combiner != "add" or e.scan is not None:
-        return False
+        return []
     factors = _product(e.body[0])
-    if len(factors) < 2:
-        return False
     kept = set(e.axes)
-    sides = [{x.value for x in axes_of(f)} & kept for f in factors]
-    return any(a - b and b - a for n, a in enumerate(sides) for b in sides[n + 1 :])
+    return [{x.value for x in axes_of(f)} & kept for f in factors] if len(factors) > 1 else []
 
 
 def _product(e: Expr) -> list[Expr]:

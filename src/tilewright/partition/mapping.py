@@ -20,13 +20,13 @@ from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..rewrite.properties import parallelism
 from ..tile.sizes import estimate
-from .library import is_contraction
-from .regions import spreads
+from .regions import is_product, spreads
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 SMALL = 16
-"""Values with at most 1/16 of the elements of the largest one of a region may be stored between its kernels."""
+"""Values with at most 1/16 of the elements of the largest one that a region reads or makes may be stored between its
+kernels."""
 
 TINY = 1 << 16
 """Elements up to which nothing is large, and any fold may be stored."""
@@ -147,6 +147,25 @@ def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[
     return found
 
 
+def cut_at(region: Graph, cuts: frozenset[Value], price: Price) -> Choice | None:
+    """Two kernels: one that makes the values `cuts`, one that makes of them what the region owes; None if either has no
+    legal form, or the second one would begin elsewhere too."""
+    producer = region.producer()
+    first, _ = _between(cuts, frozenset(), producer)
+    second, used = _between(_owed(region), cuts, producer)
+    if used != cuts or first & second:
+        return None
+    made: list[Candidate] = []
+    for ops, stores, given in ((first, cuts, frozenset[Value]()), (second, _owed(region), cuts)):
+        inside = tuple(op for op in region.ops if op in ops)
+        kernel = Kernel(inside, tuple(v for op in inside for v in op.outputs if v in stores))
+        try:
+            made.append(Candidate(kernel, given, price(kernel, region.layouts)))
+        except IllegalSchedule:
+            return None
+    return Choice(tuple(made), sum(c.seconds for c in made))
+
+
 class _Left:
     """The least seconds in which the rest is made, by what is made already."""
 
@@ -195,7 +214,8 @@ def _owed(region: Graph) -> frozenset[Value]:
 def _cuts(region: Graph) -> list[Value]:
     """Values from which large ones are made or folded although they are small: where a kernel may begin."""
     large = _large(region)
-    most = max((estimate(v.numel) for v in large), default=0)
+    given = [v for v in region.inputs if isinstance(v, Value)]
+    most = max((estimate(v.numel) for v in (*large, *given)), default=0)
     depends: set[Value] = set(large)
     found: dict[Value, None] = {}
     for op in region.ops:
@@ -215,7 +235,7 @@ def _large(region: Graph) -> set[Value]:
 
     found: set[Value] = set()
     for op in region.ops:
-        starts = is_contraction(op) and folded(op.output)
+        starts = is_product(op) and folded(op.output)
         if starts or (spreads(op) and found & set(op.inputs)):
             found |= set(op.outputs)
     return found

@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from ..ir import dims
 from ..ir.graph import Graph, Op, Value
 from ..tile.sizes import estimate
-from .library import is_contraction
+from .library import is_contraction, is_vector_product
 
 EXPANDING = 2
 """A contraction starts a region if its result has so many times the elements of its larger operand."""
+
+FEW = 16
+"""So few rows of a product are no work for matrix units: its larger operand is read once, whatever is done with it."""
+
+LONG = 1 << 18
+"""Elements of that operand from which on such a product starts a region."""
 
 LONGEST_SUM = 256
 """The longest sum of such a contraction: its operands' tiles must stay on chip beside the tile of the result."""
@@ -42,10 +48,10 @@ class Region:
         return self.graph(whole).with_ops([op for op in whole.ops if op in inside])
 
 
-def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
+def find_regions(graph: Graph, *, anywhere: bool = False, short: bool = False) -> list[Region]:
     """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
-    too."""
-    finder = _Finder(graph, anywhere)
+    too, `short` those of few rows and a long operand."""
+    finder = _Finder(graph, anywhere, short)
     found: list[Region] = []
     taken: set[Op] = set()
     for op in graph.ops:
@@ -57,29 +63,36 @@ def find_regions(graph: Graph, *, anywhere: bool = False) -> list[Region]:
     return found
 
 
-def may_have_regions(graph: Graph, *, anywhere: bool = False) -> bool:
+def may_have_regions(graph: Graph, *, anywhere: bool = False, short: bool = False) -> bool:
     """Whether a graph, normalised or not, has a contraction that could start a region."""
-    finder = _Finder(graph, anywhere)
+    finder = _Finder(graph, anywhere, short)
     return any(map(finder.expands, graph.ops))
 
 
 class _Finder:
-    def __init__(self, graph: Graph, anywhere: bool) -> None:
-        self.graph, self.anywhere = graph, anywhere
+    def __init__(self, graph: Graph, anywhere: bool, short: bool) -> None:
+        self.graph, self.anywhere, self.short = graph, anywhere, short
         self.producer, self.consumers = graph.producer(), graph.consumers()
         self.kept = graph.kept()
         self.position = {op: n for n, op in enumerate(graph.ops)}
 
     def expands(self, op: Op) -> bool:
         """Whether `op` is a contraction that starts a region."""
-        if not is_contraction(op) or op.origin < 0 or op.expr is None:
+        if not is_product(op) or op.origin < 0 or op.expr is None:
             return False
         call = self.graph.origins[op.origin].call
         if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
             return False  # a library that fuses the whole region needs no rival
         if estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
             return False
-        return self.anywhere or _numel(op.output) >= EXPANDING * max(map(_numel, op.inputs))
+        larger = max(map(_numel, op.inputs))
+        return self.anywhere or self.few_rows(op, larger) or _numel(op.output) >= EXPANDING * larger
+
+    def few_rows(self, op: Op, larger: int) -> bool:
+        """Whether an op multiplies few rows by a long operand, where that is worth a region."""
+        assert op.expr is not None
+        folded = estimate(dims.prod(a.extent for a in op.expr.reduce))
+        return self.short and larger >= LONG and _numel(op.output) * folded <= FEW * larger
 
     def grow(self, seed: Op) -> Region | None:
         """The region of a contraction; None if its product leaves it, or if nothing folds it."""
@@ -206,6 +219,11 @@ class _Finder:
                         found.add(r)
                         todo.append(r)
         return found
+
+
+def is_product(op: Op) -> bool:
+    """Whether an op is a contraction, or a product of a matrix and a vector (of which there may be many)."""
+    return is_contraction(op) or is_vector_product(op)
 
 
 def spreads(op: Op) -> bool:

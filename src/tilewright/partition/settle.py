@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..options import Contractions
-from .mapping import Candidates, Price, candidates, choices
+from ..rewrite.parts import Cascade, cascades, in_parts
+from ..tile.sizes import estimate
+from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
 from .recall import Grouping, Memory, groupings_of, plain, task_of
 from .regions import Region, find_regions
 
@@ -32,6 +35,8 @@ class Settled:
     library: float
     notes: tuple[str, ...] = ()
     rearranged: Graph | None = None
+    parts: int = 1
+    """How many parts of a cascade run side by side in `rearranged`."""
 
     def __str__(self) -> str:
         made = ", ".join(map(repr, self.region.outputs))
@@ -66,6 +71,15 @@ class Prices:
         return here and (self.usual is None or self.usual.beaten(captured, kernels, layouts))
 
 
+PARTS = (4, 16, 64)
+"""Into how many parts a cascade is cut, at most, if it has few rows."""
+
+PART = 128
+"""Elements of a part at least."""
+
+ROWS = 64
+"""Rows for each core from which on nothing is cut in parts."""
+
 Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 """Gives an equal region whose large values are fewer, and the names of the rules that were applied."""
 
@@ -77,16 +91,18 @@ def settle_regions(
     mode: Contractions,
     cores: int,
     memory: Memory | None = None,
+    *,
+    short: bool = False,
 ) -> Mapped:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
-    `memory` knows."""
+    `memory` knows; `short` is as in `find_regions`."""
     if mode == "library":
         return Mapped(graph)
     always = mode == "inside"
     known: dict[str, Settled] = {}
     settled: list[Settled] = []
     splicer = _Splicer(graph)
-    for region in find_regions(graph, anywhere=always):
+    for region in find_regions(graph, anywhere=always, short=short):
         alone = region.graph(graph)
         key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
         if key not in known:
@@ -109,12 +125,40 @@ def _settle(
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(better, prices.kernel, cores)
-    best = choices(better, considered.kept)
-    kernels = tuple(c.kernel for c in best[0].kernels) if best else ()
-    notes = _notes(considered, rules)
+    best = next(iter(choices(better, considered.kept)), Choice((), math.inf))
+    notes, parts = _notes(considered, rules), 1
+    for count, changed, choice in _in_parts(better, prices, cores):
+        if choice.seconds < best.seconds:
+            best, better, parts = choice, changed, count
+    if parts > 1:
+        notes = (f"folds in {parts} parts side by side", *notes)
+    kernels = tuple(c.kernel for c in best.kernels)
     if not kernels or not (always or prices.beaten(captured, kernels, better.layouts)):
         return Settled(region, (), otherwise, otherwise, notes)
-    return Settled(region, kernels, best[0].seconds, otherwise, notes, better)
+    return Settled(region, kernels, best.seconds, otherwise, notes, better, parts)
+
+
+def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[tuple[int, Graph, Choice]]:
+    """The region with its longest cascade in parts, if it has too few rows for `cores`: how many, and the kernels."""
+    found = _longest(region)
+    if found is None or estimate(found.rows) >= ROWS * cores:
+        return
+    for parts in PARTS:
+        made = in_parts(region, found, parts) if parts * PART <= estimate(found.extent) else None
+        choice = cut_at(*made, prices.kernel) if made is not None else None
+        if made is not None and choice is not None:
+            yield parts, made[0], choice
+
+
+def _longest(region: Graph) -> Cascade | None:
+    return max(cascades(region), key=lambda c: estimate(c.extent), default=None)
+
+
+def _apart(region: Graph, parts: int) -> Graph | None:
+    """The region with its longest cascade in so many parts."""
+    found = _longest(region)
+    made = in_parts(region, found, parts) if found is not None else None
+    return made[0] if made is not None else None
 
 
 def _notes(considered: Candidates, rules: Sequence[str]) -> tuple[str, ...]:
@@ -135,22 +179,25 @@ def _plain(settled: Settled) -> list[object]:
         Grouping(tuple(place[op] for op in k.ops), tuple(result[v] for v in k.outputs))
         for k in settled.kernels
     ]
-    return [settled.seconds, settled.library, plain(kernels), list(settled.notes)]
+    return [settled.seconds, settled.library, settled.parts, plain(kernels), list(settled.notes)]
 
 
 def _recalled(region: Graph, rearrange: Rearrange, memory: Memory | None) -> Settled | None:
     """What was decided about a region before; None if nothing was that fits it."""
     match memory.recall(task_of(region)) if memory is not None else None:
-        case [float(seconds), float(library), kernels, list(notes)]:
+        case [float(seconds), float(library), int(parts), kernels, list(notes)]:
             known = groupings_of(kernels)
         case _:
             return None
-    better, _ = rearrange(region) if known else (region, ())
+    better: Graph | None = rearrange(region)[0] if known else region
+    better = _apart(better, parts) if parts > 1 else better
+    if known is None or better is None:
+        return None
     results = _results(better)
-    if known is None or any(max(g.ops) >= len(better.ops) or max(g.stores) >= len(results) for g in known):
+    if any(max(g.ops) >= len(better.ops) or max(g.stores) >= len(results) for g in known):
         return None
     made = (Kernel(tuple(better.ops[n] for n in g.ops), tuple(results[n] for n in g.stores)) for g in known)
-    return Settled(region, tuple(made), seconds, library, tuple(map(str, notes)), better)
+    return Settled(region, tuple(made), seconds, library, tuple(map(str, notes)), better, parts)
 
 
 def _results(graph: Graph) -> list[Value]:

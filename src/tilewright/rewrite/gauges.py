@@ -41,21 +41,25 @@ def gauges_of(body: Expr, upstream: Sequence[Upstream], over: Sequence[Axis]) ->
 
 
 def _extremes(body: Expr, u: Upstream, combiner: str, over: Sequence[Axis]) -> list[Gauge]:
-    throughs = [x for x in walk(body) if _is_finite_part(x, u.leaf) or _is_bounded(x, u.leaf, combiner, over)]
+    rising = combiner == "maximum"
+    throughs = [
+        x for x in walk(body) if _is_finite_part(x, u.leaf, rising) or _is_bounded(x, u.leaf, combiner, over)
+    ]
     rest = substitute(body, {x: const(0, x.dtype) for x in throughs})
     if any(x is u.leaf for x in walk(rest)):
         throughs.append(u.leaf)
-    rising = combiner == "maximum"
     return [Gauge(u.leaf, x, u.body[0], bounded=x.op == combiner, rising=rising) for x in throughs]
 
 
-def _is_finite_part(x: Expr, leaf: Expr) -> bool:
-    """Whether `x` is `leaf` with zero in the place of infinities."""
+def _is_finite_part(x: Expr, leaf: Expr, rising: bool) -> bool:
+    """Whether `x` is `leaf` with zero in the place of infinities, or of an extreme's identity."""
     if x.op != "where" or x.args[2] is not leaf or not is_const(x.args[1], 0):
         return False
     test = x.args[0]
     if test.op == "isinf":
         return test.args[0] is leaf
+    if test.op == "eq" and test.args[0] is leaf:
+        return is_const(test.args[1], -math.inf if rising else math.inf)
     return test.op == "eq" and test.args[0] is call("abs", leaf) and is_const(test.args[1], math.inf)
 
 

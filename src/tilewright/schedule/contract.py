@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axes_of, call, walk
+from ..ir.expr import Axis, Expr, axes_of, call, is_const, walk
 from ..ir.graph import Value
 from .form import Item
 
@@ -97,6 +97,12 @@ def _factors(e: Expr, inverse: bool) -> list[_Factor]:
     return [_Factor(e, inverse)]
 
 
+def factors(e: Expr) -> list[Expr]:
+    """The factors of a product; a single one that is divided by others is none of theirs."""
+    found = _factors(e, False)
+    return [f.expr for f in found] if all(not f.inverse for f in found) else [e]
+
+
 def _reaches(side: Sequence[_Factor], wanted: set[Axis], large: Callable[[Axis], bool]) -> bool:
     found = set[Axis]().union(*(f.classes(large) for f in side))
     return found == wanted and any(not f.inverse for f in side)
@@ -114,7 +120,9 @@ def _product(side: Sequence[_Factor]) -> Expr:
 
 
 def stored_half(e: Expr, params: Sequence[Value]) -> DType | None:
-    """The half type in which a plain read finds its elements."""
+    """The half type in which a plain read, or one with zero elsewhere, finds its elements."""
+    if e.op == "where" and is_const(e.args[2], 0):
+        return stored_half(e.args[1], params)
     if e.op == "read" and isinstance(e.value, int):
         found = params[e.value].dtype
         return found if found.is_float and found.bytes == 2 else None

@@ -12,7 +12,21 @@ from dataclasses import dataclass, field
 
 from ..ir import dims
 from ..ir.dtype import DType, f32
-from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, both, call, const, cost, rebuild, substitute, walk
+from ..ir.expr import (
+    SCALARS,
+    Axis,
+    Expr,
+    axes_of,
+    axis,
+    both,
+    call,
+    const,
+    cost,
+    is_const,
+    rebuild,
+    substitute,
+    walk,
+)
 from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item
@@ -130,7 +144,8 @@ class Evaluation(ABC):
             condition = self.eval(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
             no = self.eval(e.args[2], both(guard, call("not", condition)))
-            result = call("where", condition, yes, no)
+            masked = e.args[1].op == "read" and unsafe(e.args[1], self.params) and is_const(no, 0)
+            result = yes if masked else call("where", condition, yes, no)
         elif e.op == "exp" and self.schedule.powers and e.dtype.compute is f32:
             result = power_of_two(self.eval(e.args[0], guard), lambda t: len(self.blocks(t)), self.named)
         else:

@@ -16,6 +16,7 @@ from ..ir.expr import Expr, axes_of, call, const, make, rebuild, transform
 from .form import Form, Item
 
 LOG2E = math.log2(math.e)
+_INFINITE = (math.inf, -math.inf)
 
 
 def power_of_two(x: Expr, size: Callable[[Expr], int], named: Callable[[Expr], Expr]) -> Expr:
@@ -80,7 +81,8 @@ def unscaled(form: Form) -> Form:
             return call("mul", plain, const(scales[x.value[0]], x.dtype))
         return None
 
-    return replace(form, items=tuple(_rewritten(i, read) for i in items))
+    made = [_rewritten(i, read) for i in items]
+    return replace(form, items=tuple(replace(i, body=tuple(_outward(b) for b in i.body)) for i in made))
 
 
 def _rewritten(item: Item, visit: Callable[[Expr], Expr | None]) -> Item:
@@ -90,15 +92,18 @@ def _rewritten(item: Item, visit: Callable[[Expr], Expr | None]) -> Item:
 
 
 def _outward(e: Expr) -> Expr:
-    """where(p, c x, -inf) as c where(p, x, -inf), for c > 0, all through `e`."""
+    """where(p, c x, -inf) as c where(p, x, -inf), and c x == -inf as x == -inf, for c > 0, all through `e`."""
     memo: dict[Expr, Expr] = {}
 
     def go(x: Expr) -> Expr:
         done = memo.get(x)
         if done is None:
-            done = x if not x.args or not x.dtype.is_float else rebuild(x, tuple([go(a) for a in x.args]))
+            inside = x.dtype.is_float or x.op == "eq"
+            done = rebuild(x, tuple([go(a) for a in x.args])) if x.args and inside else x
             if done.op == "where":
                 done = _pulled(done)
+            elif done.op == "eq":
+                done = _compared(done)
             memo[x] = done
         return done
 
@@ -117,4 +122,11 @@ def _pulled(x: Expr) -> Expr:
         ):
             inner = call("where", condition, *((found[0], other) if side is yes else (other, found[0])))
             return call("mul", inner, const(found[1], x.dtype))
+    return x
+
+
+def _compared(x: Expr) -> Expr:
+    found = _factor(x.args[0])
+    if found is not None and found[1] > 0 and x.args[1].op == "const" and x.args[1].value in _INFINITE:
+        return call("eq", found[0], x.args[1])
     return x

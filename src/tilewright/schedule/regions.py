@@ -117,9 +117,13 @@ def extreme(e: Expr, spans: Spans, low: bool) -> Expr | None:
     not linear in them."""
     for leaf in sorted(axes_of(e), key=repr):
         a, factor = leaf.value, dims.static(dims.coefficient(e, leaf) or leaf)
-        if not isinstance(a, Axis) or factor is None:
+        if not isinstance(a, Axis):
             return None
         first, last = spans.get(a, (dims.ZERO, dims.sub(a.extent, dims.ONE)))
+        if first is leaf and last is leaf:
+            continue
+        if factor is None:
+            return None
         end = first if (factor > 0) == low else last
         e = dims.add(e, dims.mul(dims.sub(end, leaf), dims.integer(factor)))
     return e

@@ -24,6 +24,7 @@ from .powers import unscaled
 from .products import products
 from .refine import make_form
 from .roles import check_roles
+from .rows import with_row
 from .schedule import Role, Schedule
 from .search import heuristic
 from .tuning import Tuning, table
@@ -101,6 +102,12 @@ class Solver:
     def _best(self, form: Form) -> _Solution:
         if self.target.lanes == 1:
             return self._chosen(in_parts(form, self.target))
+        padded = with_row(form, self.target)
+        first = self._merged(padded)
+        return first if padded is form else min(first, self._merged(form), key=lambda x: x.seconds)
+
+    def _merged(self, form: Form) -> _Solution:
+        """With passes merged where that is faster."""
         busy = any(sides(i) is not None for i in form.folds.values())
         plain = self._chosen(unscaled(form) if busy else form)  # else memory is waited for, not exponentials
         helped = with_companions(plain.form)

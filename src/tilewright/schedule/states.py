@@ -81,7 +81,11 @@ class States(Evaluation):
     def operand(self, side: Expr) -> Expr:
         """A side of a contraction; a plain read in the type in which it is stored."""
         half = stored_half(side, self.form.params)
-        return side if half is None else make("read", side.args, half, side.value)
+        if half is None:
+            return side
+        if side.op == "where":
+            return where(side.args[0], self.operand(side.args[1]), const(0.0, half))
+        return make("read", side.args, half, side.value)
 
     def advance(self, t: Item) -> None:
         """One step of a running fold: the values at this step, and the state behind it."""

@@ -47,7 +47,7 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
     memory = moved / (bandwidth * share) * tail
     products = product_seconds(form, schedule, target)
     if products is not None:
-        return max(moved / bandwidth, products) + target.launch_seconds
+        return max(moved / (bandwidth * min(1.0, reached)), products) + target.launch_seconds
     special, plain = _work(form)
     busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
     working = max(special / target.special, plain / target.flops) / busy

@@ -1,0 +1,109 @@
+"""A function compiled for a GPU that is not here, run by the interpreter of tile programs, kernel by kernel."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from tests.emit.triton_harness import Job
+from torch import Tensor
+
+from tilewright import compiler
+from tilewright.capture.fx import from_fx
+from tilewright.capture.trace import trace
+from tilewright.interp.program import run_program
+from tilewright.ir import dims
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Cover, Kernel, Scheduled
+from tilewright.options import Options
+from tilewright.partition.fusion import partition
+from tilewright.partition.settle import Mapped, Settled
+from tilewright.schedule.solver import Solver
+from tilewright.schedule.split import split_folds
+from tilewright.target import preset
+from tilewright.tile.sizes import seen_sizes
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, run: Callable[..., object]) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args: Tensor) -> object:
+        return self.run(*args)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The kernels of a function, in order."""
+
+    graph: Graph
+    cover: Cover
+    kernels: list[Scheduled]
+    regions: tuple[Settled, ...]
+    symbols: tuple[str, ...]
+
+    def sizes(self, inputs: Sequence[Tensor]) -> dict[str, int]:
+        """The values of symbols."""
+        found: dict[str, int] = {}
+        for v, t in zip(self.graph.inputs, inputs, strict=True):
+            for e, n in zip(v.shape if isinstance(v, Value) else (), t.shape, strict=True):
+                if dims.symbols_of(e):
+                    found[repr(e)] = n
+        return found
+
+    def run(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Job]]:
+        """The results, and each kernel with what it was given."""
+        sizes = self.sizes(inputs)
+        known = {v: _flat(t) for v, t in zip(self.graph.inputs, inputs, strict=True) if isinstance(v, Value)}
+        jobs: list[Job] = []
+        for k in self.kernels:
+            given = [known.get(v) if v not in k.kernel.outputs else None for v in k.params]
+            jobs.append(Job(k.program, given, sizes, self.symbols))
+            made = run_program(k.program, given, sizes)
+            known |= {v: a for v, a in zip(k.params, made, strict=True) if v in k.kernel.outputs}
+        results: list[Tensor] = []
+        for v in self.graph.outputs:
+            assert isinstance(v, Value)
+            shape = [dims.evaluate(e, sizes) for e in v.shape]
+            layout = self.cover.layouts.get(v)
+            strides = [
+                dims.evaluate(e, sizes) for e in (layout.strides if layout else dims.dense_strides(v.shape))
+            ]
+            flat = torch.from_numpy(np.ascontiguousarray(known[v]))
+            results.append(torch.as_strided(flat, shape, strides))
+        return results, jobs
+
+
+def _flat(t: Tensor) -> np.ndarray:
+    return t.contiguous().reshape(-1).numpy()
+
+
+def compiled(
+    function: Callable[..., object], inputs: Sequence[Tensor], dynamic: Sequence[Sequence[int]] = (),
+    launch: float = 1e-6, **options: str,
+) -> Device:  # fmt: skip
+    """The kernels of a function for inputs like these; per input, the `dynamic` dims may change. `launch` are the
+    seconds that each kernel costs besides its work."""
+    module = function if isinstance(function, torch.nn.Module) else _Function(function)
+    gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
+    given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
+    solver, run, sizes = (
+        Solver(replace(preset("sm_90"), launch_seconds=launch), given),
+        compiler.Recorder(),
+        compiler.traced_sizes(gm),
+    )
+    captured = from_fx(gm)
+    normal = compiler._normal(run, captured, solver, given, sizes, None)  # pyright: ignore[reportArgumentType]
+    with seen_sizes(sizes):
+        cover = partition(split_folds(normal, solver.price, solver.target), solver.price)
+        assert all(isinstance(step, Kernel) for step in cover.steps)
+        kernels = [solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
+    mapped = run.trace["map"]
+    assert isinstance(mapped, Mapped)
+    symbols = tuple(sorted(map(str, normal.symbols())))
+    return Device(captured, cover, kernels, mapped.regions, symbols)
