@@ -303,12 +303,14 @@ def kind_of(known: Products) -> tuple[str, int, int]:
 
 
 def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning) -> Blocks | None:
-    """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step."""
+    """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step. Shorter classes,
+    which fill no such tile, are another matter."""
     kind, size, length = kind_of(known)
     found = tuning.find(kind, size, length)
     if found is None or found.length != 1 << max(0, length - 1).bit_length() or len(known.grid) != 1:
         return None
-    wanted = dict(known.fixed) | {a: _ladder(a, (found.elements,))[-1] for a in known.grid}
-    wanted |= {a: _ladder(a, (found.lane,))[-1] for a in known.streamed}
+    wanted = dict(known.fixed) | dict.fromkeys(known.grid, found.elements)
+    wanted |= dict.fromkeys(known.streamed, found.lane)
     same = [c for c in legal if dict(c.tiles) == wanted and c.warps == found.warps]
-    return replace(same[0], stages=found.stages) if same and known.streamed else next(iter(same), None)
+    # What was measured may have had less to hold: then with fewer stages.
+    return max((c for c in same if c.stages <= found.stages), key=lambda c: c.stages, default=None)
