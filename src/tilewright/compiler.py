@@ -49,7 +49,7 @@ from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.cuda_build import build_kernels
-from tilewright.runtime.cuda_device import gpu_target, missing
+from tilewright.runtime.cuda_device import gpu_target, missing, singles_may_round
 from tilewright.runtime.cuda_driver import device
 from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_graph import Graphs
@@ -286,7 +286,7 @@ def _generated(
         cover = run("partition", lambda: library_cover(graph))
         _check_strict(cover, options)
         return _Made(cover, run("plan", lambda: planned(cover, {})))
-    target = host_target() if place.device == "cpu" else gpu_target(place.ordinal)
+    target = _machine(place, options)
     solver = Solver(target, options)
     covers = Covers(target, Store(default_root(options)), options, sizes)
     normal = _normal(run, graph, solver, options, sizes, covers)
@@ -311,6 +311,14 @@ def _generated(
     printer = _printer(symbols, target)
     reports = tuple(report_of(s, cover, number[id(s.program)], sizes, printer) for s in scheduled)
     return _Made(cover, plan, unit, reports)
+
+
+def _machine(place: _Place, options: Options) -> Target:
+    if place.device == "cpu":
+        return host_target()
+    target = gpu_target(place.ordinal)
+    rounds = singles_may_round() if options.tf32 is None else options.tf32
+    return target.rounding_singles() if rounds else target
 
 
 def _mapped(

@@ -61,6 +61,10 @@ class Options:
     """Contractions whose large results are folded again (attention): kernels of our own where these are modelled as
     faster than library calls (`modelled`), wherever they can be generated (`inside`), or never (`library`)."""
 
+    tf32: bool | None = None
+    """Let products of fp32 inside generated GPU kernels read 10 bits of fraction, on matrix units; None: as torch's own
+    switch for matrix products says when a graph is compiled (`torch.set_float32_matmul_precision`)."""
+
     cuda_graphs: bool = False
     """Replay CUDA graphs for sizes that were seen before, where a graph can be captured."""
 
@@ -140,6 +144,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),
     "contractions": (_is_contractions, "'modelled', 'inside' or 'library'"),
+    "tf32": (_is_flag_or_none, "true, false or none"),
     "cuda_graphs": (_is_flag, "true or false"),
     "pin_threads": (_is_flag, "true or false"),
 }

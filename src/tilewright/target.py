@@ -165,6 +165,23 @@ class Target:
             special=self.special * ratio,
         )
 
+    def rounding_singles(self) -> Target:
+        """The same machine where its matrix units also take fp32, of which they read 10 bits of fraction (TF32), at
+        half the rate; this machine if they cannot."""
+        if self.backend != "cuda" or self.rounds_singles:
+            return self
+        halves = [u for u in self.matrix_units if u.operand == "f16"]
+        units = [
+            dataclasses.replace(u, operand="f32", shape=(*u.shape[:2], u.shape[2] // 2), flops=u.flops / 2)
+            for u in halves
+        ]
+        return dataclasses.replace(self, matrix_units=(*self.matrix_units, *units))
+
+    @property
+    def rounds_singles(self) -> bool:
+        """Whether a matrix unit takes fp32."""
+        return any(u.operand == "f32" for u in self.matrix_units)
+
     def digest(self) -> str:
         """Hex SHA-256 of every field; part of the cache key."""
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()

@@ -83,7 +83,7 @@ def emit_triton(
     printer.counts = count_reads(printed(program))
     pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
     _grid(program, printer)
-    Body(program, printer, pointers).body(program.body)
+    Body(program, printer, pointers, target.rounds_singles).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"

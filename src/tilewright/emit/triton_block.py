@@ -64,10 +64,14 @@ def printed(program: TileProgram) -> list[Expr]:
 
 
 class Body:
-    """Prints the statements of one program. `pointers` are the names of its buffers."""
+    """Prints the statements of one program. `pointers` are the names of its buffers; with `coarse`, products of fp32
+    read 10 bits of fraction."""
 
-    def __init__(self, program: TileProgram, printer: Expressions, pointers: dict[str, str]) -> None:
+    def __init__(
+        self, program: TileProgram, printer: Expressions, pointers: dict[str, str], coarse: bool = False
+    ) -> None:
         self.program, self.printer, self.pointers = program, printer, pointers
+        self.coarse = coarse
         self.lines = printer.lines
         self.stages = program.stages
         readers = Counter(v for s in program.statements() for v in set(uses(s)))
@@ -355,7 +359,7 @@ class Body:
             a, b = b, a
         left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
         right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
-        precision = "" if dtype.is_half else ', input_precision="ieee"'
+        precision = "" if dtype.is_half else f', input_precision="{"tf32" if self.coarse else "ieee"}"'
         out = f", out_dtype={named_type(s.acc.dtype)}" if s.acc.dtype is not f32 else ""
         self._assign(s.acc, Term(f"tl.dot({left}, {right}, {acc.text}{precision}{out})", ATOM, acc.dims))
         return True

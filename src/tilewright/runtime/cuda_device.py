@@ -84,6 +84,14 @@ def target_of(found: Properties) -> Target:
     return dataclasses.replace(resized, name=f"sm_{arch}", arch=str(arch), levels=levels)
 
 
+def singles_may_round() -> bool:
+    """Whether torch's switch lets matrix products of fp32 on GPUs read fewer bits (TF32)."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # it was set by the newer switch alone
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "ieee") == "tf32"
+
+
 def _bandwidth(found: Properties) -> float:
     """Bytes per second that a copy reaches, of clock (kHz, two transfers each) and width (bits); 0 if not told."""
     clock, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import IllegalSchedule
+from ..ir.dtype import f32
 from ..ir.expr import Expr
 from ..ir.graph import Layout, Value
 from ..ir.kernel import Kernel, Scheduled
-from ..ir.program import TileProgram
+from ..ir.program import Dot, Stmt, TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import Target
@@ -72,6 +73,8 @@ class Solver:
             made = _Lowered(lower(found.form, found.schedule), self._buckets(found.rows))
             self.lowered[key] = made
         notes = refusals(found.form, found.schedule) if found.schedule.online else ()
+        if self.target.rounds_singles and any(_is_single(s) for s in made.program.statements()):
+            notes = (*notes, "its products of fp32 are TF32")
         params = (*kernel.inputs, *kernel.outputs)
         return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes)
 
@@ -120,6 +123,11 @@ class Solver:
         schedule = self._trimmed(choose(form, self.target, self.tuning))
         check_roles(form, schedule)
         return _Solution(schedule, form, modelled(form, schedule, self.target), form)
+
+
+def _is_single(s: Stmt) -> bool:
+    """Whether a statement is a product of fp32."""
+    return isinstance(s, Dot) and s.a.dtype is f32
 
 
 def modelled(form: Form, schedule: Schedule, target: Target) -> float:
