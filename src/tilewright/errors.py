@@ -82,6 +82,20 @@ class IndexOutOfRange(TilewrightError, IndexError):
     """An index taken from data that lies outside its tensor. Also an `IndexError`, as in eager."""
 
 
+class OutOfMemory(TilewrightError, MemoryError):
+    """A device has no memory left for a call. `needed` are the bytes of results and intermediates as far as their sizes
+    were known before the call (what library calls need besides is not in it), `free` those that could be had."""
+
+    def __init__(self, device: str, needed: int, free: int, said: str) -> None:
+        self.needed = needed
+        self.free = free
+        super().__init__(
+            f"{needed} bytes are needed for results and intermediates, {free} are free on {device} ({said})",
+            phase="run",
+            hint="smaller inputs, or free tensors first",
+        )
+
+
 class VerifyError(TilewrightError):
     """An IR value that breaks its own invariants: always a defect of Tilewright, never of the model."""
 

@@ -60,7 +60,7 @@ API int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) 
   return 0;
 }
 API int cuModuleLoadData(void** made, const void* image) {
-  if (fail_load || !current_context) return 200;
+  if (fail_load || !current_context) return fail_load == 2 ? 2 : 200;
   *made = calloc(1, sizeof(Function));
   ((Function*)*made)->arguments = atoi((const char*)image);
   return 0;

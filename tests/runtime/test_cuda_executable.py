@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilewright.errors import IndexOutOfRange, InputError
+from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
 from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
@@ -21,7 +22,8 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home
 from tilewright.runtime import cuda_executable
-from tilewright.runtime.cuda_executable import CudaExecutable, OutOfMemory
+from tilewright.runtime.cuda_driver import DriverOutOfMemory
+from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, refusal
 from tilewright.runtime.launch import Launching
 
@@ -166,6 +168,36 @@ def test_memory_that_runs_out_is_tried_again_once(
     assert not any(spaces(run).values())
     (y,) = run([torch.ones(5)])
     assert y.tolist() == [4.0] * 5 and lines["released"] == 2  # type: ignore[union-attr]
+
+
+def test_a_driver_without_memory_says_the_same(lines: dict[str, int]) -> None:
+    """What a launch needs besides (stacks of threads, a graph) may be what is too much. Nothing is kept of the call."""
+    run, unit = made(trusted=True)
+    run([torch.ones(5)])
+    inner = unit.prepare
+
+    def prepare(*rest: object) -> Callable[[], int]:
+        def refuse() -> int:
+            raise DriverOutOfMemory("a kernel could not be launched: CUDA_ERROR_OUT_OF_MEMORY", phase="run")
+
+        return refuse
+
+    unit.prepare = prepare  # type: ignore[method-assign, assignment]
+    given: list[object] = [torch.ones(6)]
+    with pytest.raises(
+        OutOfMemory, match="88 bytes are needed .* 123 are free on cpu .*ERROR_OUT_OF"
+    ) as caught:
+        run(given)  # type: ignore[arg-type]
+    assert isinstance(caught.value, MemoryError) and isinstance(caught.value, torch.OutOfMemoryError)
+    assert caught.value.needed == 64 + 24 and caught.value.free == 123 and not given
+    assert not any(spaces(run).values()), "its memory is not kept"
+    alive = weakref.ref(caught.value)
+    del caught
+    gc.collect()
+    assert alive() is None
+    unit.prepare = inner  # type: ignore[method-assign]
+    (y,) = run([torch.ones(7)])
+    assert y.tolist() == [4.0] * 7  # type: ignore[union-attr]
 
 
 def test_released_memory_is_free(lines: dict[str, int]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.runtime.triton_sources import product, scaled
 
 from tilewright.emit.triton import TritonSource
@@ -24,7 +25,7 @@ from tilewright.options import Options
 from tilewright.runtime import cuda_unit
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.cuda_driver import Device, Driver, DriverError
+from tilewright.runtime.cuda_driver import Device, Driver, DriverError, DriverOutOfMemory
 from tilewright.runtime.cuda_job import Facts
 from tilewright.runtime.cuda_unit import CudaUnit, usual
 
@@ -221,6 +222,25 @@ def test_errors_of_the_driver(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) ->
         unit(gpu, tmp_path / "x").prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9]))
     with pytest.raises(DriverError, match="open device 9"):
         Device(gpu.driver, 9)
+
+
+def test_a_driver_without_memory(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
+    """Both for a launch and for a load torch's own kind of error is raised, which callers try again after."""
+    run = unit(gpu, tmp_path).prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9]))
+    ctypes.c_int.in_dll(fake, "fail_launch").value = 2
+    with pytest.raises(DriverOutOfMemory) as refused:
+        run()
+    assert isinstance(refused.value, torch.OutOfMemoryError) and not launches(fake)
+    ctypes.c_int.in_dll(fake, "fail_launch").value = 0
+    assert run() == 0 and len(launches(fake)) == 1
+    ctypes.c_int.in_dll(fake, "fail_load").value = 2
+    (tmp_path / "x").mkdir()
+    other = unit(gpu, tmp_path / "x")
+    given = [(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 9])
+    with pytest.raises(DriverOutOfMemory, match="could not load k0"):
+        other.prepare(*given)
+    ctypes.c_int.in_dll(fake, "fail_load").value = 0
+    assert other.prepare(*given)() == 0, "what did not load is loaded when there is memory again"
 
 
 def test_kernels_are_loaded_once_and_ask_for_their_shared_memory(

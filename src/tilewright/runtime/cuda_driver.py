@@ -33,6 +33,19 @@ class DriverError(TilewrightError, RuntimeError):
     """What the GPU's driver refused: a launch, a load, or everything after an earlier fault."""
 
 
+class DriverOutOfMemory(DriverError, torch.OutOfMemoryError):
+    """The driver had no memory left: for code, for what threads keep outside registers, for a graph."""
+
+
+NO_MEMORY = 2
+"""The driver's number for it."""
+
+
+def _refused(code: int, message: str) -> DriverError:
+    kind = DriverOutOfMemory if code == NO_MEMORY else DriverError
+    return kind(message, phase="run")
+
+
 class _Device(ctypes.Structure):
     _fields_ = (("context", ctypes.c_void_p), ("error", ctypes.c_void_p), ("error_address", ctypes.c_uint64))
 
@@ -81,12 +94,12 @@ class Driver:
         """Raise DriverError if `code` is not 0."""
         if code:
             name = self.native.tw_cuda_error(code).decode(errors="replace")
-            raise DriverError(f"the GPU driver could not {what}: {name}", phase="run")
+            raise _refused(code, f"the GPU driver could not {what}: {name}")
 
     def run_failed(self, code: int) -> DriverError:
         """The error for a negative result of `launch`."""
         name = self.native.tw_cuda_error(-code).decode(errors="replace")
-        return DriverError(f"a kernel could not be launched: {name}", phase="run")
+        return _refused(-code, f"a kernel could not be launched: {name}")
 
 
 class Device:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tilewright.errors import TilewrightError
+from tilewright.errors import OutOfMemory
 from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number
 from tilewright.plan.data import Binding, Plan
@@ -50,17 +50,8 @@ def capturing_on(ordinal: int) -> Callable[[], bool]:
     return ask
 
 
-class OutOfMemory(TilewrightError, torch.OutOfMemoryError):
-    """The device has no memory left for results or intermediates. `needed` and `free` are bytes; what library calls
-    need besides is not in `needed`."""
-
-    def __init__(self, device: str, needed: int, free: int, said: str) -> None:
-        self.needed, self.free = needed, free
-        super().__init__(
-            f"{needed} bytes are needed for results and intermediates, {free} are free on {device} ({said})",
-            phase="run",
-            hint="smaller inputs, or free tensors first",
-        )
+class DeviceOutOfMemory(OutOfMemory, torch.OutOfMemoryError):
+    """The same, and what torch raises where its allocator has nothing left."""
 
 
 class CudaBound(Bound):
@@ -155,7 +146,7 @@ class CudaExecutable(Executable):
         bound = self._recent
         needed = bound.needed if isinstance(bound, CudaBound) else 0
         args.clear()
-        raise OutOfMemory(self.plan.device, needed, free_bytes(self.ordinal), said)
+        raise DeviceOutOfMemory(self.plan.device, needed, free_bytes(self.ordinal), said)
 
     def _call(self, args: list[Argument], out: Sequence[Tensor] | None) -> list[Result]:
         if self.graphs is not None and out is None and not self._capturing():

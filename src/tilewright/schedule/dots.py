@@ -8,7 +8,7 @@ what each of them does in turn: products, special functions, the rest of a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product as choices
 
 from ..ir import dims
