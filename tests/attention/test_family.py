@@ -62,6 +62,12 @@ def test_any_program_of_any_length(program: Program, way: str) -> None:
     check(program, way, ((19, 19), (8, 24), (33, 40)), True)
 
 
+def test_scores_that_a_later_pass_finds_in_scratch() -> None:
+    """Where the mask is known to let them through, they are stored like the others."""
+    program = Program(("scale", "cap", "slope"), "sink", "masked_fill", "softmax", (), ("sum",))
+    check(program, "library", ((19, 19),), False)
+
+
 @pytest.mark.slow
 @given(programs(), lengths, ways, st.booleans())
 @settings(max_examples=150, phases=PHASES)

@@ -140,6 +140,8 @@ class Evaluation(ABC):
             asked = decide(e.args[0], self.scope.truths)
             if asked.op == "const":
                 chosen = self.eval(e.args[1] if asked.value else e.args[2], guard)
+                if e in self.scope.kept:
+                    self.leave_in_scratch(e, chosen)
                 return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
             condition = self.eval(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
