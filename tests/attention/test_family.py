@@ -68,6 +68,16 @@ def test_scores_that_a_later_pass_finds_in_scratch() -> None:
     check(program, "library", ((19, 19),), False)
 
 
+def test_a_mask_from_ids_that_are_loaded_beside_it() -> None:
+    """Whether an access is turned is asked before what its mask reads has been printed."""
+    check(
+        Program(("slope", "distance", "gate"), "documents", "where", "relu", ("max",), ()),
+        "inside",
+        ((8, 24),),
+        False,
+    )
+
+
 @pytest.mark.slow
 @given(programs(), lengths, ways, st.booleans())
 @settings(max_examples=150, phases=PHASES)

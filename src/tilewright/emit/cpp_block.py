@@ -99,6 +99,7 @@ class Body:
         for loop in program.loops():
             self.tiles[loop.axis] = max(loop.tile, self.tiles.get(loop.axis, 1))
         self.uses: dict[int, int] = {}
+        self.made = {v.id: v for s in program.statements() for v in defines(s)}
         for s in program.statements():
             for v in set(uses(s)) | _updated(s):
                 self.uses[v] = self.uses.get(v, 0) + 1
@@ -119,6 +120,11 @@ class Body:
             if tile > 1:
                 out.append((a, tile))
         return tuple(out)
+
+    def spans(self, value: int) -> bool:
+        """Whether a value is a block of several elements here, printed already or not."""
+        place = self.printer.places.get(value)
+        return bool(self.dims(self.made[value].axes) if place is None else place.dims)
 
     def lanes(self, dims: Dims) -> int:
         """Elements of one register of a block (1: the block is made of scalars)."""

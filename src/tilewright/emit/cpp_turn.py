@@ -31,7 +31,7 @@ def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
     values = body.printer.facts(s.offset)[1] | (
         set[int]() if s.mask is None else body.printer.facts(s.mask)[1]
     )
-    if any(body.printer.places[v].dims for v in values):
+    if any(map(body.spans, values)):
         return None
     along, across = _step(s.offset, a), _step(s.offset, lane)
     fits = along is index.ONE and across is not None and across is not index.ONE and across is not index.ZERO
@@ -53,7 +53,7 @@ def dense_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
     values = body.printer.facts(s.offset)[1] | (
         set[int]() if s.mask is None else body.printer.facts(s.mask)[1]
     )
-    if not dense or s.var.dtype.compute.bytes != 4 or any(body.printer.places[v].dims for v in values):
+    if not dense or s.var.dtype.compute.bytes != 4 or any(map(body.spans, values)):
         return None
     return dense[0] if all(a in body.axes for a, _ in dims) else None
 
