@@ -17,9 +17,10 @@ from tilewright.capture.device import ADMITTED
 from tilewright.capture.exported import Exported, exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, bind_inputs, load, split
+from tilewright.capture.onnx.refuse import FITS, is_refusal
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.compiler import COMPILATIONS, Compilation, Compiled, Trace, compile_fx
-from tilewright.errors import InputError, TilewrightError, UnsupportedError
+from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.options import Options, OptionValue
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime import cuda_executable
@@ -29,6 +30,7 @@ from tilewright.runtime.naming import DimsLike, Naming, as_tensors
 from tilewright.runtime.pieces import Pieces
 from tilewright.runtime.programs import ProgramWay
 from tilewright.runtime.stats import STATS, Stats
+from tilewright.runtime.steps import CALLED
 from tilewright.runtime.traced import TracedWay
 
 OptionsLike = Options | Mapping[str, OptionValue] | None
@@ -183,7 +185,7 @@ def _way(
         path = os.fspath(target)
         if not path.endswith(".onnx"):
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
-        return FileWay(_moved(load(path), device), options, naming, device)
+        return FileWay(_moved(load(path), device), options, naming, device, path)
     if device is not None:
         held = target.parameters() if isinstance(target, torch.nn.Module) else ()
         if any(t.device.type != device.type for t in held):
@@ -222,10 +224,16 @@ class FileWay:
     while they are, and a call where they differ gets a graph in which each has its own symbol."""
 
     def __init__(
-        self, module: OnnxModule, options: Options, naming: Naming, device: torch.device | None = None
+        self,
+        module: OnnxModule,
+        options: Options,
+        naming: Naming,
+        device: torch.device | None = None,
+        place: str = "",
     ) -> None:
-        """`module` is on `device` (None: the CPU), and numpy arrays are brought there."""
+        """`module` is on `device` (None: the CPU), and numpy arrays are brought there. `place` is the file."""
         self.module = module
+        self.place = place
         self.device = device
         self.options = options
         self.naming = naming
@@ -288,7 +296,16 @@ class FileWay:
     ) -> tuple[object, Direct | None]:
         """The outputs: a tensor, or a tuple of several."""
         inputs = self._bound(args, kwargs)
-        return self._chosen(inputs).run(inputs, out), None
+        way = self._chosen(inputs)
+        try:
+            return way.run(inputs, out), None
+        except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            if isinstance(error, TilewrightError) or not is_refusal(error):
+                raise
+            raise ModelError(
+                f"a call refuses what reaches it: {next(iter(str(error).splitlines()), '')}", phase="run",
+                op="; ".join(getattr(error, "__notes__", ())).removeprefix(CALLED), place=self.place, hint=FITS,
+            ) from error  # fmt: skip
 
     def _bound(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Tensor, ...]:
         if self.device is not None:
@@ -322,7 +339,7 @@ class FileWay:
                         for n, s in zip(shapes, specs, strict=True)
                     ]
                 )
-            except UnsupportedError as error:
+            except (UnsupportedError, ModelError) as error:
                 refused = refused or error
             else:
                 return
@@ -361,7 +378,7 @@ class FileWay:
             same = [g for g in groups.values() if len(g) > 1] if equal else []
             try:
                 program = trace(self.module, examples, [list(e) for e in dims], same, oblivious=oblivious)
-            except UnsupportedError as error:
+            except (UnsupportedError, ModelError) as error:
                 refused = refused or error
                 continue
             if not fits(program, inputs):

@@ -86,5 +86,7 @@ class Table:
 def raise_error(code: int) -> None:
     """Raise what error number `code` of a kernel means."""
     if code == 2:
-        raise DivisionByZero("ZeroDivisionError: an integer is divided by zero", phase="run")
+        raise DivisionByZero(
+            "ZeroDivisionError: an integer is divided by zero", phase="run", hint="an integer divisor holds 0"
+        )
     raise IndexOutOfRange("index out of range in self", phase="run", hint="an index tensor holds a bad value")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewright.capture.exported import Exported
 from tilewright.capture.trace import fits, hints, trace
-from tilewright.errors import UnsupportedError
+from tilewright.errors import ModelError, UnsupportedError
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.executable import deliver
 from tilewright.runtime.fallback import Region
@@ -152,7 +152,7 @@ class Piece:
         for dims, examples in ((free, hints(tensors, free)), (fixed, tensors)):
             try:
                 program = trace(self._module, examples, [list(d) for d in dims])
-            except UnsupportedError:
+            except (UnsupportedError, ModelError):
                 continue
             if fits(program, tensors):
                 self._ways.append((program, self._build(program)))

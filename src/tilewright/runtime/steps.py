@@ -113,19 +113,27 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
     kwargs = {k: _fill(a, step.inputs, sizes) for k, a in step.call.kwargs}
     invoke = _invoker(function, args, kwargs)
     outputs = step.outputs
-    if not outputs:
-        return lambda tensors: void(invoke(tensors))
+    name = CALLED + step.call.name
     if len(outputs) == 1:
         (only,) = outputs
 
         def act(tensors: Tensors) -> None:
-            result = invoke(tensors)
+            try:
+                result = invoke(tensors)
+            except Exception as error:
+                error.add_note(name)
+                raise
             tensors[only] = _present(result)[0] if isinstance(result, (tuple, list)) else cast(Tensor, result)
 
         return act
 
     def act_all(tensors: Tensors) -> None:
-        results = _present(invoke(tensors))
+        try:
+            made = invoke(tensors)
+        except Exception as error:
+            error.add_note(name)
+            raise
+        results = _present(made) if outputs else []
         if len(results) < len(outputs):
             raise VerifyError(
                 f"{len(outputs)} results were expected, {len(results)} came", phase="run", op=step.call.name
@@ -134,6 +142,10 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
             tensors[b] = t
 
     return act_all
+
+
+CALLED = "in the call "
+"""What a note begins with that names the call which raised."""
 
 
 def _present(results: object) -> list[Tensor]:

@@ -32,6 +32,7 @@ from tilewright.capture.onnx.program import (
     tensor_call,
 )
 from tilewright.capture.onnx.proto import NARROW, tensor_of
+from tilewright.capture.onnx.refuse import completed, refused
 from tilewright.capture.onnx.registry import EXTRAS, OpDef, lookup, lookup_host
 from tilewright.capture.onnx.values import (
     MAX_CONSTANT,
@@ -177,7 +178,10 @@ class Builder:
             self.context.nodes += 1
             if self.context.nodes > MAX_NODES:
                 raise ModelError(f"more than {MAX_NODES} nodes", phase="capture")
-            self.add_node(node, scope, index)
+            try:
+                self.add_node(node, scope, index)
+            except TilewrightError as error:
+                raise completed(error, label_of(node, index))  # noqa: B904  (the same error)
 
     def add_node(self, node: NodeProto, scope: Scope, index: int) -> None:
         """Resolve one node: constant, control flow, own function, function body, in that order."""
@@ -241,6 +245,7 @@ class Builder:
     ) -> dict[str, object]:
         """The node's attributes as keyword arguments, plus the extras that the function asks for."""
         result: dict[str, object] = {}
+        kinds = _attribute_kinds(node, version)
         for attribute in node.attribute:
             attribute = self.resolve(attribute, scope)
             if attribute is None:
@@ -253,6 +258,9 @@ class Builder:
                     place=label,
                     hint="is the attribute part of the standard at this opset?",
                 )
+            if attribute.type != kinds.get(attribute.name, attribute.type):
+                kind = AttributeProto.AttributeType.Name(kinds[attribute.name])
+                raise ModelError(f"attribute {attribute.name!r} must be of type {kind}", phase="capture")
             result[attribute.name] = self.attribute_value(attribute, node.op_type, label)
         if "outputs" in entry.names:
             result["outputs"] = len(node.output)
@@ -326,9 +334,7 @@ class Builder:
         except TilewrightError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
-            raise ModelError(
-                f"cannot be evaluated: {error}", phase="capture", op=entry.name, place=label
-            ) from error
+            raise refused(error, label) from error
         items = result if isinstance(result, tuple) else (result,)
         consts = [as_tensor(item, _CPU) for item in items[:outputs]]
         if any(c is not None and not isinstance(c, Tensor) for c in consts):
@@ -509,6 +515,15 @@ def _check_arity(
     absent = sorted(entry.required - keywords.keys())
     if absent:
         raise ModelError(f"attribute {absent[0]!r} is missing", phase="capture", op=entry.name, place=label)
+
+
+def _attribute_kinds(node: NodeProto, version: int) -> dict[str, int]:
+    """The types of an operator's attributes by name; empty if the standard does not know it."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: int(a.type.value) for name, a in schema.attributes.items()}  # type: ignore[attr-defined]
 
 
 def _is_single(val: Val | None) -> bool:

@@ -51,6 +51,8 @@ def _ints(node: NodeProto, name: str, count: int, default: int = 0) -> list[int]
 def read_flag(value: Value) -> bool:
     """A condition as a python bool; reads data if it is a tensor."""
     if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ModelError(f"a condition of shape {list(value.shape)}", phase="capture")
         return bool(value.reshape(()).item())
     assert isinstance(value, Host)
     return bool(value.item())

@@ -17,6 +17,7 @@ from tilewright.capture.onnx.build import Builder, Context, Kind, Scope, Val, ad
 from tilewright.capture.onnx.control import BUILDERS
 from tilewright.capture.onnx.program import Program, ProgramModule
 from tilewright.capture.onnx.proto import default_opset, read_model
+from tilewright.capture.onnx.refuse import INTACT, check_types
 from tilewright.capture.onnx.values import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
@@ -104,7 +105,13 @@ def load(path: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModule:
         scope.names[info.name] = val
         slots.append(val.slot)
     builder.add_nodes(model.graph.node, scope)
-    results: list[Val | None] = [scope.find(o.name, source.place) for o in model.graph.output]
+    absent = [o.name for o in model.graph.output if o.name not in scope.names]
+    if absent:
+        raise ModelError(
+            f"nothing makes output {absent[0]!r}", phase="capture", place=source.place, hint=INTACT
+        )
+    results: list[Val | None] = [scope.names[o.name] for o in model.graph.output]
+    check_types(model, source.place)
     program = builder.finish(slots, results)
     used = {i for step in program.steps for i in step.ins} | set(program.outputs)
     constants = [(v.const, slot) for v, slot in context.constants if slot in used and v.const is not None]
@@ -128,7 +135,11 @@ def input_spec(info: ValueInfoProto) -> InputSpec:
             )
         return InputSpec(info.name, None, None)
     tensor = info.type.tensor_type
-    dtype = torch_dtype(tensor.elem_type)
+    try:
+        dtype = torch_dtype(tensor.elem_type)
+    except UnsupportedError as error:
+        error.place = f"input {info.name}"
+        raise
     if not tensor.HasField("shape"):
         return InputSpec(info.name, dtype, None)
     dims: list[int | str | None] = []

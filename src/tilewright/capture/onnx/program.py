@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tilewright.capture.onnx.refuse import completed, is_refusal, refused
 from tilewright.capture.onnx.values import Host, Value, as_host, as_tensor, has_symbols, settle
+from tilewright.errors import TilewrightError
 
 Convert = Callable[[Value, torch.device], Value]
 
@@ -42,7 +44,7 @@ class Program:
     def run(self, device: torch.device, args: Sequence[Value]) -> tuple[Value, ...]:
         """Values of the outputs for the values of the inputs (in the order of `inputs`).
 
-        Errors of torch keep their type and gain a note that names the node.
+        What a node refuses is a ModelError that names it. Errors of torch's capture keep their type and gain a note.
         """
         env: list[object] = list(self.template)
         env[0] = device
@@ -55,7 +57,11 @@ class Program:
                     result = step.call(*[_settled(env[i]) for i in step.ins])
                 else:
                     result = step.call(*[env[i] for i in step.ins])
+            except TilewrightError as error:
+                raise completed(error, step.label)  # noqa: B904  (the same error)
             except Exception as error:
+                if is_refusal(error):
+                    raise refused(error, step.label) from error
                 _note(error, step.label)
                 raise
             outs = step.outs

@@ -114,6 +114,13 @@ def plain(value: Number | Ratio) -> Number:
     return value.real() if isinstance(value, Ratio) else value
 
 
+def place_of(axis: int, rank: int) -> int:
+    """An axis counted from the front; ModelError unless it is one of `rank`."""
+    if not -rank <= axis < rank:
+        raise ModelError(f"axis {axis} of a tensor with {rank} dims", phase="capture")
+    return axis % rank if rank else 0
+
+
 def sym_max(a: Dim, b: Dim) -> Dim:
     """The larger size, without a guard."""
     return torch.sym_max(a, b)  # type: ignore[return-value]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
+from tilewright.capture.onnx.values import place_of
 
 
 @op("Relu", since=6)
@@ -120,7 +121,7 @@ def softmax_2d(x: Tensor, *, axis: int = 1) -> Tensor:
 @op("Softmax", since=13)
 def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """Softmax over one axis."""
-    return torch.softmax(x, axis)
+    return torch.softmax(x, place_of(axis, x.dim()))
 
 
 @op("LogSoftmax")
@@ -134,7 +135,7 @@ def log_softmax_2d(x: Tensor, *, axis: int = 1) -> Tensor:
 @op("LogSoftmax", since=13)
 def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """Logarithm of softmax over one axis."""
-    return torch.log_softmax(x, axis)
+    return torch.log_softmax(x, place_of(axis, x.dim()))
 
 
 @op("Hardmax")

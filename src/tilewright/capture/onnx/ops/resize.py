@@ -215,6 +215,9 @@ def _fit(x: Tensor, sizes: list[Dim], places: Sequence[int], policy: str) -> tup
     return [math.floor(ratio * x.shape[a] + 0.5) for a in places], [ratio] * len(places)
 
 
+MODES = ("nearest", "linear", "cubic")
+
+
 @op("Resize", since=11, host=(1, 2, 3))
 def resize(
     x: Tensor,
@@ -233,6 +236,8 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
     """Resample to given sizes, or by given scales."""
+    if mode not in MODES:
+        raise UnsupportedError(f"mode {mode!r}", phase="capture", op="Resize", hint=f"use {', '.join(MODES)}")
     places = list(range(x.dim())) if axes is None else [a % x.dim() for a in axes]
     given = scales is not None and bool(scales.values)
     if given:

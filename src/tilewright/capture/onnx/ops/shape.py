@@ -20,6 +20,7 @@ from tilewright.capture.onnx.values import (
     is_static,
     is_symbolic,
     known_equal,
+    place_of,
     scalar,
     to_int,
     torch_dtype,
@@ -49,13 +50,20 @@ def resolve_shape(x: Tensor, wanted: Sequence[Dim], allow_zero: bool) -> list[Di
     """A Reshape target with its zeros replaced by the input's sizes and a -1 by what is left."""
     dims: list[Dim] = []
     for i, d in enumerate(wanted):
-        dims.append(x.shape[i] if is_static(d) and d == 0 and not allow_zero else d)
+        keep = is_static(d) and d == 0 and not allow_zero
+        if (keep and i >= x.dim()) or (is_static(d) and d < -1):
+            raise ModelError(
+                f"{list(wanted)} is no target for {list(x.shape)}", phase="capture", op="Reshape"
+            )
+        dims.append(x.shape[i] if keep else d)
     return dims
 
 
 @op("Reshape", since=5, host=(1,), view=True)
 def reshape(x: Tensor, target: Host, *, allowzero: int = 0) -> Tensor:
     """Same elements in another shape; 0 keeps a size (unless `allowzero`), one -1 is inferred."""
+    if target.dtype.is_floating_point:
+        raise ModelError("a target of floats", phase="capture", op="Reshape")
     dims = resolve_shape(x, target.ints(), bool(allowzero))
     unknown = [i for i, d in enumerate(dims) if is_static(d) and d == -1]
     if len(unknown) > 1:
@@ -106,7 +114,7 @@ def _symbolic_reshape(x: Tensor, dims: Sequence[Dim]) -> Tensor:
 @op("Flatten", view=True)
 def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     """A matrix, split before `axis`."""
-    axis = axis + x.dim() if axis < 0 else axis
+    axis = place_of(axis, x.dim() + 1) if axis >= 0 else place_of(axis, x.dim())
     rows, columns = 1, 1
     for d in x.shape[:axis]:
         rows = rows * d
@@ -132,7 +140,7 @@ def squeeze(x: Tensor, axes: Host | None = None) -> Tensor:
     """Drop the dims `axes`, or all dims of size 1."""
     if axes is None:
         return x.squeeze()
-    chosen = {to_int(a) % x.dim() for a in axes.values}
+    chosen = {place_of(to_int(a), x.dim()) for a in axes.values}
     for a in chosen:
         if x.shape[a] != 1:
             raise ModelError(f"dim {a} of {list(x.shape)} is not 1", phase="capture", op="Squeeze")
@@ -151,7 +159,10 @@ def unsqueeze_old(x: Tensor, *, axes: Sequence[int]) -> Tensor:
 def unsqueeze(x: Tensor, axes: Host) -> Tensor:
     """Insert dims of size 1 at `axes` of the result."""
     rank = x.dim() + len(axes.values)
-    for a in sorted(to_int(a) % rank for a in axes.values):
+    places = sorted(place_of(to_int(a), rank) for a in axes.values)
+    if len(set(places)) < len(places):
+        raise ModelError(f"axes {places} repeat", phase="capture", op="Unsqueeze")
+    for a in places:
         x = x.unsqueeze(a)
     return x
 
@@ -175,7 +186,9 @@ def split(
     x: Tensor, sizes: Host | None = None, *, axis: int = 0, num_outputs: int | None = None, outputs: int
 ) -> tuple[Tensor, ...]:
     """Cut along an axis into given sizes, or into equal parts (the last one may be smaller)."""
-    return _split(x, axis, None if sizes is None else sizes.ints(), num_outputs or outputs)
+    if (num_outputs or outputs) != outputs or (sizes is not None and len(sizes.values) != outputs):
+        raise ModelError(f"{outputs} outputs, but another number of parts", phase="capture", op="Split")
+    return _split(x, axis, None if sizes is None else sizes.ints(), outputs)
 
 
 def _split(x: Tensor, axis: int, sizes: Sequence[Dim] | None, count: int) -> tuple[Tensor, ...]:
