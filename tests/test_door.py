@@ -404,6 +404,11 @@ def test_an_integer_division_by_zero_raises_as_eager() -> None:
     close(compiled(torch.tensor([7, -7]), torch.tensor([2, 2])), torch.tensor([4, -3]))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         compiled(torch.tensor([7, -7]), torch.tensor([2, 0]))
+    for divided in (lambda x: x // 0, lambda x: x % 0):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            divided(torch.tensor([7, -7]))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            tilewright.compile(divided)(torch.tensor([7, -7]))
 
 
 def test_several_threads_may_call_one_model() -> None:

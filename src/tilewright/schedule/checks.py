@@ -73,10 +73,11 @@ def from_data(e: Expr) -> bool:
 
 
 def divisor(e: Expr) -> Expr | None:
-    """The divisor of an integer division, if it comes from data and so may be zero."""
+    """The divisor of an integer division, if it comes from data and so may be zero, or is zero."""
     if e.op not in _DIVISIONS or e.dtype.is_float:
         return None
-    return e.args[1] if from_data(e.args[1]) else None
+    zero = e.args[1].op == "const" and e.args[1].value == 0
+    return e.args[1] if zero or from_data(e.args[1]) else None
 
 
 def unsafe(e: Expr, params: Sequence[Buffer]) -> bool:
