@@ -20,6 +20,7 @@ from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_unit import CudaUnit
 from tilewright.runtime.fallback import Captured
 from tilewright.runtime.stats import STATS
+from tilewright.schedule import dots
 from tilewright.target import preset
 
 needs_triton = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
@@ -124,3 +125,20 @@ def test_scores_that_are_folded_again_are_never_stored() -> None:
     assert len(made.kernels) == 2
     scores = 4 * 1024 * 1024 * 2
     assert all((k.bytes_moved or scores) < scores / 2 for k in made.kernels)
+
+
+@needs_triton
+def test_kernels_are_built_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An estimate of shared memory that is too low costs another build, not the graph."""
+    right = dots.shared_bytes
+    monkeypatch.setattr(dots, "shared_bytes", lambda known, c: right(known, c) // 3)
+    monkeypatch.setattr(dots, "registers", lambda known, c, target: 128)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax((q @ k.transpose(-1, -2)).float(), -1).to(v.dtype) @ v
+
+    gm = traced(attend, *[(8, 2048, 256)] * 3, dtype=torch.float16)
+    made = compile_fx(gm, Options(contractions="inside"), trusted=True)
+    assert isinstance(made.executable, CudaExecutable)
+    builds = [p for p in made.trace.phases if p.name == "emit"]
+    assert len(builds) > 1

@@ -25,10 +25,17 @@ from tilewright.capture.fx import from_fx
 from tilewright.emit.cpp import emit_unit, emit_units
 from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant, variants
-from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
+from tilewright.errors import (
+    BuildError,
+    CompilerMissing,
+    IllegalSchedule,
+    SharedMemoryExceeded,
+    UnsupportedError,
+    VerifyError,
+)
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
@@ -70,6 +77,9 @@ from tilewright.tile.sizes import seen_sizes
 EARNEST = 1024
 """At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine
 for the small sizes that a program was traced with may recompute without end at those that matter."""
+
+ATTEMPTS = 4
+"""How often kernels are built until they fit the shared memory."""
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
@@ -296,21 +306,24 @@ def _generated(
         _check_strict(cover, options)
         kernels = [step for step in cover.steps if isinstance(step, Kernel)]
         scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
-    programs = list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
-    number = {id(p): k for k, p in enumerate(programs)}
     symbols = sorted({str(s) for s in normal.symbols()})
     unit: NativeUnit | CudaUnit | None = None
-    if programs and target.language == "triton":
-        buckets = {number[id(s.program)]: [(when, number[id(p)]) for when, p in s.buckets] for s in scheduled}
-        unit = _built_for_gpu(run, programs, symbols, target, options, place.ordinal, buckets)
-    elif programs:
-        unit = _built(run, programs, symbols, target, options)
-    STATS.kernels += len(programs)
+    if scheduled and target.language == "triton":
+        scheduled, unit = _built_for_gpu(run, scheduled, cover, solver, symbols, place.ordinal)
+    elif scheduled:
+        unit = _built(run, _programs(scheduled), symbols, target, options)
+    number = {id(p): k for k, p in enumerate(_programs(scheduled))}
+    STATS.kernels += len(number)
     numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
     plan = run("plan", lambda: planned(cover, numbered, symbols))
     printer = _printer(symbols, target)
     reports = tuple(report_of(s, cover, number[id(s.program)], sizes, printer) for s in scheduled)
     return _Made(cover, plan, unit, reports)
+
+
+def _programs(scheduled: Sequence[Scheduled]) -> list[TileProgram]:
+    """The distinct programs of kernels."""
+    return list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
 
 
 def _machine(place: _Place, options: Options) -> Target:
@@ -426,20 +439,43 @@ def _built(
 
 
 def _built_for_gpu(
-    run: Recorder, programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options,
-    ordinal: int, buckets: Mapping[int, Sequence[tuple[Expr, int]]],
-) -> CudaUnit:  # fmt: skip
-    def printed(kernel: int, variant: Variant) -> TritonSource:
-        return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
-
+    run: Recorder,
+    scheduled: list[Scheduled],
+    cover: Cover,
+    solver: Solver,
+    symbols: Sequence[str],
+    ordinal: int,
+) -> tuple[list[Scheduled], CudaUnit]:
+    """The kernels on their device, and the schedules that they got: one that needs more shared memory than was
+    estimated gets another."""
+    target, options = solver.target, solver.options
     store = Store(default_root(options))
-    wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p)]
-    sources = run("emit", lambda: [printed(k, v) for k, v in wanted])
     builder = partial(build_kernels, target=target, store=store)
-    built = run("build", lambda: builder(sources))
-    known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
-    gpu = run("load", lambda: device(ordinal, store, options))
-    return CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
+    for attempt in range(ATTEMPTS):
+        programs = _programs(scheduled)
+
+        def printed(kernel: int, variant: Variant, programs: list[TileProgram] = programs) -> TritonSource:
+            return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
+
+        wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p)]
+        sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
+        try:
+            built = run("build", lambda: builder(sources))  # noqa: B023
+        except SharedMemoryExceeded as refused:
+            if attempt == ATTEMPTS - 1:
+                raise
+            program = programs[wanted[refused.place][0]]
+            for s in scheduled:
+                if any(p is program for p in (s.program, *(b for _, b in s.buckets))):
+                    solver.cramp(s.kernel, cover.layouts, refused.limit / refused.needed)
+            scheduled = [solver.solve(s.kernel, cover.layouts) for s in scheduled]
+            continue
+        known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
+        gpu = run("load", lambda: device(ordinal, store, options))
+        number = {id(p): k for k, p in enumerate(programs)}
+        buckets = {number[id(s.program)]: [(when, number[id(p)]) for when, p in s.buckets] for s in scheduled}
+        return scheduled, CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
+    raise AssertionError("an attempt returns or raises")
 
 
 def _check_strict(cover: Cover, options: Options) -> None:

@@ -53,6 +53,15 @@ class BuildError(TilewrightError):
     """Generated code that did not build or load; the compiler's first lines stand in the message."""
 
 
+class SharedMemoryExceeded(BuildError):
+    """A kernel that needs `needed` bytes of shared memory for a block where there are `limit`; `place` is its number
+    among those that were built together."""
+
+    def __init__(self, message: str, place: int, needed: int, limit: int) -> None:
+        super().__init__(message, phase="build")
+        self.place, self.needed, self.limit = place, needed, limit
+
+
 class CompilerMissing(BuildError):
     """No usable C++ compiler was found."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.emit.triton import TritonSource
-from tilewright.errors import BuildError
+from tilewright.errors import BuildError, SharedMemoryExceeded
 from tilewright.runtime import triton_compat
 from tilewright.runtime.cache import Store, digest
 from tilewright.runtime.cuda_job import Facts, Job
@@ -61,7 +61,7 @@ def job_of(source: TritonSource, target: Target) -> Job:
 def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store) -> list[Built]:
     """One kernel for each source, in order. Needs no GPU.
 
-    Raises BuildError with Triton's words for the first that does not build, or with need and limit for one that wants
+    Raises BuildError with Triton's words for the first that does not build, and SharedMemoryExceeded for one that wants
     more shared memory than `target` has."""
     version = triton_compat.version()
     if version is None:
@@ -82,8 +82,8 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
     if failed is not None:
         raise failed
     built = [_loaded(found[key]) for key in keys]
-    for b in built:
-        check_shared(b.facts, target)
+    for place, b in enumerate(built):
+        check_shared(b.facts, target, place)
     return built
 
 
@@ -109,11 +109,11 @@ def _loaded(folder: Path | None) -> Built:
     return Built(folder, Facts.from_json((folder / FACTS).read_text(encoding="utf-8")))
 
 
-def check_shared(facts: Facts, target: Target) -> None:
-    """Raise BuildError if a kernel needs more shared memory than a block of `target` may have."""
+def check_shared(facts: Facts, target: Target, place: int = 0) -> None:
+    """Raise SharedMemoryExceeded if a kernel needs more shared memory than a block of `target` may have."""
     level = target.level(MemoryKind.SHARED)
     if level is not None and facts.shared > level.capacity:
-        raise BuildError(
+        raise SharedMemoryExceeded(
             f"{facts.entry} needs {facts.shared} bytes of shared memory, {target.name} has {level.capacity}",
-            phase="build",
-        )
+            place, facts.shared, level.capacity,
+        )  # fmt: skip

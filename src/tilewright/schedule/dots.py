@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product as choices
 
 from ..ir import dims
@@ -16,7 +17,7 @@ from ..ir.dtype import i64
 from ..ir.expr import SCALARS, Axis, Expr, axes_of, walk
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate, likely
-from .contract import SMALLEST, Contraction, contraction, sides, stored_half
+from .contract import SMALLEST, Contraction, contraction, factors, sides, stored_half
 from .form import Form, Item, folds_read
 from .ranges import growth
 from .schedule import Role, Schedule
@@ -31,6 +32,9 @@ PARALLEL, STREAMED, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
 
 OVERHEAD, MOST = 56, 224
 """Registers of a thread for addresses and the like; all that a schedule counts on, since estimates are rough."""
+
+SCRATCH = 2048
+"""Bytes of shared memory through which the threads of a block merge what they fold."""
 
 STEP = 0.2e-6
 """Seconds of a step in which a block only waits: barriers, the ends of products."""
@@ -157,12 +161,18 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
     for f in c.spread:
         item = known.form.items[f]
         elements += _volume(c, item.axes)
+    blocks = [_volume(c, axes) for _, axes in _beside(known.form, known.sums)]
+    elements += sum(size for size in blocks if size >= SMALLEST**2)
     return int(elements / (c.warps * target.lanes)) + OVERHEAD
 
 
 def shared_bytes(known: Products, c: Blocks) -> int:
-    """Shared memory of a block (an estimate): operands from memory, those of a loop once per stage."""
-    total = 0
+    """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
+    else a loop reads, which is fetched as many steps ahead as there are further stages."""
+    total = SCRATCH
+    for r, axes in _beside(known.form, known.sums):
+        if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
+            total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
     held: set[Expr] = set()
     for item, product in _made(known, c):
         loops = set(known.streamed) & set(item.axes)
@@ -195,6 +205,23 @@ def seconds_of(known: Products, c: Blocks, target: Target) -> float:
     rounds = max(1.0, count / target.cores)
     waiting = sum(parts) - max(parts) + STEP * steps * rounds
     return (max(parts) + waiting / min(together, rounds)) * tail * _part(known)
+
+
+@lru_cache(1 << 6)
+def _beside(form: Form, sums: tuple[int, ...]) -> tuple[tuple[Expr, tuple[Axis, ...]], ...]:
+    """What is read from memory and is no operand of a product, with its classes."""
+    operands: set[Expr] = set()
+    for i in sums:
+        for factor in factors(form.items[i].body[0]):
+            inside = list(walk(factor))
+            if all(x.op != "value" for x in inside):
+                operands.update(inside)
+    reads = {x: None for i in form.items for b in i.body for x in walk(b) if x.op == "read"}
+    return tuple(
+        (x, tuple(a.value for a in axes_of(x) if isinstance(a.value, Axis)))
+        for x in reads
+        if x not in operands
+    )
 
 
 def _part(known: Products) -> float:

@@ -13,7 +13,7 @@ from ..ir.kernel import Kernel, Scheduled
 from ..ir.program import Dot, Stmt, TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
-from ..target import Target
+from ..target import MemoryKind, Target
 from .blocks import blocks, buckets
 from .companions import refusals, with_companions
 from .contract import sides
@@ -59,6 +59,8 @@ class Solver:
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, _Solution | IllegalSchedule] = {}
         self.lowered: dict[str, _Lowered] = {}
+        self.cramped: dict[str, Solver] = {}
+        """For kernels that did not get the shared memory that they wanted: who counts on less."""
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
@@ -67,6 +69,8 @@ class Solver:
     def solve(self, kernel: Kernel, layouts: Layouts) -> Scheduled:
         """Schedule and tile program of a kernel. Equal kernels get the same program object."""
         key = kernel_key(kernel, layouts)
+        if key in self.cramped:
+            return self.cramped[key].solve(kernel, layouts)
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
@@ -77,6 +81,16 @@ class Solver:
             notes = (*notes, "its products of fp32 are TF32")
         params = (*kernel.inputs, *kernel.outputs)
         return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes)
+
+    def cramp(self, kernel: Kernel, layouts: Layouts, share: float) -> None:
+        """From now on, solve this kernel as if a block had only this `share` of the shared memory that was counted on
+        so far: it needs more than the estimate says."""
+        key = kernel_key(kernel, layouts)
+        target = self.cramped[key].target if key in self.cramped else self.target
+        level = target.level(MemoryKind.SHARED)
+        if level is not None:
+            less = target.resized(capacities={MemoryKind.SHARED: int(level.capacity * share)})
+            self.cramped[key] = Solver(less, self.options, self.tuning)
 
     def _buckets(self, form: Form) -> Buckets:
         if self.target.lanes == 1:
