@@ -18,9 +18,8 @@ from onnx import numpy_helper
 from torch import Tensor
 
 import tilewright
-from tilewright.errors import IndexOutOfRange, InputError
+from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
 from tilewright.runtime import cuda_unit
-from tilewright.runtime.cuda_executable import OutOfMemory
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 

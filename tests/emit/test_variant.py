@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from tests.emit.programs import M, N, column_sum, elementwise, row_sum, softmax
 from tests.emit.triton_corpus import BY_NAME, entry
+from tests.schedule.corpus import Case
 
-from tilewright.emit.variant import GENERIC, NARROW_LIMIT, Variant, aligning, is_index, reach, variants
+from tilewright.emit.variant import (
+    GENERIC,
+    NARROW_LIMIT,
+    Variant,
+    aligning,
+    is_index,
+    quotients,
+    reach,
+    variants,
+)
 from tilewright.ir import dims
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, axis, call, integer
@@ -53,6 +64,21 @@ def test_alignment_asks_for_strides_and_ends_of_rows_only() -> None:
     pixels = entry(BY_NAME["group_norm_silu"], True)
     assert len(aligning(pixels.scheduled.program)) == 1, "one factor of h * w is enough"
     assert aligning(elementwise(integer(100), (f32,), f32, lambda x: x)) == ()
+
+
+def test_half_a_row_is_known_to_be_a_multiple() -> None:
+    """Of what a multiple of 16 leaves when it is halved, whichever way the program rounds."""
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return first * torch.sigmoid(second)
+
+    program = entry(Case("gate", halves, ((6, 64),), ({0: "n", 1: "m"},)), True).scheduled.program
+    ((quotient, divisor),) = quotients(program).items()
+    assert quotient.op == "floordiv" and divisor == 8 and aligning(program) != ()
+    thirds = entry(Case("thirds", lambda x: x.chunk(3, -1)[1] + 1, ((6, 96),), ({0: "n", 1: "m"},)), True)
+    assert not quotients(thirds.scheduled.program), "a third of 16 m is no multiple of anything"
+    assert not quotients(softmax(N, M, scratch=False))
 
 
 def test_what_is_an_index() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,3 +91,35 @@ def test_running_folds_over_rows_of_any_length(tmp_path: Path) -> None:
             tmp_path / str(number), [type(job)(program, job.inputs, job.sizes, job.symbols)]
         )
         made.compare(job, outcome)
+
+
+def rotary(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    c, s = c[:, None], s[:, None]
+    return torch.cat((first * c - second * s, second * c + first * s), -1)
+
+
+HALVED = Halves(
+    "rotary",
+    rotary,
+    ((5, 3, 64), (5, 32), (5, 32)),
+    ({0: "n", 1: "h", 2: "d"}, {0: "n", 1: "e"}, {0: "n", 1: "e"}),
+)
+
+
+def test_halves_of_rows_of_any_even_length(tmp_path: Path) -> None:
+    """Joined and cut in the middle of a row: accesses of whole rows are as wide as in front of a known middle."""
+    made = entry(HALVED, True)
+    program = made.scheduled.program
+    aligned = variants(program)[0]
+    source = emit_triton(program, made.symbols, preset("sm_90"), aligned, "k0")
+    assert aligned.aligned and "tl.multiple_of(" in source.text
+    built = build(tmp_path / "built", source)
+    assert built.accesses[128] >= 4, built.accesses
+    job = made.job(variant=aligned)
+    (outcome,) = interpret(tmp_path, [job])
+    np.testing.assert_allclose(
+        outcome.arrays[-1].astype(np.float32).reshape(5, 3, 64),
+        HALVED.run(*(x.float() for x in HALVED.inputs())).half().float().numpy(),
+        rtol=2e-3, atol=2e-3,
+    )  # fmt: skip

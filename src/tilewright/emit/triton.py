@@ -23,7 +23,7 @@ from .triton_expr import Expressions, count_reads
 from .triton_helpers import Helpers
 from .triton_index import Indices, index_values
 from .triton_scope import UNARY, Lines, Term, memory_type
-from .variant import Variant, aligning
+from .variant import Variant, aligning, quotients
 
 ArgumentKind = Literal["pointer", "size", "error"]
 
@@ -82,6 +82,11 @@ def emit_triton(
     printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers, indices)
     printer.counts = count_reads(printed(program))
     pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
+    if variant.aligned:
+        for quotient, divisor in quotients(program).items():
+            printer.counts[quotient] = 0  # no name but the one below
+            known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
+            printer.scope.names[quotient, False] = printer.named(known, "i")
     _grid(program, printer)
     Body(program, printer, pointers, target.rounds_singles).body(program.body)
     check_size(printer)

@@ -5,13 +5,14 @@ A *variant* is one build of a kernel. The most special one that a call permits r
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dims
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Expr, Symbol, axes_of, conjuncts, walk
+from tilewright.ir.expr import Expr, Symbol, axes_of, conjuncts, substitute, walk
 from tilewright.ir.program import Branch, Load, Loop, Stmt, Store, TileProgram, expressions
 
 ALIGNMENT = 16
@@ -134,6 +135,26 @@ def aligning(program: TileProgram) -> tuple[str, ...]:
         if names and len(names) == len(m) and not needed & set(names):
             needed.add(max(names, key=lambda n: (counts[n], n)))
     return tuple(sorted(needed))
+
+
+def quotients(program: TileProgram) -> dict[Expr, int]:
+    """Quotients of sizes, as half a row is one, and the power of two (at most 16) that divides each of them in an
+    `aligned` variant, where it is more than 1. The compiler of a kernel cannot tell."""
+    names = aligning(program)
+    found: dict[Expr, int] = {}
+    exprs = (e for s in program.statements() for e in expressions(s))
+    for x in dict.fromkeys(x for e in exprs for x in walk(e) if x.op == "floordiv" and is_index(x)):
+        sizes = {s: dims.mul(s, dims.integer(ALIGNMENT)) for s in dims.symbols_of(x) if _name(s) in names}
+        if axes_of(x) or not sizes:
+            continue
+        divisor = math.gcd(ALIGNMENT, *dims.linear(substitute(x, sizes)).values())
+        if divisor > 1:
+            found[x] = divisor
+    return found
+
+
+def _name(symbol: Expr) -> str:
+    return symbol.value.name if isinstance(symbol.value, Symbol) else ""
 
 
 def _steps(program: TileProgram) -> Iterator[Expr]:
