@@ -62,6 +62,10 @@ class Session:
     compiled: list[Compiled] = field(default_factory=list)
     recorder: Recorder | None = None
 
+    def fresh(self) -> Session:
+        """Another one of the same options."""
+        return Session(self.options)
+
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """Compile what Dynamo captured."""
         return through_autograd(
@@ -286,6 +290,10 @@ class FileWay:
     def unchanged(self) -> bool:
         """A file's weights are its own."""
         return True
+
+    def copied(self, memo: dict[int, object]) -> FileWay:
+        """Itself: nothing can change a file's weights."""
+        return self
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Compile for inputs like these."""

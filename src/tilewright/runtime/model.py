@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from torch import Tensor
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct, key_of
 from tilewright.runtime.naming import as_tensors
@@ -31,6 +31,10 @@ class Way(Protocol):
 
     def unchanged(self) -> bool:
         """Whether what the short ways rely on besides arguments is still so."""
+        ...
+
+    def copied(self, memo: dict[int, object]) -> Way:
+        """The way of a deep copy of the target. Raises UnsupportedError where there is none."""
         ...
 
     @property
@@ -66,6 +70,22 @@ class CompiledModel:
     def __init__(self, way: Way) -> None:
         self._way = way
         self._short: dict[tuple[object, ...], Direct] = {}
+
+    def __copy__(self) -> CompiledModel:
+        """Another callable of the same target."""
+        return CompiledModel(self._way)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CompiledModel:
+        """A copy of the target with weights of its own, which compiles when it is first called. Weights that were
+        frozen are shared."""
+        return CompiledModel(self._way.copied(memo))
+
+    def __reduce__(self) -> NoReturn:
+        """Refused: machine code belongs to its process. Raises UnsupportedError."""
+        raise UnsupportedError(
+            "a compiled model cannot be pickled", phase="input",
+            hint="pickle what you compiled, and compile it where it is loaded (warm caches make that quick)",
+        )  # fmt: skip
 
     def __call__(
         self, *args: object, out: Tensor | Sequence[Tensor] | None = None, **kwargs: object

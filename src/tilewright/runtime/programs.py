@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.exported import Exported
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct
 from tilewright.runtime.executable import Argument, Result, deliver
@@ -107,6 +107,15 @@ class ProgramWay:
     def unchanged(self) -> bool:
         """An exported program reads nothing but its arguments and its own weights."""
         return True
+
+    def copied(self, memo: dict[int, object]) -> ProgramWay:
+        """Itself where weights are constants that nothing can change. Raises UnsupportedError otherwise."""
+        if self.program.state or (self.program.weights and not self.freeze):
+            raise UnsupportedError(
+                "a program with weights that may change cannot be copied", phase="input",
+                hint="copy the exported program and compile the copy",
+            )  # fmt: skip
+        return self
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Nothing is left to compile."""

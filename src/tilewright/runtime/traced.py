@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,10 @@ class Sessions(Protocol):
     """What the front door hands down: a backend for Dynamo, and what it has compiled."""
 
     recorder: Recorder | None
+
+    def fresh(self) -> Sessions:
+        """Another one of the same options."""
+        ...
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """Compile a captured graph."""
@@ -105,6 +110,11 @@ class TracedWay:
     def unchanged(self) -> bool:
         """Whether parameters, plain attributes, closure and globals are the same objects as before."""
         return self._around is not None and self._around.unchanged()
+
+    def copied(self, memo: dict[int, object]) -> TracedWay:
+        """The same for a deep copy of the target, with nothing compiled yet."""
+        target = copy.deepcopy(self.target, memo)
+        return TracedWay(target, self.session.fresh(), self.naming, oblivious=self.oblivious)
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Compile without running: the graph's first call is stopped at its door."""
