@@ -42,6 +42,7 @@ from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import called, select
 from tilewright.partition.regions import may_have_regions
+from tilewright.partition.routines import as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
@@ -349,7 +350,8 @@ def _mapped(
         normal = normalise(recognise_masks(graph))
         cores = solver.target.cores
         mapped = settle_regions(normal, prices, changed, options.contractions, cores, covers, short=short)
-    return mapped if any(r.kernels for r in mapped.regions) else replace(mapped, graph=graph)
+    made = any(r.kernels or r.routine for r in mapped.regions)
+    return mapped if made else replace(mapped, graph=graph)
 
 
 def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = None) -> Prices:
@@ -367,7 +369,11 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
         with seen_sizes(sizes):
             return call_seconds(region.ops, _values(region.outputs), solver.target)
 
-    return Prices(kernel, library, ideal, usual)
+    def routine(region: Graph) -> tuple[float, Graph] | None:
+        found = routine_of(region, solver.target)
+        return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
+
+    return Prices(kernel, library, ideal, usual, routine)
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:

@@ -108,6 +108,8 @@ class Target:
     the call; 0 where freed memory is kept for the next one."""
     coarse: tuple[str, ...] = ()
     """Functions that one instruction gives with a relative error of at most 2^-11, half a unit of float16."""
+    fused_attention: float = 0.0
+    """Flop/s that the usual library's fused attention reaches; 0 where it is not faster than kernels."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -217,7 +219,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
 def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
-    coarse: tuple[str, ...] = (),
+    coarse: tuple[str, ...] = (), fused_attention: float = 0.0,
 ) -> Target:  # fmt: skip
     """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
 
@@ -240,6 +242,7 @@ def _gpu(
         arch=arch or name.removeprefix("sm_"),
         bias_apart=True,
         coarse=coarse,
+        fused_attention=fused_attention,
         matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16")),
     )
 
@@ -281,7 +284,16 @@ def _h200() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 100e12, 4),
     )
     matrix = MatrixUnit((64, 256, 16), "f16", "f32", 709e12)
-    return _gpu("sm_90", levels, cores=132, flops=60e12, special=3.7e12, matrix=matrix, coarse=COARSE)
+    return _gpu(
+        "sm_90",
+        levels,
+        cores=132,
+        flops=60e12,
+        special=3.7e12,
+        matrix=matrix,
+        coarse=COARSE,
+        fused_attention=510e12,
+    )
 
 
 def _b200() -> Target:

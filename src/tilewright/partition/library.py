@@ -29,7 +29,7 @@ def _sides(op: Op) -> list[set[object]]:
     if e is None or e.reduction is None or e.reduction.combiner != "add" or e.scan is not None:
         return []
     factors = _product(e.body[0])
-    kept = set(e.axes)
+    kept: set[object] = set(e.axes)
     return [{x.value for x in axes_of(f)} & kept for f in factors] if len(factors) > 1 else []
 
 

@@ -37,11 +37,14 @@ class Settled:
     rearranged: Graph | None = None
     parts: int = 1
     """How many parts of a cascade run side by side in `rearranged`."""
+    routine: Graph | None = None
+    """The region as one call of a routine of the library, where that is the fastest."""
 
     def __str__(self) -> str:
         made = ", ".join(map(repr, self.region.outputs))
         ways = f"{self.seconds * 1e3:.3g} ms modelled, {self.library * 1e3:.3g} ms as library calls"
-        head = f"{len(self.region.ops)} ops that make {made}: {len(self.kernels) or 'no'} kernels; {ways}"
+        how = "one library call" if self.routine else f"{len(self.kernels) or 'no'} kernels"
+        head = f"{len(self.region.ops)} ops that make {made}: {how}; {ways}"
         return "\n  ".join((head, *self.notes))
 
 
@@ -63,6 +66,8 @@ class Prices:
     ideal: Callable[[Graph], float]
     usual: Prices | None = None
     """The same for the sizes that the program was traced with, if these are others: kernels must win there too."""
+    routine: Callable[[Graph], tuple[float, Graph] | None] = lambda region: None
+    """Seconds of a routine of the library that computes a whole region, and the region as its call."""
 
     def beaten(self, captured: Graph, kernels: Sequence[Kernel], layouts: Mapping[Value, Layout]) -> bool:
         """Whether kernels are clearly faster than the library."""
@@ -106,21 +111,28 @@ def settle_regions(
         alone = region.graph(graph)
         key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
         if key not in known:
-            found = _recalled(alone, rearrange, memory)
-            known[key] = found or _settle(alone, region.as_captured(graph), prices, rearrange, cores, always)
-            if memory is not None and found is None:
+            whole = None if always else prices.routine(alone)
+            found = None if whole else _recalled(alone, rearrange, memory)
+            captured = region.as_captured(graph)
+            known[key] = found or _settle(alone, captured, prices, rearrange, cores, always, whole)
+            if memory is not None and found is None and whole is None:
                 memory.keep(task_of(alone), _plain(known[key]))
         decided = known[key]
         settled.append(decided)
-        if decided.kernels:
+        if decided.routine is not None:
+            splicer.call(region, decided.routine)
+        elif decided.kernels:
             splicer.replace(region, decided)
     return Mapped(splicer.graph() if splicer.made else graph, tuple(settled))
 
 
 def _settle(
-    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool
-) -> Settled:
+    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
+    whole: tuple[float, Graph] | None = None,
+) -> Settled:  # fmt: skip
     otherwise = prices.library(captured)
+    if whole is not None and whole[0] < min(otherwise, prices.ideal(region)):
+        return Settled(region, (), whole[0], otherwise, routine=whole[1])
     if otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
@@ -239,6 +251,17 @@ class _Splicer:
                     replace(op, inputs=inputs, outputs=outputs, kernel=self.kernels, origin=origin)
                 )
             self.kernels += 1
+
+    def call(self, region: Region, routine: Graph) -> None:
+        """The region's own ops leave; those around a call that does the same come."""
+        self.gone |= region.own
+        table = dict(zip([v for v in routine.inputs if isinstance(v, Value)], region.inputs, strict=True))
+        ends = [v for v in routine.outputs if isinstance(v, Value)]
+        table |= dict(zip(ends, region.outputs, strict=True))
+        for op in routine.ops:
+            table |= {v: self.value(v) for v in op.outputs if v not in table}
+            inputs, outputs = tuple(table[v] for v in op.inputs), tuple(table[v] for v in op.outputs)
+            self.made.append(replace(op, inputs=inputs, outputs=outputs))
 
     def value(self, like: Value) -> Value:
         self.fresh += 1
