@@ -30,7 +30,8 @@ def _sides(op: Op) -> list[set[object]]:
         return []
     factors = _product(e.body[0])
     kept: set[object] = set(e.axes)
-    return [{x.value for x in axes_of(f)} & kept for f in factors] if len(factors) > 1 else []
+    found: list[set[object]] = [{x.value for x in axes_of(f)} & kept for f in factors]
+    return found if len(factors) > 1 else []
 
 
 def _product(e: Expr) -> list[Expr]:
