@@ -30,7 +30,7 @@ def _sides(op: Op) -> list[set[object]]:
         return []
     factors = _product(e.body[0])
     kept: set[object] = set(e.axes)
-    found: list[set[object]] = [{x.value for x in axes_of(f)} & kept for f in factors]
+    found: list[set[object]] = [set[object](x.value for x in axes_of(f)) & kept for f in factors]
     return found if len(factors) > 1 else []
 
 
