@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from tilewright.capture.symbols import Symbols
+from tilewright.capture.symbols import Symbols, factor_name, factors
 from tilewright.ir.expr import Expr
 
 
@@ -38,4 +38,8 @@ def traced_sizes(gm: fx.GraphModule) -> dict[str, int]:
     held = getattr(env, "backed_var_to_val", None)
     if held is None:  # torch 2.11
         held = getattr(env, "var_to_val", None) or {}
-    return {str(symbol): int(value) for symbol, value in held.items()}
+    sizes = {str(symbol): int(value) for symbol, value in held.items()}
+    for symbol, by in factors(env).items():
+        if str(symbol) in sizes:
+            sizes[factor_name(symbol, by)] = sizes[str(symbol)] // by
+    return sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -20,15 +21,32 @@ SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | b
 _LIMIT = 1 << 63
 
 
+def factors(env: ShapeEnv | None) -> dict[sympy.Symbol, int]:
+    """The number of which a size is known to be a multiple, where the program was traced under that condition."""
+    found: dict[sympy.Symbol, int] = {}
+    for fact in map(env.replace, env.divisible) if env is not None else ():
+        size, by = fact.args if isinstance(fact, fn.Mod) else (None, None)
+        if isinstance(size, sympy.Symbol) and isinstance(by, sympy.Integer) and not free_unbacked_symbols(size):
+            found[size] = math.lcm(found.get(size, 1), int(by))
+    return {size: by for size, by in found.items() if 1 < by < _LIMIT}
+
+
+def factor_name(size: sympy.Symbol, by: int) -> str:
+    """The name of the size that is `size` over `by`."""
+    return f"{size.name}_{by}"
+
+
 class Symbols:
     """Translates the numbers of one captured graph; `env` is its ShapeEnv, or None if every size is a constant.
 
+    A size that is known to be a multiple is that number times another size, so that views which rely on it are plain.
     Ranges of sizes that come from data hold because the program asserts them. To translate an assertion itself, give
     `asserted` False, and such sizes have no range."""
 
     def __init__(self, env: ShapeEnv | None, *, asserted: bool = True) -> None:
         self._env = env
         self._asserted = asserted
+        self._factors = factors(env)
         self._memo: dict[sympy.Basic, Expr] = {}
 
     def expr(self, value: SymbolicNumber) -> Expr:
@@ -90,7 +108,11 @@ class Symbols:
                 low = int(bound.lower)
             if bound.upper not in (int_oo, sympy.oo) and int(bound.upper) < _LIMIT - 1:
                 high = int(bound.upper)
-        return symbol(e.name, low, high)
+        factor = self._factors.get(e, 1)
+        if factor == 1:
+            return symbol(e.name, low, high)
+        part = symbol(factor_name(e, factor), -(-low // factor), None if high is None else high // factor)
+        return dims.mul(part, integer(factor))
 
     def _rounded(self, e: sympy.Basic, mode: str) -> Expr:
         """A float brought to an integer; exact integer division where the float is a known ratio of integers."""

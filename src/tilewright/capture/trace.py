@@ -23,7 +23,8 @@ from tilewright.capture.exported import Exported
 from tilewright.capture.fx import mutations
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError
-from tilewright.ir.expr import Symbol
+from tilewright.ir.dims import ZERO, coefficient, mul, static, symbols_of
+from tilewright.ir.expr import Symbol, integer
 from tilewright.ir.host import Number, number
 
 Place = tuple[int, int]
@@ -90,8 +91,12 @@ def fits(program: Exported, inputs: Sequence[Tensor]) -> bool:
         for symbolic, n in zip(node.meta["val"].shape, t.shape, strict=True):
             if isinstance(symbolic, torch.SymInt):
                 e = Symbols(symbolic.node.shape_env).expr(symbolic)
-                if isinstance(e.value, Symbol):
-                    sizes.setdefault(e.value.name, n)
+                for s in symbols_of(e):
+                    by = static(coefficient(e, s) or ZERO)
+                    if isinstance(s.value, Symbol) and by and e is mul(s, integer(by)):
+                        if n % by:
+                            return False
+                        sizes.setdefault(s.value.name, n // by)
             elif symbolic != n:
                 return False
     return all(number(c, sizes) for c in program.conditions)

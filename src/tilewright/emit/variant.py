@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilewright.ir import dims
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Expr, Symbol, axes_of, conjuncts, substitute, walk
+from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, walk
 from tilewright.ir.program import Branch, Load, Loop, Stmt, Store, TileProgram, expressions
 
 ALIGNMENT = 16
@@ -161,14 +161,14 @@ def _steps(program: TileProgram) -> Iterator[Expr]:
     """Strides of accesses, and the bounds of axes along which an access is contiguous."""
     contiguous: set[Expr] = set()
     usual = list(_usual(program.body))
+    tiles = {axis(s.axis): s.tile for s in usual if isinstance(s, Loop)}
     for s in usual:
         if isinstance(s, (Load, Store)):
-            for a in axes_of(s.offset):
-                step = dims.coefficient(s.offset, a)
-                if step is dims.ONE:
-                    contiguous.add(a)
-                elif step is not None:
-                    yield step
+            steps = {a: dims.coefficient(s.offset, a) for a in axes_of(s.offset)}
+            along = {a for a, step in steps.items() if step is dims.ONE}
+            if any(tiles.get(a, 1) * s.buffer.dtype.bytes >= ALIGNMENT for a in along):
+                contiguous |= along
+                yield from (step for step in steps.values() if step is not None and step is not dims.ONE)
     for s in usual:
         if isinstance(s, (Load, Store)):
             for c in conjuncts(s.mask):

@@ -6,6 +6,7 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -148,11 +149,19 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     first one that serves is the best."""
     shape = _shape(form)
     open_ = [a for a in shape.inner if dims.static(a.extent) is None]
-    if len(open_) != 1 or shape.lane != open_[0] or shape.scan not in (None, shape.lane):
+    if shape.lane not in open_ or shape.scan not in (None, shape.lane):
         return []
-    (a,) = open_
-    rows = [b for b in BUCKETS if b <= LONGEST]
-    return [(call("le", a.extent, dims.integer(b)), blocks(form, target, {a: b}, tuning)) for b in rows]
+    assert shape.lane is not None
+    # What else a row goes over is no longer than it was when the program was traced, or about so.
+    most = {a: power(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
+    found: list[tuple[Expr, Schedule]] = []
+    for b in BUCKETS:
+        limits = most | {shape.lane: b}
+        if _product(limits.values()) <= LONGEST:
+            conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]
+            fits = functools.reduce(lambda p, q: call("and", p, q), conditions)
+            found.append((fits, blocks(form, target, limits, tuning)))
+    return found
 
 
 def _shape(form: Form) -> _Shape:
