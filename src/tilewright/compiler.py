@@ -23,6 +23,7 @@ from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.emit.cpp import emit_unit, emit_units
+from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant, variants
 from tilewright.errors import (
@@ -41,6 +42,7 @@ from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import called, select
+from tilewright.partition.recall import ranged
 from tilewright.partition.regions import may_have_regions
 from tilewright.partition.routines import as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Mapped, Prices, settle_regions
@@ -66,10 +68,11 @@ from tilewright.runtime.device import build, find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
+from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
-from tilewright.schedule.solver import Solver
+from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
 from tilewright.tile.library import call_seconds, touch_seconds
@@ -305,21 +308,41 @@ def _generated(
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run("partition", lambda: partition(parted, solver.price, covers))
         _check_strict(cover, options)
-        kernels = [step for step in cover.steps if isinstance(step, Kernel)]
-        scheduled = run("schedule", lambda: [solver.solve(k, cover.layouts) for k in kernels])
-    symbols = sorted({str(s) for s in normal.symbols()})
+    symbols = normal.symbols()
+    names = sorted({str(s) for s in symbols})
+    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+    solved = partial(_solved, solver, cover, sizes)
+    built = _Kernels()
+    if kernels and target.language == "triton":
+        built = _built_for_gpu(run, run("schedule", solved), cover, solver, names, place.ordinal)
+    elif kernels:
+        texts = [kernel_key(k, cover.layouts) for k in kernels]
+        built = _built(run, texts, list(map(ranged, symbols)), names, solver, covers, solved)
+    STATS.kernels += built.programs
+    numbered = {k: (n, (*k.inputs, *k.outputs)) for k, n in zip(kernels, built.numbers, strict=True)}
+    plan = run("plan", lambda: planned(cover, numbered, names))
+    printer = _printer(names, target)
+    reports = tuple(
+        report_of(k, cover, n, sizes, partial(built.scheduled.__getitem__, i), printer)
+        for i, (k, n) in enumerate(zip(kernels, built.numbers, strict=True))
+    )
+    return _Made(cover, plan, built.unit, reports)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels that are built: how each is scheduled, its number in the unit, and how many programs that has."""
+
+    scheduled: Sequence[Scheduled] = ()
     unit: NativeUnit | CudaUnit | None = None
-    if scheduled and target.language == "triton":
-        scheduled, unit = _built_for_gpu(run, scheduled, cover, solver, symbols, place.ordinal)
-    elif scheduled:
-        unit = _built(run, _programs(scheduled), symbols, target, options)
-    number = {id(p): k for k, p in enumerate(_programs(scheduled))}
-    STATS.kernels += len(number)
-    numbered = {s.kernel: (number[id(s.program)], s.params) for s in scheduled}
-    plan = run("plan", lambda: planned(cover, numbered, symbols))
-    printer = _printer(symbols, target)
-    reports = tuple(report_of(s, cover, number[id(s.program)], sizes, printer) for s in scheduled)
-    return _Made(cover, plan, unit, reports)
+    numbers: Sequence[int] = ()
+    programs: int = 0
+
+
+def _solved(solver: Solver, cover: Cover, sizes: Mapping[str, int]) -> list[Scheduled]:
+    """All kernels of a cover, scheduled for typical `sizes`."""
+    with seen_sizes(sizes), no_python_dispatcher():
+        return [solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
 
 
 def _programs(scheduled: Sequence[Scheduled]) -> list[TileProgram]:
@@ -431,17 +454,32 @@ def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], 
 
 
 def _built(
-    run: Recorder, programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options
-) -> NativeUnit:
-    sources = run("emit", lambda: emit_units(programs, symbols, target))
-    store = Store(default_root(options))
+    run: Recorder, texts: Sequence[str], ranges: Sequence[str], symbols: Sequence[str], solver: Solver,
+    covers: Covers, solved: Callable[[], Sequence[Scheduled]],
+) -> _Kernels:  # fmt: skip
+    """Kernels in C++. Their library is recalled by their texts and the ranges of their sizes, or `solved`, printed and
+    built."""
+    target, options, store = solver.target, solver.options, covers.store
+    order = {text: n for n, text in enumerate(dict.fromkeys(texts))}
+    libraries = Libraries(target, store, options, covers)
+    known = libraries.recall([*sorted(ranges), *order])
+    scheduled = run("schedule", solved if known is None else lambda: Later(solved))
+    printed = partial(_printed, scheduled, symbols, target)
+    sources = run("emit", printed if known is None else lambda: Later(printed))
     start = time.time()
-    path = run("build", lambda: build(list(sources), target, store, options))
-    if path.stat().st_mtime < start - 1:
+    path = run("build", lambda: known or build(sources, target, store, options))
+    if known is None:
+        libraries.keep([*sorted(ranges), *order], path)
+    if known is not None or path.stat().st_mtime < start - 1:
         STATS.cache_hits += 1
     else:
         STATS.units += 1
-    return run("load", lambda: NativeUnit(path, store, options))
+    unit = run("load", lambda: NativeUnit(path, store, options))
+    return _Kernels(scheduled, unit, [order[text] for text in texts], len(order))
+
+
+def _printed(scheduled: Sequence[Scheduled], symbols: Sequence[str], target: Target) -> Sequence[Source]:
+    return emit_units(_programs(scheduled), symbols, target)
 
 
 def _built_for_gpu(
@@ -451,7 +489,7 @@ def _built_for_gpu(
     solver: Solver,
     symbols: Sequence[str],
     ordinal: int,
-) -> tuple[list[Scheduled], CudaUnit]:
+) -> _Kernels:
     """The kernels on their device, and the schedules that they got: one that needs more shared memory than was
     estimated gets another."""
     target, options = solver.target, solver.options
@@ -480,7 +518,8 @@ def _built_for_gpu(
         gpu = run("load", lambda: device(ordinal, store, options))
         number = {id(p): k for k, p in enumerate(programs)}
         buckets = {number[id(s.program)]: [(when, number[id(p)]) for when, p in s.buckets] for s in scheduled}
-        return scheduled, CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
+        unit = CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
+        return _Kernels(scheduled, unit, [number[id(s.program)] for s in scheduled], len(programs))
     raise AssertionError("an attempt returns or raises")
 
 

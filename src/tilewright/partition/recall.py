@@ -67,7 +67,7 @@ def task_of(graph: Graph) -> str:
     values = [f"{n}: {v.dtype} {v.shape}" for v, n in number.items()]
     layouts = [f"{number[v]} at {layout.strides}" for v, layout in graph.layouts.items() if v in number]
     kept = sorted(number[v] for v in graph.kept())
-    symbols = sorted(map(_ranged, graph.symbols()))
+    symbols = sorted(map(ranged, graph.symbols()))
     return "\n".join([*symbols, *values, *ops, *sorted(layouts), f"keeps {kept}"])
 
 
@@ -80,6 +80,7 @@ def _line(op: Op, number: dict[Value, int]) -> str:
     return f"{made} {read} call {op.call.pure} {op.call.strides}"
 
 
-def _ranged(symbol: Expr) -> str:
+def ranged(symbol: Expr) -> str:
+    """A size symbol with its range."""
     known = symbol.value
     return f"{known.name} in {known.low}..{known.high}" if isinstance(known, Symbol) else repr(symbol)

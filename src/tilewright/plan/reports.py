@@ -9,7 +9,7 @@ from tilewright.ir import dims
 from tilewright.ir.expr import Expr, cost
 from tilewright.ir.graph import Value
 from tilewright.ir.host import size
-from tilewright.ir.kernel import Cover, LibraryStep, Scheduled
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.reduction import Reduction
 from tilewright.plan.bind import names_in
@@ -23,7 +23,8 @@ class KernelReport:
 
     `bytes_moved` counts every operand and result once: what is read again comes from a core's own caches.
     `bytes_lower_bound` is the least that any kernel for the same region must move. `flops` counts scalar operations of
-    the bodies in units of one addition (see `ir.expr.Scalar.cost`).
+    the bodies in units of one addition (see `ir.expr.Scalar.cost`). A kernel whose library was found in the cache is
+    scheduled and printed when `scheduled` or `source` is asked for.
     """
 
     name: str
@@ -31,10 +32,8 @@ class KernelReport:
     moved: Expr
     bound: Expr
     work: Expr
-    schedule: str
-    reason: str
-    program: TileProgram
     sizes: Mapping[str, int]
+    scheduled: Callable[[], Scheduled]
     printer: Callable[[TileProgram], str]
 
     @property
@@ -54,6 +53,22 @@ class KernelReport:
 
     def _at(self, e: Expr) -> int | None:
         return size(e, self.sizes) if self.sizes.keys() >= set(names_in((e,))) else None
+
+    @property
+    def schedule(self) -> str:
+        """The decisions, in one line."""
+        return str(self.scheduled().schedule)
+
+    @property
+    def program(self) -> TileProgram:
+        """How it computes."""
+        return self.scheduled().program
+
+    @property
+    def reason(self) -> str:
+        """Why the kernel ends where it does, and what could not be had."""
+        made = self.scheduled()
+        return "; ".join(filter(None, (made.kernel.reason, *made.notes)))
 
     @property
     def source(self) -> str:
@@ -102,14 +117,14 @@ def _bytes(values: Sequence[Value]) -> Expr:
 
 
 def report_of(
-    scheduled: Scheduled,
+    kernel: Kernel,
     cover: Cover,
     number: int,
     sizes: Mapping[str, int],
+    scheduled: Callable[[], Scheduled],
     printer: Callable[[TileProgram], str],
 ) -> KernelReport:
-    """The report of kernel `number`; `printer` makes source text of its program when asked."""
-    kernel = scheduled.kernel
+    """The report of `kernel`, number `number`; `printer` makes source text of its program when asked."""
     names: dict[int, str] = {}
     flops = dims.ZERO
     for op in kernel.ops:
@@ -127,10 +142,8 @@ def report_of(
         moved=moved,
         bound=bound,
         work=flops,
-        schedule=str(scheduled.schedule),
-        reason="; ".join(filter(None, (kernel.reason, *scheduled.notes))),
-        program=scheduled.program,
         sizes=sizes,
+        scheduled=scheduled,
         printer=printer,
     )
 

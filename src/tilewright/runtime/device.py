@@ -260,14 +260,25 @@ def build_texts(texts: Sequence[str], flags: Sequence[str], store: Store, option
             phase="build",
             hint="install g++ or clang++, or `pip install ziglang`",
         )
-    machine = f"{sys.platform} {platform.machine()}"
     words = _adapted(compiler, flags)
-    key = digest(_FORMAT, _header_digest(), machine, compiler.version, *words, "--", *texts)
+    key = digest(*_toolchain(compiler, words), "--", *texts)
     found = store.get(key)
     if found is None:
         with store.single_flight(key):
             found = store.get(key) or _compile(compiler, texts, words, key, store)
     return found / LIBRARY
+
+
+def toolchain(target: Target, options: Options) -> str:
+    """Digest of all that a library depends on besides the text of its units; empty without a compiler."""
+    compiler = find_compiler(options)
+    return (
+        "" if compiler is None else digest(*_toolchain(compiler, _adapted(compiler, target.compiler_flags)))
+    )
+
+
+def _toolchain(compiler: Compiler, words: Sequence[str]) -> tuple[str, ...]:
+    return _FORMAT, _header_digest(), f"{sys.platform} {platform.machine()}", compiler.version, *words
 
 
 @functools.cache

@@ -169,6 +169,6 @@ def kernel_key(kernel: Kernel, layouts: Layouts) -> str:
         made = [number.setdefault(v, len(number)) for v in op.outputs]
         assert op.expr is not None
         parts.append(
-            f"{made} {[number[v] for v in op.inputs]} {op.expr.body[0].dtype} {show_tensor_expr(op.expr)}"
+            f"{made} {[number[v] for v in op.inputs]} {[b.dtype for b in op.expr.body]} {show_tensor_expr(op.expr)}"
         )
     return "\n".join(parts)
