@@ -30,6 +30,7 @@ from tilewright.ir.program import (
 
 from .triton_collapse import merged
 from .triton_expr import Expressions
+from .triton_places import Places
 from .triton_scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
 LARGEST = 1 << 20
@@ -81,6 +82,7 @@ class Body:
         self.only_dots = {v for v, n in readers.items() if n == 0}
         """Values that nothing but products of blocks reads: they stay in the type that they have in memory."""
         self.raw: set[int] = set()
+        self.places = Places(printer)
         self._bound: Counter[Axis] = Counter()
         self._number: dict[Axis, int] = {}
 
@@ -170,10 +172,10 @@ class Body:
     def bind(self, s: Loop, start: Term, number: str) -> None:
         """Print the values of the axis of `s` in a step that begins at `start`."""
         lanes = Term(f"tl.arange(0, {s.tile})", ATOM, (s.axis,))
-        if self.wide and start.number:
-            lanes = self.printer.cast_text(lanes, i64)
         if s.tile == 1:
             term = self.printer.spread(start, (), self.printer.index_type)
+        elif self.wide:
+            term = self.places.bind(s.axis, s.tile, start, number)
         elif start.number and start.text == "0":
             term = lanes
         else:
@@ -194,14 +196,22 @@ class Body:
 
     # --- memory ----------------------------------------------------------------
 
-    def address(self, name: str, offset: Term, wanted: tuple[Axis, ...]) -> str:
-        """The pointers of an access whose lanes are those of `wanted`."""
-        pointer = self.pointers[name]
+    def address(self, s: Load | Store, offset: Term, wanted: tuple[Axis, ...]) -> str:
+        """The pointers of an access at `offset` whose lanes are those of `wanted`."""
+        pointer = self.pointers[s.buffer.name]
+        if self.wide and (found := self.places.address(pointer, s.offset, wanted)) is not None:
+            return found
+        offset = offset if offset.text else self.printer.offset(s.offset)
         if offset.dims != wanted:
             offset = self.printer.spread(offset, wanted, self.printer.index_type)
         if offset.number and offset.text == "0":
             return pointer
         return f"{pointer} + {offset.at(SUM + 1 if offset.text.startswith('-') else SUM)}"
+
+    def offset(self, s: Load | Store) -> Term:
+        """The offset of an access; where only that of its block needs 64 bits, no more than its axes."""
+        axes = self.places.axes(s.offset) if self.wide else ()
+        return Term("", ATOM, axes) if axes else self.printer.offset(s.offset)
 
     def mask(self, mask: Expr | None) -> Term | None:
         """The lanes of an access."""
@@ -210,12 +220,12 @@ class Body:
     def load(self, s: Load) -> None:
         """Masked lanes touch no memory; a half becomes a single unless only products read it."""
         printer = self.printer
-        mask, offset = self.mask(s.mask), printer.offset(s.offset)
+        mask, offset = self.mask(s.mask), self.offset(s)
         other = None
         if s.other is not None and mask is not None:
             other = self._memory_value(s.other, s.buffer.dtype)
         wanted = printer.union([t for t in (offset, mask, other) if t is not None])
-        text = self.address(s.buffer.name, offset, wanted)
+        text = self.address(s, offset, wanted)
         if mask is not None:
             text += f", mask={printer.fit(mask, wanted).text}"
         if other is not None:
@@ -259,9 +269,9 @@ class Body:
         printer = self.printer
         value_of = _unrounded(s.value, s.buffer.dtype)
         value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
-        mask, offset = self.mask(s.mask), printer.offset(s.offset)
+        mask, offset = self.mask(s.mask), self.offset(s)
         wanted = printer.union([t for t in (offset, mask, value) if t is not None])
-        text = f"{self.address(s.buffer.name, offset, wanted)}, {printer.fit(value, wanted).text}"
+        text = f"{self.address(s, offset, wanted)}, {printer.fit(value, wanted).text}"
         if mask is not None:
             text += f", mask={printer.fit(mask, wanted).text}"
         if s.stream:

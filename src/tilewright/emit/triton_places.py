@@ -1,0 +1,72 @@
+"""Addresses in programs whose offsets need 64 bits: only where a block begins is such a number.
+
+An offset that is linear in the axes of a block is the offset of the block's first element, a scalar, plus a multiple
+of a lane for each axis. Lanes are numbers below the tile, so 32 bits hold the multiples, and tensors of more than 2^31
+elements cost no more instructions per element than others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import dims
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
+
+from .triton_expr import Expressions
+from .triton_scope import ATOM, PRODUCT, SUM, Term
+from .variant import NARROW_LIMIT, is_index
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block axis as `first`, the index expression of its first value, and a lane of 32 bits."""
+
+    first: Expr
+    lane: Term
+
+
+class Places:
+    """The block axes that are bound in a program with indices of 64 bits."""
+
+    def __init__(self, printer: Expressions) -> None:
+        self.printer = printer
+        self.bound: dict[Axis, _Place] = {}
+
+    def bind(self, a: Axis, tile: int, start: Term, number: str) -> Term:
+        """Print the lanes of `a` in a block that begins at `start`, and its first value; the values of the axis."""
+        put = self.printer.lines.put
+        lane = Term(f"l{number}", ATOM, (a,))
+        put(f"{lane.text} = tl.arange(0, {tile})")
+        if start.number and start.text == "0":
+            self.bound[a] = _Place(dims.ZERO, lane)
+            return self.printer.cast_text(lane, i64)
+        first = Axis(f"s{number}", a.extent)
+        put(f"{first.name} = {self.printer.spread(start, (), i64).text}")
+        self.printer.axes[first] = Term(first.name)
+        self.bound[a] = _Place(axis(first), lane)
+        return self.printer.infix("+", SUM, [Term(first.name), lane])
+
+    def axes(self, e: Expr) -> tuple[Axis, ...]:
+        """The block axes over which `address` can be `e`; none if it cannot."""
+        axes = self.printer.ordered([a.value for a in axes_of(e) if isinstance(a.value, Axis)])
+        linear = is_index(e) and all(dims.coefficient(e, axis(a)) is not None for a in axes)
+        return axes if linear and set(axes) <= set(self.bound) else ()
+
+    def address(self, pointer: str, e: Expr, wanted: tuple[Axis, ...]) -> str | None:
+        """The pointers `pointer` + `e` over the axes `wanted`; None if `e` has others or is not linear in them."""
+        if not wanted or self.axes(e) != wanted:
+            return None
+        terms = [self._moved(a, dims.coefficient(e, axis(a)) or dims.ZERO) for a in wanted]
+        base = self.printer.term(substitute(e, {axis(a): self.bound[a].first for a in wanted}))
+        parts = [] if base.number and base.text == "0" else [base]
+        return " + ".join([pointer, *(self.printer.fit(t, wanted).at(SUM + 1) for t in (*parts, *terms))])
+
+    def _moved(self, a: Axis, step: Expr) -> Term:
+        """How far a lane of `a` lies behind the first one."""
+        lane, length = self.bound[a].lane, dims.static(step)
+        if length == 1:
+            return lane
+        if length is not None and abs(length) * self.printer.tiles[a] <= NARROW_LIMIT:
+            return self.printer.infix("*", PRODUCT, [lane, Term(str(length), number=True)])
+        return self.printer.infix("*", PRODUCT, [self.printer.cast_text(lane, i64), self.printer.term(step)])
