@@ -26,7 +26,11 @@ def factors(env: ShapeEnv | None) -> dict[sympy.Symbol, int]:
     found: dict[sympy.Symbol, int] = {}
     for fact in map(env.replace, env.divisible) if env is not None else ():
         size, by = fact.args if isinstance(fact, fn.Mod) else (None, None)
-        if isinstance(size, sympy.Symbol) and isinstance(by, sympy.Integer) and not free_unbacked_symbols(size):
+        if (
+            isinstance(size, sympy.Symbol)
+            and isinstance(by, sympy.Integer)
+            and not free_unbacked_symbols(size)
+        ):
             found[size] = math.lcm(found.get(size, 1), int(by))
     return {size: by for size, by in found.items() if 1 < by < _LIMIT}
 
