@@ -25,6 +25,9 @@ Language = Literal["cpp", "triton"]
 COARSE = ("tanh",)
 """What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh)."""
 
+QUICK = ("exp2", "log2")
+"""What NVIDIA's devices have (PTX ISA 8.0, ex2 and lg2)."""
+
 
 class MemoryKind(IntEnum):
     """What a level is to the compiler, lowest (largest, slowest) first; a machine may lack some."""
@@ -110,6 +113,8 @@ class Target:
     """Functions that one instruction gives with a relative error of at most 2^-11, half a unit of float16."""
     fused_attention: float = 0.0
     """Flop/s that the usual library's fused attention reaches; 0 where it is not faster than kernels."""
+    quick: tuple[str, ...] = ()
+    """Functions of fp32 that one instruction gives with an error of at most 2^-21 where no denormal number is made."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -219,7 +224,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
 def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
-    coarse: tuple[str, ...] = (), fused_attention: float = 0.0,
+    coarse: tuple[str, ...] = (), quick: tuple[str, ...] = (), fused_attention: float = 0.0,
 ) -> Target:  # fmt: skip
     """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
 
@@ -243,6 +248,7 @@ def _gpu(
         bias_apart=True,
         coarse=coarse,
         fused_attention=fused_attention,
+        quick=quick,
         matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16")),
     )
 
@@ -271,6 +277,7 @@ def _a100() -> Target:
         matrix=matrix,
         launch_seconds=1.5e-6,
         coarse=COARSE,
+        quick=QUICK,
     )
 
 
@@ -292,6 +299,7 @@ def _h200() -> Target:
         special=3.7e12,
         matrix=matrix,
         coarse=COARSE,
+        quick=QUICK,
         fused_attention=510e12,
     )
 
@@ -309,7 +317,9 @@ def _b200() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 120e12, 4),
     )
     matrix = MatrixUnit((128, 256, 16), "f16", "f32", 1800e12)
-    return _gpu("sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE)
+    return _gpu(
+        "sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE, quick=QUICK
+    )
 
 
 def _mi300x() -> Target:

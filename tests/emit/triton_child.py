@@ -41,6 +41,17 @@ def _stand_in(function: Any) -> Any:
     return call
 
 
+QUICK = {"ex2.approx.ftz.f32": _stand_in(np.exp2), "lg2.approx.f32": _stand_in(np.log2)}
+
+
+def _assembly(text: str, constraints: str, args: Any, *rest: Any) -> Any:
+    """The interpreter knows no machine code either."""
+    return QUICK[text.split()[0]](*args)
+
+
+tl.inline_asm_elementwise = _assembly
+
+
 def _splat(self: Any, shape: Any, arg: Any) -> Any:
     """The interpreter gives a scalar comparison that meets a block the type of what was compared."""
     return TensorHandle(np.full(shape.shape, arg.data, arg.data.dtype), arg.dtype.scalar)

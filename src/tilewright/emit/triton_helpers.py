@@ -130,6 +130,16 @@ def coarse_tanh(a):
     """Hyperbolic tangent by one instruction: relative error 2^-11."""
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
 ''',
+    "quick_exp2": '''
+def quick_exp2(a):
+    """A power of two by one instruction: what is below the normal numbers is 0."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
+''',
+    "quick_log2": '''
+def quick_log2(a):
+    """A logarithm by one instruction: absolute error 2^-22."""
+    return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
+''',
     "larger": '''
 def larger(a, b):
     """Maximum; NaN wins."""

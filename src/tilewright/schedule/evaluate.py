@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from ..ir import dims
 from ..ir.dtype import DType, f32
@@ -33,6 +34,9 @@ from .form import Form, Item
 from .powers import power_of_two
 from .predicate import decide
 from .schedule import Role, Schedule
+
+TINIEST = 2.0**-120
+"""Constants are taken as numbers of full precision down to this, and up to its inverse."""
 
 SHARED = 12
 """Cost from which on a value that is used twice is held and not computed again."""
@@ -149,9 +153,12 @@ class Evaluation(ABC):
             masked = e.args[1].op == "read" and unsafe(e.args[1], self.params) and is_const(no, 0)
             result = yes if masked else call("where", condition, yes, no)
         elif e.op == "exp" and self.schedule.powers and e.dtype.compute is f32:
-            result = power_of_two(self.eval(e.args[0], guard), lambda t: len(self.blocks(t)), self.named)
+            quick = "exp2" in self.schedule.quick
+            result = power_of_two(
+                self.eval(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
+            )
         else:
-            result = rebuild(e, tuple(self.eval(a, guard) for a in e.args))
+            result = self.applied(e, tuple(self.eval(a, guard) for a in e.args))
             if divisor(e) is not None:
                 tested = call("ne", result.args[1], const(0, e.dtype))
                 self.check(tested, DIVISION_ERROR, guard)
@@ -159,6 +166,20 @@ class Evaluation(ABC):
             result = self.named(result)
             self.leave_in_scratch(e, result)
         return self.named(result) if e in self.shared and result.args else result
+
+    def applied(self, e: Expr, args: tuple[Expr, ...]) -> Expr:
+        """The operation of `e` on evaluated arguments. What a mask that is known to admit all adds, zero, is not added
+        (which only a zero's sign could tell). Where threads share a grid point, division by a constant is
+        multiplication by its inverse: their division errs more than that."""
+        if e.op == "add" and e.dtype.is_float:
+            for own, a, other in ((e.args[0], *args), (e.args[1], args[1], args[0])):
+                if own.op == "where" and is_const(a, 0):
+                    return other
+        if e.op == "div" and not self.schedule.peel and e.dtype is f32 and args[1].op == "const":
+            inverse = _inverse(args[1])
+            if inverse is not None:
+                return call("mul", args[0], const(inverse, f32))
+        return rebuild(e, args)
 
     def leave_in_scratch(self, e: Expr, value: Expr) -> None:
         """Store the value of a kept expression."""
@@ -266,6 +287,14 @@ def _shared(roots: Sequence[Expr]) -> set[Expr]:
                 for a in x.args:
                     parents[a] = parents.get(a, 0) + 1
     return {x for x, n in parents.items() if n > 1 and x.op in SCALARS and not _is_index(x)}
+
+
+def _inverse(c: Expr) -> float | None:
+    """The inverse of a constant, if both are numbers that fp32 has at full precision."""
+    if not isinstance(c.value, (int, float, Fraction)) or not c.value:
+        return None
+    found = 1 / float(c.value)
+    return found if TINIEST <= abs(found) <= 1 / TINIEST else None
 
 
 def _is_index(x: Expr) -> bool:

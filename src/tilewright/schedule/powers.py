@@ -12,23 +12,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
-from ..ir.expr import Expr, axes_of, call, const, make, rebuild, transform
+from ..ir.dtype import f32
+from ..ir.expr import Expr, axes_of, call, const, is_const, make, rebuild, transform, walk
+from .contract import factors, sides, stored_half
 from .form import Form, Item
 
 LOG2E = math.log2(math.e)
+
+MOST_FACTORS = 3
+"""Factors of what varies most in an exponent: more are as many operations as the program has."""
+
 _INFINITE = (math.inf, -math.inf)
 
 
-def power_of_two(x: Expr, size: Callable[[Expr], int], named: Callable[[Expr], Expr]) -> Expr:
-    """exp(x) of an evaluated sum: `size` says along how many block axes a term varies, `named` names a value."""
-    terms = _terms(x, 1.0)
-    most = max(size(t) for t, _ in terms)
-    wide = [(t, k) for t, k in terms if size(t) == most]
+def power_of_two(
+    x: Expr, size: Callable[[Expr], int], named: Callable[[Expr], Expr], quick: bool = False
+) -> Expr:
+    """exp(x) of an evaluated sum: `size` says along how many block axes a term varies, `named` names a value. Terms
+    that vary most are added up where they have one factor; each other factor is one fused multiply-add. `quick`: the
+    power may be the quick one."""
+    terms = [(t, k) for t, k in _terms(x, 1.0) if not is_const(t, 0)]
+    most = max((size(t) for t, _ in terms), default=0)
+    wide: dict[float, Expr] = {}
+    for t, k in terms:
+        if size(t) == most:
+            sign = "add" if k > 0 else "sub"
+            wide[abs(k)] = call(sign, wide[abs(k)], t) if abs(k) in wide else t if k > 0 else call("neg", t)
     narrow = [(t, k) for t, k in terms if size(t) < most]
-    if len(wide) > 1 or not narrow:
+    if not narrow or len(wide) > MOST_FACTORS:
         return call("exp", x)
-    scaled = _scaled(*wide[0])
-    return call("exp2", call("add", scaled, named(_total([_scaled(*t) for t in narrow]))))
+    result = named(_total([_scaled(*t) for t in narrow]))
+    for factor, t in reversed(wide.items()):
+        result = call("add", _scaled(*((t.args[0], -factor) if t.op == "neg" else (t, factor))), result)
+    return call("quick_exp2" if quick else "exp2", result)
 
 
 def _terms(x: Expr, factor: float) -> list[tuple[Expr, float]]:
@@ -83,6 +99,32 @@ def unscaled(form: Form) -> Form:
 
     made = [_rewritten(i, read) for i in items]
     return replace(form, items=tuple(replace(i, body=tuple(_outward(b) for b in i.body)) for i in made))
+
+
+def quick_logarithms(form: Form) -> Form:
+    """The form with the logarithms that are terms of sums beside products of halves as quick ones: an absolute error
+    far below what rounds the other term."""
+    products = {
+        i.id
+        for i in form.folds.values()
+        if sides(i) is not None and any(stored_half(f, form.params) for f in factors(i.body[0]))
+    }
+
+    def rounded(x: Expr) -> bool:
+        return any(y.op == "value" and isinstance(y.value, tuple) and y.value[0] in products for y in walk(x))
+
+    def visit(x: Expr) -> Expr | None:
+        if x.op not in ("add", "sub") or not any(map(rounded, x.args)):
+            return None
+        found = tuple(
+            call("mul", call("quick_log2", transform(a.args[0], visit)), const(1 / LOG2E, a.dtype))
+            if a.op == "log" and a.dtype.compute is f32
+            else transform(a, visit)
+            for a in x.args
+        )
+        return rebuild(x, found)
+
+    return replace(form, items=tuple(_rewritten(i, visit) for i in form.items))
 
 
 def _rewritten(item: Item, visit: Callable[[Expr], Expr | None]) -> Item:

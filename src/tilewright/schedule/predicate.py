@@ -15,6 +15,8 @@ from fractions import Fraction
 from ..ir import dims
 from ..ir.dtype import bool_, i64
 from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
+from ..rewrite.interval import point
+from ..rewrite.sign import sign_of
 from .form import Item
 
 Truths = Mapping[Expr, bool]
@@ -96,8 +98,9 @@ def constant_under(e: Expr, truths: Truths) -> float | None:
         return float(e.value) if isinstance(e.value, (bool, int, float, Fraction)) else None
     if e.op == "where":
         side = decide(e.args[0], truths)
-        if side.op == "const":
-            return constant_under(e.args[1] if side.value else e.args[2], truths)
+        chosen = side.value if side.op == "const" else constant_under(side, truths)
+        if chosen is not None:
+            return constant_under(e.args[1] if chosen else e.args[2], truths)
         a, b = constant_under(e.args[1], truths), constant_under(e.args[2], truths)
         return a if a is not None and a == b else None
     if e.op in ("cast", "narrow") and e.dtype.is_float:
@@ -105,9 +108,22 @@ def constant_under(e: Expr, truths: Truths) -> float | None:
     if e.op in ("exp", "exp2"):
         a = constant_under(e.args[0], truths)
         return 0.0 if a == -math.inf else None
+    if e.op in _COMPARISONS or (e.op in ("and", "or", "not") and e.dtype is bool_):
+        return _decided(e, truths)
     if e.op in ("add", "sub", "mul", "div"):
         return _arithmetic(e.op, constant_under(e.args[0], truths), constant_under(e.args[1], truths))
     return None
+
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
+def _decided(e: Expr, truths: Truths) -> float | None:
+    """The truth (0 or 1) of a condition over numbers of which some are constant: by the numbers that the others may
+    be."""
+    known = ((a, constant_under(a, truths)) for a in e.args)
+    facts = {a: point(c) for a, c in known if c is not None}
+    return sign_of(e, facts).constant if facts else None
 
 
 def _arithmetic(op: str, a: float | None, b: float | None) -> float | None:

@@ -18,10 +18,11 @@ from .blocks import blocks, buckets
 from .companions import refusals, with_companions
 from .contract import sides
 from .cost import seconds
+from .flags import as_numbers
 from .form import Form
 from .lower import lower
 from .parts import in_parts
-from .powers import unscaled
+from .powers import quick_logarithms, unscaled
 from .products import products
 from .refine import make_form
 from .roles import check_roles
@@ -99,7 +100,8 @@ class Solver:
         return tuple((condition, lower(form, self._trimmed(schedule))) for condition, schedule in made)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
-        return replace(schedule, trim=self.options.trim != "exact")
+        quick = self.target.quick if schedule.powers else ()
+        return replace(schedule, trim=self.options.trim != "exact", quick=quick)
 
     def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> _Solution:
         key = key or kernel_key(kernel, layouts)
@@ -126,7 +128,10 @@ class Solver:
     def _merged(self, form: Form) -> _Solution:
         """With passes merged where that is faster."""
         busy = any(sides(i) is not None for i in form.folds.values())
-        plain = self._chosen(unscaled(form) if busy else form)  # else memory is waited for, not exponentials
+        if busy:  # else memory is waited for, not exponentials
+            form = unscaled(quick_logarithms(form) if "log2" in self.target.quick else form)
+            form = as_numbers(form)
+        plain = self._chosen(form)
         helped = with_companions(plain.form)
         if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.classes):
             return plain
