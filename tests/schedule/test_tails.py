@@ -123,3 +123,13 @@ def test_halves_of_rows_of_any_even_length(tmp_path: Path) -> None:
         HALVED.run(*(x.float() for x in HALVED.inputs())).half().float().numpy(),
         rtol=2e-3, atol=2e-3,
     )  # fmt: skip
+
+
+def test_long_rows_of_unknown_length_are_one_loop_a_pass() -> None:
+    """A block is added as a tree in each step, so sums need no further levels, whose states would take registers."""
+    dynamic = entry(
+        Halves("softmax", lambda x: torch.softmax(x, -1), ((4, 40000),), ({0: "n", 1: "m"},)), True
+    )
+    program = dynamic.scheduled.program
+    loops = [s for s in program.loops() if dims.static(dims.sub(s.stop, s.start)) is None]
+    assert len(loops) == 2 and min(s.tile for s in loops) >= 4096

@@ -12,6 +12,10 @@ from .form import Form, Item, folds_read
 from .passes import pass_numbers
 from .schedule import Role, Schedule
 
+WHOLE = 4096
+"""Elements from which on a block that is added as a tree in each step needs no second level for rows of unknown length:
+a chain over the longest rows that memory holds errs less than one over its lanes, and levels take registers."""
+
 _NEST = "a class that a fold keeps is outside those it reduces"
 
 
@@ -89,6 +93,8 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
     for a in {a for t in sums for a in t.reduce if a != c}:
         inside *= max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
     extent = dims.static(c.extent)
+    if extent is None and tile >= WHOLE and not any(schedule.per_lane(t.id) for t in sums):
+        return ()
     if extent is None:
         first = tile * max(1, chain // inside)
         return first * chain, first
