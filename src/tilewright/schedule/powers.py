@@ -89,7 +89,7 @@ def unscaled(form: Form) -> Form:
             scales[i.id] = found[1]
             items[k] = replace(i, body=(found[0],))
     if not scales:
-        return form
+        return replace(form, items=tuple(items))
 
     def read(x: Expr) -> Expr | None:
         if x.op == "value" and isinstance(x.value, tuple) and x.value[0] in scales:

@@ -154,10 +154,22 @@ def _shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
     for root in fold.body:
         for x in walk(root):
             if x.op in ("exp", "exp2"):
-                reads = (axes_of(y) for y in walk(x) if y.op == "read")
+                reads = (axes_of(y) for y in _read(x))
                 if any(axis(c) in used and not used & others for used in reads):
                     return True
     return False
+
+
+def _read(e: Expr) -> list[Expr]:
+    """What a value reads from memory; conditions only choose."""
+    seen: dict[Expr, None] = {}
+    todo = [e]
+    while todo:
+        x = todo.pop()
+        if x not in seen:
+            seen[x] = None
+            todo += x.args[1:] if x.op == "where" else x.args
+    return [x for x in seen if x.op == "read"]
 
 
 def _parts(steps: Steps, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Interval | None]]:

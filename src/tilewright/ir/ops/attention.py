@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from .. import dims, reduction
-from ..expr import Axis, Expr, call, cast, narrow, read, where
+from ..expr import Axis, Expr, call, cast, const, narrow, read, where
 from ..graph import Builder, Value, broadcast, element
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, number, pointwise, position, wide
@@ -78,7 +78,8 @@ def attention(
     are [.., S, E]; `scale` (of the accumulation type) defaults to 1 / sqrt(E). A row that admits nothing gives 0."""
     acc = q.dtype.compute
     if scale is None:
-        scale = call("rsqrt", cast(q.shape[-1], acc))
+        depth = dims.static(q.shape[-1])
+        scale = const(1 / math.sqrt(depth), acc) if depth else call("rsqrt", cast(q.shape[-1], acc))
     scores = _masked(b, _scores(b, q, k, scale), mask, causal)
     weights, top, total = _weights(b, scores, -1, may_be_empty=mask is not None)
     out = _product(b, weights, v, q)
