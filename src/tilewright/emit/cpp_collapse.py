@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from tilewright.ir.dims import ONE
 from tilewright.ir.expr import Axis
@@ -15,6 +16,8 @@ from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, count_uses
 
 ACROSS = {"add": "reduce_add", "mul": "reduce_mul", "maximum": "reduce_max", "minimum": "reduce_min"}
 TRUTHS = {"or": "any", "maximum": "any", "add": "any", "and": "all", "minimum": "all", "mul": "all"}
+CHAIN = 16
+"""Most values that a float sum adds up one after the other; more are added in blocks of about their root."""
 INLINE_TREE = 8
 """Most registers that are merged in one expression."""
 
@@ -111,14 +114,49 @@ def begin(body: Body, s: Collapse) -> None:
     for v in s.vars:
         if body.place(v, dims, array=True).array:
             body.declare_array(v, dims)
+    sums = _block_sum(body, s)
+    if sums is not None:
+        body.printer.places[sums.id] = Place(f"w{s.vars[0].id}", sums, dims, bool(body.counts(dims)))
+        sizes = "".join(f"[{n}]" for _, n in body.counts(dims))
+        body.lines.put(f"{typed(sums, body.printer.style, body.unit(dims))} w{s.vars[0].id}{sizes};")
     with body.nest(dims, unroll=False):
         for v, e in zip(s.vars, s.reduction.identity, strict=True):
             body.define(v, body.value(e, v), mutable=True)
-    body.printer.states |= {v.id for v in s.vars}
+            if sums is not None:
+                body.lines.put(f"{body.printer.access(sums.id)} = {body.value(e, sums)};")
+    body.printer.states |= {v.id for v in (*s.vars, *((sums,) if sums is not None else ()))}
+
+
+def _block_sum(body: Body, s: Collapse) -> Var | None:
+    """The state of a block of values that a long float sum adds up apart, if `s` is one: a single chain would round as
+    often as there are values, each time by the size of the whole."""
+    (first, *others), part = s.vars, s.parts[0]
+    count = dict(body.counts(body.dims(part.axes))).get(s.axis, 1)
+    if others or count <= CHAIN or s.reduction.combiner != "add" or not first.dtype.is_float:
+        return None
+    return Var(-1 - first.id, first.dtype, first.axes)
 
 
 def merge(body: Body, s: Collapse) -> None:
     """Print the merge of this unit's parts of `s` into its results so far."""
+    sums = body.printer.places.get(-1 - s.vars[0].id)
+    if sums is None:
+        _merge(body, s)
+        return
+    _merge(body, replace(s, vars=(sums.var,)))
+    index, count = body.printer.unit.index[s.axis], dict(body.counts(body.dims(s.parts[0].axes)))[s.axis]
+    block = 4
+    while block * block < count:
+        block *= 2
+    last = "" if count % block == 0 else f" || {index} == {count - 1}"
+    with body.lines.block(f"if ({index} % {block} == {block - 1}{last})"):
+        _merge(body, replace(s, parts=(sums.var,)))
+        body.lines.put(
+            f"{body.printer.access(sums.var.id)} = {body.value(s.reduction.identity[0], sums.var)};"
+        )
+
+
+def _merge(body: Body, s: Collapse) -> None:
     printer, unit, counts = body.printer, body.printer.unit, body.printer.counts
     merged = s.reduction.merged([value_of(v) for v in s.vars], [value_of(p) for p in s.parts])
     printer.counts = count_uses(merged)
