@@ -84,7 +84,7 @@ class _Lowering(Repair):
             else:
                 stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
                 self.ranges[c.axis] = (start, stop)
-        return grid
+        return grid[::-1] if self.schedule.last_outermost else grid
 
     def run(self) -> None:
         self.whole += [(c.axis, c.tile, dims.ZERO) for c in self.schedule.classes if c.role is Role.RESIDENT]

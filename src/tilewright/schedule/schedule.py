@@ -52,9 +52,11 @@ class Schedule:
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
     per lane and merges them after the loop; without, each step is merged into one state, but for the folds `spread`. A
     float sum of more than `chain` steps in a row (0: any number) gets a second level of states. `warps` and `stages`
-    are those of the program. With `powers`, exponentials are powers of
-    two, `quick` functions in their quick form (see `ir.expr.SCALARS`). With `apart`, a last block that reaches
-    past the extent is code of its own, so that all others need no masks."""
+    are those of the program. With `powers`, exponentials are powers of two, `quick` functions in their quick form (see
+    `ir.expr.SCALARS`). With `apart`, a last block that reaches past the extent is code of its own, so that all others
+    need no masks. With `last_outermost`, grid points are numbered with the last grid class outermost: what a thread
+    writes then lies together."""
+
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -71,6 +73,7 @@ class Schedule:
     powers: bool = False
     quick: tuple[str, ...] = ()
     apart: bool = False
+    last_outermost: bool = False
     chain: int = 32
     warps: int = 1
     stages: int = 1

@@ -23,6 +23,12 @@ MANY = 64
 BLOCK = 64
 """Side of the square that one task transposes."""
 
+TURNED = (128, 1024)
+"""Rows and columns that one task reads where stores are turned: memory is fetched ahead along some pages of a row."""
+
+TASKS = 8
+"""Tasks for each core from which on they may be large."""
+
 KEEP = 12
 """Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
 
@@ -92,15 +98,19 @@ def _transposing(
     plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
     written = all(dims.coefficient(i.offset, axis(across)) is dims.ONE for i in form.outputs)
     if written and estimate(across.extent) >= 2 * width:
+        rows, columns = max(TURNED[0], 2 * width), TURNED[1]
+        tasks = max(points(i) for i in form.outputs) / (rows * columns)
+        if tasks < TASKS * target.cores:
+            rows, columns = 2 * width, 4 * BLOCK
         plans += [
-            ClassPlan(across, Role.GRID, 2 * width, 2 * width),
-            ClassPlan(lane, Role.GRID, width, 4 * BLOCK),
+            ClassPlan(across, Role.GRID, 2 * width, rows),
+            ClassPlan(lane, Role.GRID, width, columns),
         ]
     else:
         plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
     rest = [a for a in form.classes() if a not in grid]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest]
-    return Schedule(tuple(plans), lane, stream=_stream(form, target))
+    return Schedule(tuple(plans), lane, stream=_stream(form, target), last_outermost=written)
 
 
 def _as_read(form: Form, grid: list[Axis]) -> list[Axis]:
