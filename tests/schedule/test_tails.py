@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -133,3 +134,18 @@ def test_long_rows_of_unknown_length_are_one_loop_a_pass() -> None:
     program = dynamic.scheduled.program
     loops = [s for s in program.loops() if dims.static(dims.sub(s.stop, s.start)) is None]
     assert len(loops) == 2 and min(s.tile for s in loops) >= 4096
+
+
+def test_rows_that_nothing_aligns_share_addresses(tmp_path: Path) -> None:
+    """Each element has an access of its own, many at a known distance from the thread's first one."""
+    rows = Halves("rows", lambda x: torch.softmax(x.float(), -1).half(), ((33, 4095),))
+    made = entry(rows, False)
+    program = made.scheduled.program
+    built = build(tmp_path, emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0"))
+    accesses = len(re.findall(r"(?:ld|st)\.global\.b16 ", built.text))
+    known = len(re.findall(r"add\.s64\s+%rd\d+, %rd\d+, \d+;", built.text))
+    assert accesses >= 16 and known >= accesses // 3, "constants that the assembler puts into the accesses"
+    job = made.job()
+    (outcome,) = interpret(tmp_path, [job])
+    wanted = rows.run(*rows.inputs()).float().numpy()
+    np.testing.assert_allclose(outcome.arrays[-1].astype(np.float32).reshape(33, 4095), wanted, rtol=2e-3)

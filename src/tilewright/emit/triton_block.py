@@ -32,6 +32,7 @@ from .triton_collapse import merged
 from .triton_expr import Expressions
 from .triton_places import Places
 from .triton_scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
+from .variant import has_odd_steps
 
 LARGEST = 1 << 20
 """Elements that a block may have."""
@@ -65,11 +66,16 @@ def printed(program: TileProgram) -> list[Expr]:
 
 
 class Body:
-    """Prints the statements of one program. `pointers` are the names of its buffers; with `coarse`, products of fp32
-    read 10 bits of fraction."""
+    """Prints the statements of one program. `pointers` are the names of its buffers, which are `aligned` or may not be;
+    with `coarse`, products of fp32 read 10 bits of fraction."""
 
     def __init__(
-        self, program: TileProgram, printer: Expressions, pointers: dict[str, str], coarse: bool = False
+        self,
+        program: TileProgram,
+        printer: Expressions,
+        pointers: dict[str, str],
+        aligned: bool,
+        coarse: bool,
     ) -> None:
         self.program, self.printer, self.pointers = program, printer, pointers
         self.coarse = coarse
@@ -83,6 +89,8 @@ class Body:
         """Values that nothing but products of blocks reads: they stay in the type that they have in memory."""
         self.raw: set[int] = set()
         self.places = Places(printer)
+        self.split = self.wide or not aligned or has_odd_steps(program)
+        """Whether addresses are printed as those of a block and what lies behind them."""
         self._bound: Counter[Axis] = Counter()
         self._number: dict[Axis, int] = {}
 
@@ -174,7 +182,7 @@ class Body:
         lanes = Term(f"tl.arange(0, {s.tile})", ATOM, (s.axis,))
         if s.tile == 1:
             term = self.printer.spread(start, (), self.printer.index_type)
-        elif self.wide:
+        elif self.split:
             term = self.places.bind(s.axis, s.tile, start, number)
         elif start.number and start.text == "0":
             term = lanes
@@ -199,7 +207,7 @@ class Body:
     def address(self, s: Load | Store, offset: Term, wanted: tuple[Axis, ...]) -> str:
         """The pointers of an access at `offset` whose lanes are those of `wanted`."""
         pointer = self.pointers[s.buffer.name]
-        if self.wide and (found := self.places.address(pointer, s.offset, wanted)) is not None:
+        if self.split and (found := self.places.address(pointer, s.offset, wanted)) is not None:
             return found
         offset = offset if offset.text else self.printer.offset(s.offset)
         if offset.dims != wanted:
@@ -209,8 +217,8 @@ class Body:
         return f"{pointer} + {offset.at(SUM + 1 if offset.text.startswith('-') else SUM)}"
 
     def offset(self, s: Load | Store) -> Term:
-        """The offset of an access; where only that of its block needs 64 bits, no more than its axes."""
-        axes = self.places.axes(s.offset) if self.wide else ()
+        """The offset of an access; no more than its axes where it is printed in parts."""
+        axes = self.places.axes(s.offset) if self.split else ()
         return Term("", ATOM, axes) if axes else self.printer.offset(s.offset)
 
     def mask(self, mask: Expr | None) -> Term | None:

@@ -1,8 +1,9 @@
-"""Addresses in programs whose offsets need 64 bits: only where a block begins is such a number.
+"""Addresses from where a block begins: one number for all, and what lies between its elements.
 
 An offset that is linear in the axes of a block is the offset of the block's first element, a scalar, plus a multiple
-of a lane for each axis. Lanes are numbers below the tile, so 32 bits hold the multiples, and tensors of more than 2^31
-elements cost no more instructions per element than others.
+of a lane for each axis. Lanes are numbers below the tile, so 32 bits hold the multiples even where the scalar needs 64,
+and tensors of more than 2^31 elements cost no more instructions per element than others. Where each element has an
+access of its own, because nothing is aligned, the multiples are constants in the instructions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class _Place:
 
 
 class Places:
-    """The block axes that are bound in a program with indices of 64 bits."""
+    """The block axes that are bound in a program."""
 
     def __init__(self, printer: Expressions) -> None:
         self.printer = printer
@@ -40,9 +41,9 @@ class Places:
         put(f"{lane.text} = tl.arange(0, {tile})")
         if start.number and start.text == "0":
             self.bound[a] = _Place(dims.ZERO, lane)
-            return self.printer.cast_text(lane, i64)
+            return self.printer.cast_text(lane, i64) if self.printer.index_type is i64 else lane
         first = Axis(f"s{number}", a.extent)
-        put(f"{first.name} = {self.printer.spread(start, (), i64).text}")
+        put(f"{first.name} = {self.printer.spread(start, (), self.printer.index_type).text}")
         self.printer.axes[first] = Term(first.name)
         self.bound[a] = _Place(axis(first), lane)
         return self.printer.infix("+", SUM, [Term(first.name), lane])
@@ -69,4 +70,6 @@ class Places:
             return lane
         if length is not None and abs(length) * self.printer.tiles[a] <= NARROW_LIMIT:
             return self.printer.infix("*", PRODUCT, [lane, Term(str(length), number=True)])
-        return self.printer.infix("*", PRODUCT, [self.printer.cast_text(lane, i64), self.printer.term(step)])
+        if self.printer.index_type is i64:
+            lane = self.printer.cast_text(lane, i64)
+        return self.printer.infix("*", PRODUCT, [lane, self.printer.term(step)])

@@ -178,6 +178,11 @@ def _steps(program: TileProgram) -> Iterator[Expr]:
                         yield dims.sub(gap, _axis_part(gap))
 
 
+def has_odd_steps(program: TileProgram) -> bool:
+    """Whether a known distance between neighbours along an axis spoils the alignment of what lies behind them."""
+    return any(e.op == "const" and not dims.divisible(e, ALIGNMENT // 2) for e in _steps(program))
+
+
 def _usual(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """The statements that most grid points run: what a branch does else is for the last one."""
     for s in body:
