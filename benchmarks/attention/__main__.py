@@ -30,8 +30,8 @@ from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
 from tilewright import measure
 
-CORE, LLAMA, PREFILL = "core", "llama", "prefill"
-PARTS = (CORE, LLAMA, PREFILL)
+CORE, LLAMA, PREFILL, ABLATION = "core", "llama", "prefill", "ablation"
+PARTS = (CORE, LLAMA, PREFILL, ABLATION)
 SHARED = 4096
 """Length up to which cores are built side by side; longer ones need more memory than many at once could have."""
 
@@ -53,6 +53,8 @@ def points(part: str, name: str, arguments: argparse.Namespace) -> list[Point]:
     """The rows of one child, the most telling first."""
     if part == CORE:
         return [core(name, n, dtype, arguments) for n in arguments.seq for dtype in arguments.dtypes]
+    if part == ABLATION:
+        return [ablation(name, arguments)]
     return [stack(part, name, count, arguments) for count in arguments.layers]
 
 
@@ -66,6 +68,20 @@ def core(name: str, queries: int, dtype: str, arguments: argparse.Namespace) -> 
         return rows.core(name, sizes, getattr(torch, dtype), device, arguments.onnx, until)
 
     return Point(facts, make, queries > SHARED)
+
+
+def ablation(name: str, arguments: argparse.Namespace) -> Point:
+    """The first length of a core, compiled with less and less left out."""
+    whole = core(name, arguments.seq[0], arguments.dtypes[0], arguments)
+    sizes = Sizes(
+        arguments.seq[0], arguments.heads, arguments.depth, arguments.batch, kv_heads=arguments.kv_heads
+    )
+    device, until = torch.device(arguments.device), arguments.build_until or float("inf")
+
+    def make() -> Row:
+        return rows.ablation(name, sizes, getattr(torch, arguments.dtypes[0]), device, until)
+
+    return Point(whole.facts | {"part": ABLATION}, make, True)
 
 
 def stack(part: str, name: str, count: int, arguments: argparse.Namespace) -> Point:
@@ -129,7 +145,8 @@ def late(point: Point, made: Made, arguments: argparse.Namespace) -> Facts:
     device = torch.device(arguments.device)
     try:
         row = point.make()
-        build(row, [who for who in arguments.peers if who in row.peers], made, device, arguments.threads)
+        everyone = list(row.peers) if point.facts["part"] == ABLATION else arguments.peers
+        build(row, [who for who in everyone if who in row.peers], made, device, arguments.threads)
         return finish(row, made, device, arguments.threads, arguments.rounds, arguments.seconds)
     except Exception as error:  # noqa: BLE001 - such as a lack of memory; other rows may do with less
         return {"failed": measure.one_line(error)}
@@ -247,6 +264,7 @@ def main(given: Sequence[str] | None = None) -> int:
     names = arguments.only or list(WORKLOADS)
     items = [f"{part} {name}" for part in PARTS[:2] if part in arguments.parts for name in names]
     items += [f"{PREFILL} h2o"] if PREFILL in arguments.parts else []
+    items += [f"{ABLATION} {name}" for name in names] if ABLATION in arguments.parts else []
     head = gpu_report.provenance(device, arguments.commit) | {"rounds": arguments.rounds}
     start = time.time()
 

@@ -29,6 +29,16 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MEASURING = (AUTOTUNE, OURS)
 """They time candidates while they compile, for which they need the device alone."""
 
+ABLATION: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "unfused": {"contractions": "library"},
+        "mapping and rules": {"contractions": "inside", "trim": "exact"},
+        OURS: {"contractions": "inside"},
+    }
+)
+"""Contestants of the ablation: products as library calls with kernels between them; regions as kernels, which need the
+rules that make them small; the same with what masks hide left out."""
+
 AUTOTUNED = "max-autotune-no-cudagraphs"
 """Timing captures graphs itself where kernels are short."""
 
@@ -36,9 +46,9 @@ AUTOTUNED = "max-autotune-no-cudagraphs"
 class Ours:
     """Our compiler's callable, with what it compiled."""
 
-    def __init__(self, target: Callable[..., object], inputs: Tensors) -> None:
+    def __init__(self, target: Callable[..., object], inputs: Tensors, **options: str) -> None:
         before = gpu_peers.compilations().fallbacks
-        self.compiled = importlib.import_module("tilewright").compile(target, inputs)
+        self.compiled = importlib.import_module("tilewright").compile(target, inputs, options=options)
         if gpu_peers.compilations().fallbacks > before:  # it would be eager under our name
             raise gpu_peers.MissingError("the graph was refused and runs as captured")
 
@@ -64,8 +74,21 @@ def compiled(mode: str | None) -> Peer:
 
 def ours(workload: Workload, threads: int) -> Built:
     """Our compiler on the module."""
-    call = Ours(_module(workload), workload.inputs)
+    return _ours(workload)
+
+
+def _ours(workload: Workload, **options: str) -> Built:
+    call = Ours(_module(workload), workload.inputs, **options)
     return Built(call, lambda: str(call.compiled.coverage))
+
+
+def ablated(until: float) -> Mapping[str, Peer]:
+    """Our compiler without some of what it does."""
+
+    def peer(given: Mapping[str, str]) -> Peer:
+        return lambda workload, threads: _ours(workload, **given)
+
+    return {name: until_late(peer(given), until) for name, given in ABLATION.items()}
 
 
 def flex(workload: Workload, threads: int) -> Built | Unavailable:

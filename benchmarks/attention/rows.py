@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks import gpu_peers
 from benchmarks.attention import llama
 from benchmarks.attention.llama import Layer, Shape, Step
-from benchmarks.attention.peers import EAGER, INDUCTOR, OURS, peers, until_late
+from benchmarks.attention.peers import EAGER, INDUCTOR, OURS, ablated, peers, until_late
 from benchmarks.attention.turn import Results, Row
 from benchmarks.attention.workloads import WORKLOADS, Attention, Corm, Sizes, Tensors
 from benchmarks.record import Facts
@@ -42,6 +43,12 @@ def core(
         2 * pairs * (sizes.depth + (sizes.value_depth or sizes.depth)),
         sizes.batch * sizes.heads * sizes.queries * keys * dtype.itemsize,
     )
+
+
+def ablation(name: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, until: float) -> Row:
+    """One core by our compiler alone, without some of what it does."""
+    whole = core(name, sizes, dtype, device, Path(), until)
+    return replace(whole, peers=ablated(until))
 
 
 def judge(module: Attention, inputs: Tensors, results: Results) -> dict[str, Facts]:

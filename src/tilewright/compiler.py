@@ -400,11 +400,11 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
-    """A region in the form that is best cut into kernels, and the names of the rules that led there."""
+    """A region in the form that is best cut into kernels, and which rules led there, with the ops where they did."""
     found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates))
     changed, quotients = undivided(normalise(found.graph))
-    applied = [step.rule for change in found.changes for step in change.applied]
-    return changed, (*applied, *("quotient leaves elements",) * quotients)
+    applied = [str(step) for change in found.changes for step in change.applied]
+    return changed, (*applied, *("quotient leaves elements at folds across rows",) * quotients)
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:

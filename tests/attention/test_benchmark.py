@@ -134,3 +134,16 @@ def test_unknown_names_are_refused() -> None:
     for given in ("--parts=ablation", "--only=bert", "--peers=nobody"):
         with pytest.raises(SystemExit):
             program.options([given])
+
+
+def test_the_ablation_leaves_out_more_and_more() -> None:
+    some, made = rows.ablation("h2o", SMALL, torch.float32, CPU, float("inf")), turn.Made()
+    with torch.no_grad():
+        turn.build(some, list(some.peers), made, CPU, 1)
+        facts = turn.finish(some, made, CPU, 1, rounds=5, seconds=0.01)
+    found = facts["contestants"]
+    assert list(found) == ["unfused", "mapping and rules", OURS]  # type: ignore[call-overload]
+    assert all(item["accuracy"]["passed"] for item in found.values())  # type: ignore[union-attr,index]
+    arguments = program.options(["--parts", "ablation", "--device", "cpu"])
+    (point,) = program.points(program.ABLATION, "h2o", arguments)
+    assert point.facts["part"] == "ablation" and point.alone

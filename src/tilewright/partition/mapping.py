@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import IllegalSchedule
@@ -34,6 +34,9 @@ TINY = 1 << 16
 MOST_CUTS = 6
 """Values at which a region may be cut that are considered."""
 
+NAMED = 4
+"""Ops that are named beside a reason."""
+
 SLACK = 1.15
 """Kernels that only stand in sets slower than the best one by this factor are not considered."""
 
@@ -54,7 +57,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The kernels worth a measurement; how many pairs of stores and cuts were tried; which laws refused others."""
+    """The kernels worth a measurement; how many pairs of stores and cuts were tried; which laws refused others, and
+    what ops these would have ended in."""
 
     kept: tuple[Candidate, ...]
     tried: int
@@ -94,17 +98,25 @@ def candidates(region: Graph, price: Price, cores: int) -> Candidates:
         for (ops, stores), given in shapes.items()
     ]
     found: list[Candidate] = []
-    refused: dict[str, None] = {}
+    refused: dict[str, dict[Value, None]] = {}
     for (kernel, given), wide in zip(kernels, _wide([k for k, _ in kernels], cores), strict=True):
         if not wide:
-            refused["too few tiles run side by side"] = None
+            refused.setdefault("too few tiles run side by side", {}).update(dict.fromkeys(kernel.outputs))
             continue
         try:
             found.append(Candidate(kernel, given, price(kernel, region.layouts)))
         except IllegalSchedule as problem:
-            refused[str(problem)] = None
+            refused.setdefault(str(problem), {}).update(dict.fromkeys(kernel.outputs))
     kept = _useful(region, _undominated(found))
-    return Candidates(tuple(_trimmed(region, kept, found)), tried, tuple(refused))
+    maker = region.producer()
+    reasons = tuple(f"{why} (for {_listed(maker[v].name for v in made)})" for why, made in refused.items())
+    return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The distinct names of ops, the first few of them."""
+    some = list(dict.fromkeys(names))
+    return ", ".join(some[:NAMED]) + (" and others" if len(some) > NAMED else "")
 
 
 def _wide(kernels: Sequence[Kernel], cores: int) -> list[bool]:
