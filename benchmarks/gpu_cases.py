@@ -99,6 +99,17 @@ def _biased_images(s: Shape) -> Tensors:
     return (x.add_(means[:, None, None]),)
 
 
+def _biased_matrix(s: Shape) -> Tensors:
+    """Columns with a mean of their own."""
+    (x,) = _matrix(s)
+    return (x.add_(s.random(x.shape[1])),)
+
+
+def _pair(s: Shape) -> Tensors:
+    (x,) = _matrix(s)
+    return x, torch.randn_like(x)
+
+
 def _heads(s: Shape) -> Tensors:
     return (s.random(s.rows(32 * 128), s.less(32), s.less(128, 2)),)
 
@@ -197,6 +208,21 @@ def _fused_statistics(x: Tensor) -> Tensors:
     return torch.batch_norm_stats(x, EPSILON)
 
 
+def _column_statistics(x: Tensor) -> Tensors:
+    h = x.float()
+    mean = h.mean(0)
+    return mean, torch.rsqrt((h - mean).square().mean(0) + EPSILON)
+
+
+def _fused_column_statistics(x: Tensor) -> Tensors:
+    variance, mean = torch.var_mean(x.float(), 0, correction=0)
+    return mean, torch.rsqrt(variance + EPSILON)
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    return F.relu(x + y)
+
+
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
@@ -253,6 +279,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "swiglu gate": Case(_swiglu, _gate),
         "group norm + silu": Case(_group_norm, _images(128, 32), _fused_group_norm),
         "batch-norm statistics": Case(_statistics, _biased_images, _fused_statistics),
+        "column statistics": Case(_column_statistics, _biased_matrix, _fused_column_statistics),
+        "add + relu": Case(_add, _pair),
         "rotary embedding": Case(_rotary, _angles),
         "row sums": Case(_row_sums, _matrix),
         "column sums": Case(_column_sums, _matrix),
