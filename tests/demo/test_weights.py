@@ -79,3 +79,10 @@ def test_failed_download_names_the_package(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(weights.WeightsError, match="could not download rapidocr-onnxruntime"):
         weights.download(weights.OCR, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(weights.WeightsError, match=f"{weights.OCR.name} in .*taken") as caught:
+        weights.obtain(weights.OCR, tmp_path / "taken", report=lambda text: None)
+    assert "\n" not in str(caught.value)
