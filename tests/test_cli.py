@@ -160,6 +160,7 @@ def test_check_passes_and_fails(here: Path, door: Door) -> None:
     result = invoke("check", "relu.onnx", "--shape", "x=50x3")
     assert result.exit_code == 0 and "PASS" in result.output
     door.error = 1e-3
+    assert "typical sizes x=2x3 (" in invoke("check", "relu.onnx").output
     result = invoke("check", "relu.onnx", "--shape", "x=50x3", "--json", "-")
     assert result.exit_code == 4 and json.loads(result.stdout)["passed"] is False
     assert invoke("check", "net:make", "-k", "1e9").exit_code == 0

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from tilewright.capture.device import ADMITTED
 from tilewright.capture.exported import Exported, exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
-from tilewright.capture.onnx import OnnxModule, bind_inputs, load, split
+from tilewright.capture.onnx import OnnxModule, bind_inputs, load, split, typical_shapes
 from tilewright.capture.onnx.refuse import FITS, is_refusal
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.compiler import COMPILATIONS, Compilation, Compiled, Trace, compile_fx
@@ -219,10 +219,6 @@ def program_way(program: Exported, options: Options) -> ProgramWay:
     return ProgramWay(program, build, freeze=options.freeze is not False)
 
 
-TYPICAL = ((2, 64), (2, 224), (1, 64), (1, 1))
-"""Sizes of undeclared dims, the first and the others, with which a file is compiled when nobody gave inputs."""
-
-
 class FileWay:
     """A model file. Its declared dynamic dims (or those of `naming`) are symbols; dims of one name are taken as equal
     while they are, and a call where they differ gets a graph in which each has its own symbol."""
@@ -326,7 +322,7 @@ class FileWay:
         return made.to(self.device) if isinstance(made, Tensor) and made is not value else value
 
     def _typical(self) -> None:
-        """Compile without inputs: declared sizes, and for the others the first of TYPICAL that the model takes."""
+        """Compile without inputs: declared sizes, and for the others the first typical ones that the model takes."""
         if self._ways:
             return
         specs = self.module.input_specs
@@ -335,11 +331,7 @@ class FileWay:
                 "the file does not declare its inputs", phase="input", hint="pass example_inputs"
             )
         refused: TilewrightError | None = None
-        for first, rest in TYPICAL:
-            shapes = [
-                [n if isinstance(n, int) else first if k == 0 else rest for k, n in enumerate(s.dims or ())]
-                for s in specs
-            ]
+        for shapes in typical_shapes(specs):
             try:
                 self._chosen(
                     [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.capture import onnx
-from tilewright.errors import InputError
+from tilewright.errors import InputError, TilewrightError
 
 SUFFIX = ".onnx"
 
@@ -122,6 +122,20 @@ def inputs_for(
     return tuple(found)
 
 
+def typical_inputs(model: Model, seed: int = 0) -> tuple[Tensor, ...]:
+    """Random inputs of the first typical sizes that a file takes. Raises what it says where it takes none."""
+    refused: Exception | None = None
+    for shapes in onnx.typical_shapes(model.declared):
+        found = inputs_for(model, {}, dict(zip(model.names, shapes, strict=True)), seed)
+        try:
+            model.eager(*found)
+        except (TilewrightError, RuntimeError) as error:
+            refused = refused or error
+        else:
+            return found
+    raise refused or InputError("no typical sizes fit", phase="cli", op=model.name, hint="give --shape")
+
+
 def _dtype(model: Model, i: int) -> torch.dtype:
     dtype = model.declared[i].dtype
     if dtype is None:
@@ -135,7 +149,8 @@ def _declared(model: Model, i: int) -> tuple[int, ...]:
     spec = model.declared[i]
     fixed = tuple(size for size in spec.dims or () if isinstance(size, int))
     if spec.dims is None or len(fixed) != len(spec.dims):
-        sizes = [str(size) if isinstance(size, int) else "1" for size in spec.dims or (1,)]
+        typical = next(onnx.typical_shapes([spec]))[0]
+        sizes = [str(size) for size in (typical if spec.dims is not None else (1,))]
         shown = ", ".join("?" if size is None else str(size) for size in spec.dims or ("...",))
         hint = f"give for instance --shape {spec.name}={'x'.join(sizes)}, or --input"
         raise InputError(f"input {spec.name!r} has dynamic sizes ({shown})", phase="cli", hint=hint)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.accuracy import compare_trees, in_float64
-from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape
+from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape, typical_inputs
 from tilewright.cli.request import CHECK_FAILED, OK, Request
 from tilewright.cli.show import Cell, Json, size
 from tilewright.errors import InputError
@@ -262,12 +262,19 @@ def check_model(request: Request, k: float | None) -> int:
     """`check`: the fp64 rule for every output; CHECK_FAILED if one fails."""
     with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
         model = load(request.model)
-        inputs = inputs_of(request, model)
+        free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
+        typical = free and not request.files and not request.shapes
+        inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
         compiled = compile_for(request, model, inputs)
         ours = measure.flatten(compiled(*(value.clone() for value in inputs)))
         eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
         exact = measure.flatten(in_float64(model.eager)(*inputs))
         verdict = compare_trees(ours, eager, exact, k=k)
+    if typical:
+        sizes = " ".join(
+            f"{n}={'x'.join(map(str, t.shape))}" for n, t in zip(model.names, inputs, strict=True)
+        )
+        request.screen.line(f"typical sizes {sizes} (--shape takes others)")
     for path, each in verdict.leaves:
         request.screen.line(f"output {path}: {each}", style="" if each.passed else "red")
     request.screen.line(str(compiled.coverage))

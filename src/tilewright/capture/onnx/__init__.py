@@ -1,7 +1,7 @@
 """ONNX files as torch modules: each operator is one small function over torch ops."""
 
-from tilewright.capture.onnx.bind import bind_inputs
+from tilewright.capture.onnx.bind import bind_inputs, typical_shapes
 from tilewright.capture.onnx.module import InputSpec, OnnxModule, load
 from tilewright.capture.onnx.split import Segment, Split, split
 
-__all__ = ["InputSpec", "OnnxModule", "Segment", "Split", "bind_inputs", "load", "split"]
+__all__ = ["InputSpec", "OnnxModule", "Segment", "Split", "bind_inputs", "load", "split", "typical_shapes"]

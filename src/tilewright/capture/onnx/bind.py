@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,20 @@ from tilewright.capture.onnx.proto import torch_of
 from tilewright.errors import InputError
 
 ArrayLike = Tensor | np.ndarray | np.generic | int | float | bool
+
+
+TYPICAL = ((2, 64), (2, 224), (1, 64), (1, 1))
+"""Sizes of undeclared dims, the first and the others, where nobody gave inputs."""
+
+
+def typical_shapes(specs: Sequence[InputSpec]) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes for all inputs, most typical first: declared sizes, and those of TYPICAL for others. Not every model takes
+    all of them."""
+    for first, rest in TYPICAL:
+        yield [
+            tuple(n if isinstance(n, int) else first if k == 0 else rest for k, n in enumerate(s.dims or ()))
+            for s in specs
+        ]
 
 
 def bind_inputs(
