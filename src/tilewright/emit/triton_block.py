@@ -188,6 +188,9 @@ class Body:
             term = lanes
         else:
             term = self.printer.infix("+", SUM, [start, lanes])
+        if term.text.isidentifier():  # lanes that are the values
+            self.printer.axes[s.axis] = term
+            return
         self.lines.put(f"a{number} = {term.text}")
         self.printer.axes[s.axis] = Term(f"a{number}", ATOM, term.dims)
 
