@@ -526,3 +526,29 @@ def test_many_modules_of_one_class() -> None:
 
     for factor in range(10):
         assert tilewright.compile(Scaled(factor), (torch.ones(5),))(torch.ones(5))[0] == factor
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda x: tilewright.compile(torch.relu, x), r"pass a tuple: \(x,\)"),
+        (lambda x: tilewright.compile(torch.relu, (x,), options="fast"), "options cannot be 'fast'"),
+        (lambda x: tilewright.compile(torch.relu, (x,), dims=[0]), "dims cannot be"),
+        (lambda x: tilewright.compile(torch.relu, (x,), dims={0: {0: "n"}}), "inputs have names"),
+        (lambda x: tilewright.compile(torch.nn.Linear, (x,)), "make an instance: Linear"),
+        (lambda x: tilewright.compile(tilewright.compile(torch.relu)), "compiled already"),
+        (lambda x: tilewright.compile(torch.jit.script(torch.nn.ReLU())), "scripted from"),
+    ],
+)
+def test_wrong_use_says_what_to_do(wrong: Callable[[Tensor], object], said: str) -> None:
+    with pytest.raises((InputError, UnsupportedError), match=said):
+        wrong(torch.ones(3, 4))
+
+
+def test_named_dims_leave_no_marks_on_tensors() -> None:
+    """Or the next program compiled for the same tensor would be told to keep them free."""
+    x = torch.randn(5, 4)
+    x.note = "the caller's"  # type: ignore[attr-defined]
+    tilewright.compile(lambda x: x * 2, dims={"x": {1: "n"}})(x)
+    assert vars(x) == {"note": "the caller's"}
+    close(tilewright.compile(lambda x: x + torch.arange(4))(x), x + torch.arange(4))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -154,11 +155,13 @@ def compile(
         wanted = wanted.replace(strict=True)
     if freeze is not None:
         wanted = wanted.replace(freeze=freeze)
-    if isinstance(dims, str) and dims != "oblivious":
+    if dims is not None and not isinstance(dims, Mapping) and dims != "oblivious":
         raise InputError(f"dims cannot be {dims!r}", phase="input", hint='a mapping or "oblivious"')
     naming = Naming(dims if isinstance(dims, Mapping) else {})
     way = _way(target, wanted, naming, _device(device), oblivious=dims == "oblivious")
     model = CompiledModel(way)
+    if isinstance(example_inputs, (Tensor, np.ndarray)):
+        raise InputError("example_inputs is one tensor", phase="input", hint="pass a tuple: (x,)")
     if isinstance(example_inputs, Mapping):
         model.prepare((), dict(example_inputs))
     elif example_inputs is not None:
@@ -196,6 +199,7 @@ def _way(
             raise InputError(
                 f"the module is not on {device}", phase="input", hint=f"move it with .to({str(device)!r})"
             )
+    _check_target(target)
     if isinstance(target, torch.export.ExportedProgram):
         return program_way(exported(target), options)
     if callable(target):
@@ -204,6 +208,18 @@ def _way(
         f"cannot compile a {type(target).__name__}", phase="input",
         hint="give a module, a function, an exported program, or the path of a model file",
     )  # fmt: skip
+
+
+def _check_target(target: object) -> None:
+    """Raise InputError for what can be called but is no program."""
+    if isinstance(target, type):
+        raise InputError(
+            f"{target.__name__} is a class", phase="input", hint=f"make an instance: {target.__name__}(...)"
+        )
+    if isinstance(target, CompiledModel):
+        raise InputError("this is compiled already", phase="input", hint="compile what it was made from")
+    if isinstance(target, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        raise UnsupportedError("scripted programs", phase="input", hint="compile what it was scripted from")
 
 
 def _moved(module: OnnxModule, device: torch.device | None) -> OnnxModule:

@@ -81,6 +81,10 @@ class Options:
         """
         if isinstance(given, Options):
             return given
+        if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(
+                f"options cannot be {given!r}", phase="options", hint='a mapping by name, {"threads": 2}'
+            )
         values = cls._from_environment(os.environ if environ is None else environ)
         for name, value in (given or {}).items():
             values[name] = _checked(name, value, place="options")

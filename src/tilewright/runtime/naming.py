@@ -36,6 +36,8 @@ class Naming:
         """Raises InputError for an entry that is no name and no (name, low, high)."""
         self.dims: list[Dim] = []
         for name, entries in (dims or {}).items():
+            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError(f"dims names {name!r}, inputs have names", phase="input", hint=_HINT)
             if not isinstance(entries, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputError(f"dims of {name!r} cannot be {entries!r}", phase="input", hint=_HINT)
             for place, what in entries.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct, Surroundings, direct_of, without_scalars
 from tilewright.runtime.executable import Executable, deliver
-from tilewright.runtime.naming import Naming, as_tensors, by_name
+from tilewright.runtime.naming import Dim, Naming, as_tensors, by_name
 
 
 class Sessions(Protocol):
@@ -150,9 +150,7 @@ class TracedWay:
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given = by_name(self.target, args, kwargs)
-        for d, t, place in self.naming.place_of(given):
-            torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
-        with self._settings(self.oblivious):
+        with self._settings(self.oblivious), marked(self.naming.place_of(given)):
             try:
                 return self._compiled(*args, **kwargs)
             except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -220,6 +218,23 @@ class TracedWay:
         if short is not None and (self._around is None or not self._around.unchanged()):
             self._around = around
         return short
+
+
+@contextmanager
+def marked(places: Iterable[tuple[Dim, Tensor, int]]) -> Generator[None]:
+    """Inside, dims of the caller's tensors are marked as dynamic; outside, the tensors are as they were: marks that
+    stay would rule whatever else is compiled for them."""
+    before: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
+    try:
+        for d, t, place in places:
+            before.setdefault(id(t), (vars(t), {name: copy.copy(held) for name, held in vars(t).items()}))
+            torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
+        yield
+    finally:
+        for held, old in before.values():
+            for name in [n for n in held if n not in old]:
+                del held[name]
+            held |= old
 
 
 def _user_place(text: str) -> str:

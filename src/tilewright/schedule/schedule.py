@@ -57,7 +57,6 @@ class Schedule:
     need no masks. With `last_outermost`, grid points are numbered with the last grid class outermost: what a thread
     writes then lies together."""
 
-
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
     online: bool = False
