@@ -144,6 +144,8 @@ class _Closure:
                 if v in self.producer and axis(a) in axes_of(index):
                     if index is not axis(a):
                         raise _NotApart
+                    if not dims.equal(v.shape[d], a.extent):
+                        continue  # a piece of a concatenation: read at the places of the parts, as memory is
                     if v not in self.along or self.along[v] != d:
                         self.add(v, d)
 
@@ -155,7 +157,7 @@ class _Closure:
             if _operand(reader, r) is not v:
                 continue
             a = r.args[d].value
-            if r.args[d].op != "axis" or not isinstance(a, Axis):
+            if r.args[d].op != "axis" or not isinstance(a, Axis) or not dims.equal(v.shape[d], a.extent):
                 raise _NotApart
             if a not in reader.expr.reduce:
                 place = reader.expr.axes.index(a)

@@ -9,9 +9,10 @@ from functools import lru_cache
 from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, axis, make, substitute, transform, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, both, const, make, substitute, transform, walk, where
 from ..ir.graph import Layout, Value
 from ..ir.kernel import Kernel
+from .checks import inside_of
 from .compose import compose
 from .form import Form, Item, folds_read
 
@@ -284,7 +285,7 @@ def _clone_misfits(form: Form, budget: int) -> Form:
         kept = tuple(
             sorted({y.value for a in x.args for y in axes_of(a) if isinstance(y.value, Axis)}, key=_age)
         )
-        body = tuple(substitute(b, table) for b in fold.body)
+        body = tuple(_guarded(substitute(b, table), x.args, fold.kept) for b in fold.body)
         items.append(replace(fold, id=len(items), kept=kept, reduce=tuple(fresh.values()), body=body))
         made[x] = make("value", tuple(axis(a) for a in kept), x.dtype, (len(items) - 1, x.value[1]))
         return made[x]
@@ -295,6 +296,24 @@ def _clone_misfits(form: Form, budget: int) -> Form:
         if body != i.body:
             items[n] = replace(items[n], body=body)
     return form if len(items) == len(form.items) else replace(form, items=tuple(items))
+
+
+def _guarded(body: Expr, index: Sequence[Expr], kept: Sequence[Axis]) -> Expr:
+    """The body of a fold that is computed at other indices, where it reads nothing behind the end of its own classes:
+    a reader may ask for elements of which it then takes none (behind a piece of a concatenation)."""
+    inside: Expr | None = None
+    for i, a in zip(index, kept, strict=True):
+        inside = both(inside, inside_of(i, a.extent))
+    if inside is None:
+        return body
+
+    def visit(x: Expr) -> Expr | None:
+        if x.op != "read":
+            return None
+        made = make("read", tuple(transform(a, visit) for a in x.args), x.dtype, x.value)
+        return where(inside, made, const(0, x.dtype)) if axes_of(x) & axes_of(inside) else made
+
+    return transform(body, visit)
 
 
 def _shared_folds(form: Form) -> Form:
