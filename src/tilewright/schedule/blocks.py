@@ -40,9 +40,6 @@ SQUARE = 64
 COLUMN_BYTES = 256
 """Contiguous bytes that a block takes of a row while it folds columns."""
 
-LINE = 128
-"""Contiguous bytes that a warp reads at least, where it can."""
-
 COLUMN_STEP = 16
 """Rows per step while columns are folded."""
 
@@ -91,13 +88,12 @@ def blocks(
         entry = replace(found, elements=per_warp * WARPS)
     elif found and found.kind == "columns":
         held = any(a in most and t >= most[a] > 1 for a, t in inner.items())
-        lane = _beside(shape, ENOUGH if held else found.lane, target)
         if held:
-            entry = replace(found, elements=lane * _product(inner.values()), lane=lane, warps=0)
+            entry = replace(found, elements=ENOUGH * _product(inner.values()), lane=ENOUGH, warps=0)
         else:
             several = any(len(i.reduction.state) > 1 for i in form.items if i.reduction is not None)
-            entry = replace(found, lane=lane, warps=0 if several else found.warps)
-            inner = {a: max(1, found.elements // lane) if t > 1 else 1 for a, t in inner.items()}
+            entry = replace(found, warps=0 if several else found.warps)
+            inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
     return _made(form, shape, tiles, most, warps, entry.stages)
@@ -261,15 +257,6 @@ def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
     """The tile of all rows of a column, where folds read others over them and the block is not too large; else 0."""
     rows = power(most[near]) if near in most and _cascaded(form) else 0
     return rows if rows * ENOUGH <= LONGEST else 0
-
-
-def _beside(shape: _Shape, lane: int, target: Target) -> int:
-    """Columns of a block: `lane`, or fewer where there would be a block for few cores only, but a whole line."""
-    counts = [likely(a.extent) for a in shape.grid]
-    if None in counts:
-        return lane
-    share = _product(c for c in counts if c is not None) // target.cores
-    return min(lane, max(LINE // shape.element, power(share + 1) // 2))
 
 
 def _longest(a: Axis) -> int:

@@ -32,9 +32,6 @@ Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 PART = 1 << 13
 """Elements of a part that lies along memory: what the threads of one block hold of a row."""
 
-ROWS = 128
-"""Rows of a part where columns are folded."""
-
 FULL = 2
 """Rows for each core from which on each row may as well stay whole."""
 
@@ -254,7 +251,7 @@ def _divides(mean: Expr, first: Op) -> bool:
 
 
 def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | None:
-    """Both folds over parts, and the merge of these; None for one part only, or for `most` rows or more."""
+    """Both folds over parts, and the merge of these; None for one part only, for `most` rows or more, for columns."""
     expr = pair.first.expr
     assert expr is not None
     offsets = inside.offsets(pair.first)
@@ -262,8 +259,8 @@ def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | N
     moved = [substitute(o, joined) for o in offsets]
     reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
-    if along is not None and estimate(dims.prod(expr.shape)) >= most:
-        return None
+    if along is None or estimate(dims.prod(expr.shape)) >= most:
+        return None  # of columns, two folds that stream are faster (measured on an H200)
     cuts = _cuts(reduce, along)
     parts = [c.part for c in cuts if c.part is not None]
     if not parts:
@@ -273,8 +270,7 @@ def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | N
     cuts = [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
     places = {axis(c.whole): c.place for c in cuts}
     x = substitute(substitute(expr.body[0], joined), places)
-    axes = (part, *expr.axes) if along is None else (*expr.axes, part)
-    return _ops(pair, axes, part, x, cuts, fresh)
+    return _ops(pair, (*expr.axes, part), part, x, cuts, fresh)
 
 
 def _axes(e: Expr) -> list[Axis]:
@@ -316,13 +312,10 @@ def _follows(a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:
     return True
 
 
-def _cuts(reduce: Sequence[Axis], along: Axis | None) -> list[_Cut]:
+def _cuts(reduce: Sequence[Axis], along: Axis) -> list[_Cut]:
     """How each axis is cut: the one that lies along memory first, then the others into what room is left, the innermost
-    first; of columns the longest axis."""
-    if along is None:
-        room, order = ROWS, sorted(reduce, key=lambda a: -estimate(a.extent))
-    else:
-        room, order = PART, [along, *(a for a in reversed(reduce) if a != along)]
+    first."""
+    room, order = PART, [along, *(a for a in reversed(reduce) if a != along)]
     found: dict[Axis, _Cut] = {}
     for a in order:
         length = _length(a, room)
