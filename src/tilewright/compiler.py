@@ -393,7 +393,9 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
             return call_seconds(region.ops, _values(region.outputs), solver.target)
 
     def routine(region: Graph) -> tuple[float, Graph] | None:
-        found = routine_of(region, solver.target)
+        # A fused routine rounds neither scores nor weights.
+        exact = solver.options.round_intermediates
+        found = None if exact else routine_of(region, solver.target)
         return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
 
     return Prices(kernel, library, ideal, usual, routine)

@@ -98,6 +98,11 @@ def graph_of(run: Run, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = t
     return normalise(from_fx(program.run_decompositions(decompositions()).graph_module))
 
 
+def windows(x: Tensor, m: int) -> Tensor:
+    b, h, s, d = x.shape
+    return x.reshape(b, h, -1, 2, 2, m, d).transpose(3, 4).reshape(b, h, s, d)
+
+
 def region_of(run: Run, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float16) -> Graph:
     graph = graph_of(run, shapes, dtype)
     (region,) = find_regions(graph, anywhere=True)
@@ -163,6 +168,13 @@ def test_heads_and_batches_may_lie_anywhere() -> None:
         lambda q, k, v: torch.softmax(scores(q, k), -1).square() @ v,
         lambda q, k, v: torch.softmax(scores(q, k.flip(-2)), -1) @ v,
         lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.0) @ v * 2,
+        lambda q, k, v: added(q, k, v).clamp(-2, 2),
+        lambda q, k, v: torch.where(plain(q, k, v).abs() > 2, 0, plain(q, k, v)),
+        lambda q, k, v: torch.nan_to_num(added(q, k, v)),
+        with_scores(lambda s: s.clamp(-1e4, 1e4)),
+        with_scores(lambda s: torch.where(s > 2e4, 0, s)),
+        lambda q, k, v: added(windows(q, 8), k, v),
+        lambda q, k, v: plain(q.flip(1), k.flip(1), v.flip(1)),
     ],
 )
 def test_other_functions_are_not(run: Run) -> None:

@@ -21,7 +21,7 @@ from ..errors import TilewrightError
 from ..interp.algebra import Array
 from ..interp.points import Index, Points
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, read, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, read, walk
 from ..ir.graph import Attention, Graph, Op, Value
 from ..ir.ops.common import position
 from ..ir.tensor import TensorExpr, output_axes
@@ -34,6 +34,10 @@ SPREADS = (1.0, 30.0, 1000.0)
 
 FEWEST = 256
 """Queries from which on the library reaches its rate."""
+
+SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "div", "neg", "exp"})
+FOLDED = frozenset({"add", "maximum"})
+"""Operations and folds of regions that may be a routine."""
 
 COMPARISONS: Mapping[str, Callable[[Expr, Expr], tuple[Expr, Expr]]] = {
     "ge": lambda a, b: (a, b), "le": lambda a, b: (b, a),
@@ -208,31 +212,65 @@ def _results(result: Value, q: Operand, v: Operand) -> Iterator[Operand]:
 
 
 def _uniform(region: Graph, r: Routine) -> bool:
-    """Whether no op of the region tells places from each other, but for a comparison of a query's with a key's."""
+    """Whether the region is of the kind that a few rows show: made of products, sums, exponentials and maxima, of all
+    elements alike, at places as they lie, but for a comparison of a query's place with a key's."""
     analysis = ValueAnalysis(region.ops)
     sizes = {r.q.sizes()[2], r.k.sizes()[2]}
+    moving = {v for v in region.inputs if isinstance(v, Value)}
     for op in region.ops:
         if op.expr is None or op.expr.scan is not None:
             return False
-        if not _depends(region, op):
+        if not moving & set(op.inputs):
             continue
+        moving |= set(op.outputs)
+        reduction = op.expr.reduction
+        if reduction is not None and (reduction.combiner not in FOLDED or reduction.finish[0].op != "slot"):
+            return False
         for e in op.expr.body:
+            if not _smooth(e, op, moving):
+                return False
             if not all(_causal(x, sizes) for x in _conditions(analysis.inlined(e, op))):
                 return False
     return True
 
 
-def _depends(region: Graph, op: Op) -> bool:
-    """Whether what `op` makes depends on the region's inputs."""
-    made, todo, seen = region.producer(), list(op.inputs), set[Value]()
-    while todo:
-        v = todo.pop()
-        if v not in made:
-            return True
-        if v not in seen:
-            seen.add(v)
-            todo += made[v].inputs
-    return False
+def _smooth(e: Expr, op: Op, moving: set[Value]) -> bool:
+    """Whether an element is made by arithmetic that has no special values: choices only where no data decide."""
+    if e.op == "read":
+        return op.inputs[_slot(e)] not in moving or _in_place(e, op)
+    if e.op == "where":
+        fixed = not any(x.op == "read" and op.inputs[_slot(x)] in moving for x in walk(e.args[0]))
+        return fixed and all(_smooth(a, op, moving) for a in e.args[1:])
+    if e.op in ("const", "axis") or not any(x.op == "read" for x in walk(e)):
+        return True
+    return e.op in SMOOTH and e.dtype.is_float and all(_smooth(a, op, moving) for a in e.args)
+
+
+def _in_place(x: Expr, op: Op) -> bool:
+    """Whether a read takes each element from the place of its own axes: those alone, or batch and heads as one."""
+    assert op.expr is not None
+    shape, rank = op.inputs[_slot(x)].shape, {a: k for k, a in enumerate((*op.expr.axes, *op.expr.reduce))}
+    for d, e in enumerate(x.args):
+        axes = sorted(_axes(e), key=rank.__getitem__)
+        if e.op == "axis" or not axes:
+            continue
+        if e.op in ("floordiv", "mod") and e.args[0].op == "axis":
+            first, last = (d, d + 1) if e.op == "floordiv" else (d - 1, d)
+            pairs = [(k, y) for k, y in enumerate(x.args) if y.op in ("floordiv", "mod")]
+            split = [y.op for _, y in pairs] == ["floordiv", "mod"] and len({y.args for _, y in pairs}) == 1
+            sizes = dims.prod(shape[k] for k, _ in pairs)
+            if (
+                first > last
+                or not split
+                or e.args[1] is not shape[pairs[1][0]]
+                or sizes is not axes[0].extent
+            ):
+                return False
+            continue
+        merged = dims.add(dims.mul(axis(axes[0]), axes[-1].extent), axis(axes[-1]))
+        if len(axes) != 2 or e is not merged or shape[d] is not dims.prod(a.extent for a in axes):
+            return False
+    return True
 
 
 def _conditions(e: Expr) -> Iterator[Expr]:
@@ -318,8 +356,8 @@ def _same(region: Graph, result: Value, r: Routine) -> bool:
     if [_number(s) for s in r.v.sizes()] != [batch, heads, keys, wide]:
         return False
     rng = np.random.default_rng(0)
-    rows = sorted({0, 1, queries - 1, *(int(n) for n in rng.integers(0, queries, PLACES))})
     for seed, spread in enumerate(SPREADS):
+        rows = sorted({0, 1, queries - 1, *(int(n) for n in rng.integers(0, queries, PLACES))})
         lead = [(n - 1) if not seed else int(rng.integers(0, n)) for n in (batch, heads)]
         inputs = _Inputs(r, seed, spread / (r.scale * math.sqrt(depth)))
         points = Points(region, inputs.read)

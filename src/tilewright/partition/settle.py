@@ -131,7 +131,7 @@ def _settle(
     whole: tuple[float, Graph] | None = None,
 ) -> Settled:  # fmt: skip
     otherwise = prices.library(captured)
-    if whole is not None and whole[0] < min(otherwise, prices.ideal(region)):
+    if whole is not None and whole[0] < min(otherwise, WORTH * prices.ideal(region)):
         return Settled(region, (), whole[0], otherwise, routine=whole[1])
     if otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)

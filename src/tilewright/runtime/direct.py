@@ -27,8 +27,8 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, and
-    under modes and transforms of torch, which want to see every op."""
-    if _modes() or _transform() is not None:
+    under modes and transforms of torch, which want to see every op, and under autocast, which would change calls."""
+    if _modes() or _transform() is not None or _autocast():
         raise TypeError("a mode is active")
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
@@ -39,7 +39,7 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
     if kwargs:
         parts += kwargs
         parts.append(key_of(tuple(kwargs.values()), {}))
-    return (_grad(), _autocast(), *parts)
+    return (_grad(), *parts)
 
 
 class Surroundings:

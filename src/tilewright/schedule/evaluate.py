@@ -85,6 +85,7 @@ class Evaluation(ABC):
         self.scope = Scope()
         self.vars: dict[int, Var] = {}
         self.shared = _shared([r for i in form.items for r in i.roots])
+        self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
         self.written: set[Expr] = set()
         self.fetching: set[int] = set()
 
@@ -169,13 +170,19 @@ class Evaluation(ABC):
 
     def applied(self, e: Expr, args: tuple[Expr, ...]) -> Expr:
         """The operation of `e` on evaluated arguments. What a mask that is known to admit all adds, zero, is not added
-        (which only a zero's sign could tell). Where threads share a grid point, division by a constant is
-        multiplication by its inverse: their division errs more than that."""
+        (which only a zero's sign could tell). Beside products of halves, division by a constant is multiplication by
+        its inverse, unless something is rounded to whole numbers, which shows the least difference."""
         if e.op == "add" and e.dtype.is_float:
             for own, a, other in ((e.args[0], *args), (e.args[1], args[1], args[0])):
                 if own.op == "where" and is_const(a, 0):
                     return other
-        if e.op == "div" and not self.schedule.peel and e.dtype is f32 and args[1].op == "const":
+        if (
+            e.op == "div"
+            and self.schedule.powers
+            and not self.stepped
+            and e.dtype is f32
+            and args[1].op == "const"
+        ):
             inverse = _inverse(args[1])
             if inverse is not None:
                 return call("mul", args[0], const(inverse, f32))
@@ -287,6 +294,13 @@ def _shared(roots: Sequence[Expr]) -> set[Expr]:
                 for a in x.args:
                     parents[a] = parents.get(a, 0) + 1
     return {x for x, n in parents.items() if n > 1 and x.op in SCALARS and not _is_index(x)}
+
+
+def _steps(x: Expr) -> bool:
+    """Whether an operation makes whole numbers of floats."""
+    if x.op in ("floor", "ceil", "trunc", "round", "floordiv", "mod", "fmod", "truncdiv"):
+        return x.dtype.is_float
+    return x.op == "cast" and x.args[0].dtype.is_float and not x.dtype.is_float
 
 
 def _inverse(c: Expr) -> float | None:
