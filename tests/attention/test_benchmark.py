@@ -131,7 +131,7 @@ def test_a_child_runs_through(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    for given in ("--parts=ablation", "--only=bert", "--peers=nobody"):
+    for given in ("--parts=everything", "--only=bert", "--peers=nobody"):
         with pytest.raises(SystemExit):
             program.options([given])
 
