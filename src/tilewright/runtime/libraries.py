@@ -76,4 +76,6 @@ class Libraries:
 def _code() -> str:
     """What the printing code says: another text may print otherwise."""
     folder = Path(__file__).parent.parent / "emit"
-    return digest(*(part for p in sorted(folder.glob("*.py")) for part in (p.name, p.read_bytes())))
+    # The compiler numbers the kernels of a library, and the target says what they may use.
+    files = (*sorted(folder.glob("*.py")), folder.parent / "compiler.py", folder.parent / "target.py")
+    return digest(*(part for p in files for part in (p.name, p.read_bytes())))
