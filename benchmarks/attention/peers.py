@@ -20,13 +20,15 @@ from tilewright.measure import Built, Peer, Unavailable, Workload
 
 EAGER, INDUCTOR, AUTOTUNE, FLEX = "eager", "inductor", "inductor max-autotune", "flex"
 FLASH, CUDNN, ORT, OURS = "sdpa flash", "sdpa cudnn", "onnxruntime", "tilewright"
+KERNELS = "tilewright kernels"
+"""Our generated kernels where our compiler may take a library call instead."""
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "cuda": (EAGER, INDUCTOR, AUTOTUNE, FLEX, FLASH, CUDNN, OURS),
+        "cuda": (EAGER, INDUCTOR, AUTOTUNE, FLEX, FLASH, CUDNN, OURS, KERNELS),
         "cpu": (EAGER, INDUCTOR, ORT, OURS),
     }
 )
-MEASURING = (AUTOTUNE, OURS)
+MEASURING = (AUTOTUNE, OURS, KERNELS)
 """They time candidates while they compile, for which they need the device alone."""
 
 ABLATION: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -89,6 +91,15 @@ def ablated(until: float) -> Mapping[str, Peer]:
         return lambda workload, threads: _ours(workload, **given)
 
     return {name: until_late(peer(given), until) for name, given in ABLATION.items()}
+
+
+def generated(workload: Workload, threads: int) -> Built | Unavailable:
+    """Our kernels for plain attention."""
+    module = _module(workload)
+    if type(module) is not Attention:
+        return Unavailable(f"the same as {OURS}")
+    call = Ours(module, workload.inputs, contractions="inside")
+    return Built(call, lambda: str(call.compiled.coverage))
 
 
 def flex(workload: Workload, threads: int) -> Built | Unavailable:
@@ -164,6 +175,7 @@ def peers(folder: Path, until: float) -> Mapping[str, Peer]:
         CUDNN: sdpa(SDPBackend.CUDNN_ATTENTION),
         ORT: onnx_file(folder),
         OURS: ours,
+        KERNELS: generated,
     }
     return {name: until_late(peer, until) for name, peer in known.items()}
 

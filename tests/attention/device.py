@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from tests.emit.triton_harness import Job
+from tests.rewrite.capture import Function
 from torch import Tensor
 
 from tilewright import compiler
@@ -26,15 +27,6 @@ from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import preset
 from tilewright.tile.sizes import seen_sizes
-
-
-class _Function(torch.nn.Module):
-    def __init__(self, run: Callable[..., object]) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, *args: Tensor) -> object:
-        return self.run(*args)
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ def compiled(
 ) -> Device:  # fmt: skip
     """The kernels of a function for inputs like these; per input, the `dynamic` dims may change. `launch` are the
     seconds that each kernel costs besides its work."""
-    module = function if isinstance(function, torch.nn.Module) else _Function(function)
+    module = function if isinstance(function, torch.nn.Module) else Function(function)
     gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
     given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
     solver, run, sizes = (

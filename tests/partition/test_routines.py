@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from tests.rewrite.capture import Function
+from torch import Tensor
 
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
@@ -83,18 +84,9 @@ def slopes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores(q, k).float() + slope * distance, -1).to(v.dtype) @ v
 
 
-class Module(nn.Module):
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.run(q, k, v)
-
-
 def graph_of(run: Run, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float16) -> Graph:
     inputs = tuple(torch.zeros(shape, dtype=dtype) for shape in shapes)
-    program = torch.export.export(Module(run), inputs, strict=False)
+    program = torch.export.export(Function(run), inputs, strict=False)
     return normalise(from_fx(program.run_decompositions(decompositions()).graph_module))
 
 

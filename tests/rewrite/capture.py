@@ -14,7 +14,9 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.rewrite.normalise import normalise
 
 
-class _Function(torch.nn.Module):
+class Function(torch.nn.Module):
+    """A function as a module."""
+
     def __init__(self, run: Callable[..., object]) -> None:
         super().__init__()
         self.run = run
@@ -36,7 +38,7 @@ def capture(
         shapes = (tuple({d: made[n] for d, n in per.items()} or None for per in dynamic),)
     if shapes is not None and isinstance(run, torch.nn.Module):
         (shapes,) = shapes
-    module = run if isinstance(run, torch.nn.Module) else _Function(run)
+    module = run if isinstance(run, torch.nn.Module) else Function(run)
     if not dynamic and not frozen:
         return normalise(from_fx(make_fx(module, decompositions(), tracing_mode="fake")(*inputs)))
     program = torch.export.export(module, tuple(inputs), dynamic_shapes=shapes, strict=False)

@@ -17,7 +17,7 @@ from itertools import permutations
 import numpy as np
 
 from ..capture.fused import fused_call
-from ..errors import TilewrightError
+from ..errors import UnsupportedError
 from ..interp.algebra import Array
 from ..interp.points import Index, Points
 from ..ir import dims
@@ -109,7 +109,7 @@ def routine_of(region: Graph, target: Target) -> Routine | None:
         if not found or not _uniform(region, found[0]):
             return None
         return next((r for r in found if _same(region, result, r)), None)
-    except TilewrightError:
+    except UnsupportedError:  # what has no single elements is no routine
         return None
 
 

@@ -260,7 +260,7 @@ def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | N
     reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None or estimate(dims.prod(expr.shape)) >= most:
-        return None  # of columns, two folds that stream are faster (measured on an H200)
+        return None  # parts of columns were slower than other ways (benchmarks/results/h200/norms_64.json)
     cuts = _cuts(reduce, along)
     parts = [c.part for c in cuts if c.part is not None]
     if not parts:
