@@ -37,6 +37,8 @@ class Kernel:
     ops: tuple[str, ...] = ("mul", "add[/red]")
     bytes_moved: int = 3000
     bytes_lower_bound: int = 2000
+    exps: int = 10
+    seconds: float = 2e-6
     flops: int = 512
     source: str = "void k0() {}\n"
     reason: str = "the next op reads across rows"

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("plan",),
     ("runtime", "_build"),
+    ("pricing",),
     ("compiler",),
     ("accuracy", "measure", "door", "report", "cli"),
     ("__init__", "__main__"),

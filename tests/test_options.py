@@ -71,5 +71,12 @@ def test_digest_follows_what_changes_code() -> None:
     base = Options()
     assert base.digest() == Options().digest()
     assert base.replace(cache_dir="/elsewhere").digest() == base.digest()
-    for change in ({"threads": 2}, {"trim": "exact"}, {"strict": True}, {"freeze": False}):
+    for change in (
+        {"threads": 2},
+        {"rules": False},
+        {"fusion": "none"},
+        {"trim": "exact"},
+        {"strict": True},
+        {"freeze": False},
+    ):
         assert base.replace(**change).digest() != base.digest()

@@ -23,7 +23,7 @@ from benchmarks import gpu_report, gpu_turns, record
 from benchmarks.attention import figures, rows
 from benchmarks.attention.llama import Shape
 from benchmarks.attention.peers import MEASURING, NAMES
-from benchmarks.attention.turn import Made, Row, absent, build, finish, table
+from benchmarks.attention.turn import Made, Row, absent, build, finish, reports, table
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from benchmarks.gpu_clock import release
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
@@ -179,7 +179,7 @@ def summary(cases: Mapping[str, Facts], device: torch.device) -> str:
     for part in PARTS:
         some = {label(row): row for row in found if row["part"] == part}
         if some:
-            parts.append(table(f"{part}, ms", some))
+            parts += [table(f"{part}, ms", some), reports(f"{part}, what we made", some)]
             reasons += absent(some)
     if reasons:
         parts.append(f"wrong, failed or absent:\n{gpu_report.grouped(reasons)}\n")

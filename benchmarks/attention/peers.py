@@ -31,15 +31,22 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MEASURING = (AUTOTUNE, OURS, KERNELS)
 """They time candidates while they compile, for which they need the device alone."""
 
-ABLATION: Mapping[str, Mapping[str, str]] = MappingProxyType(
+Option = str | bool
+GENERATED: Mapping[str, Option] = {"contractions": "inside", "trim": "exact"}
+ABLATION: Mapping[str, Mapping[str, Option]] = MappingProxyType(
     {
-        "unfused": {"contractions": "library"},
-        "mapping and rules": {"contractions": "inside", "trim": "exact"},
+        "library products": {"contractions": "library"},
+        "fission": {**GENERATED, "fusion": "none", "rules": False},
+        "+ rules": {**GENERATED, "fusion": "none"},
+        "+ mapping": {**GENERATED, "fusion": "cover"},
+        "+ fusion": GENERATED,
         OURS: {"contractions": "inside"},
+        "without rules": {"contractions": "inside", "rules": False},
     }
 )
-"""Contestants of the ablation: products as library calls with kernels between them; regions as kernels, which need the
-rules that make them small; the same with what masks hide left out."""
+"""Contestants of the ablation. Products as library calls with kernels between them. Then, all generated: each op its
+own kernel; ops rearranged by algebra; kernels chosen, with what they compute twice, but their ops run one by one; the
+same fused; with what masks hide left out. And that without algebra."""
 
 AUTOTUNED = "max-autotune-no-cudagraphs"
 """Timing captures graphs itself where kernels are short."""
@@ -48,7 +55,7 @@ AUTOTUNED = "max-autotune-no-cudagraphs"
 class Ours:
     """Our compiler's callable, with what it compiled."""
 
-    def __init__(self, target: Callable[..., object], inputs: Tensors, **options: str) -> None:
+    def __init__(self, target: Callable[..., object], inputs: Tensors, **options: Option) -> None:
         before = gpu_peers.compilations().fallbacks
         self.compiled = importlib.import_module("tilewright").compile(target, inputs, options=options)
         if gpu_peers.compilations().fallbacks > before:  # it would be eager under our name
@@ -79,7 +86,7 @@ def ours(workload: Workload, threads: int) -> Built:
     return _ours(workload)
 
 
-def _ours(workload: Workload, **options: str) -> Built:
+def _ours(workload: Workload, **options: Option) -> Built:
     call = Ours(_module(workload), workload.inputs, **options)
     return Built(call, lambda: str(call.compiled.coverage))
 
@@ -87,7 +94,7 @@ def _ours(workload: Workload, **options: str) -> Built:
 def ablated(until: float) -> Mapping[str, Peer]:
     """Our compiler without some of what it does."""
 
-    def peer(given: Mapping[str, str]) -> Peer:
+    def peer(given: Mapping[str, Option]) -> Peer:
         return lambda workload, threads: _ours(workload, **given)
 
     return {name: until_late(peer(given), until) for name, given in ABLATION.items()}

@@ -127,9 +127,15 @@ def contestant(item: Prepared, timed: Timed, flops: float, fastest: float) -> Fa
 
 
 def made_of(call: Ours) -> Facts:
-    """Kernels and calls of a compiled model."""
-    kernels = call.compiled.kernels
+    """What was decided for a compiled model, its kernels and calls, and the time that the model of costs expects."""
+    compiled = call.compiled
+    kernels = compiled.kernels
+    modelled = [kernel.seconds for kernel in kernels]
+    mapped = next((phase.result for phase in compiled.trace.phases if phase.name == "map"), None)
+    regions: Sequence[object] = getattr(mapped, "regions", ())
     return {
+        "plan": [str(region) for region in regions],
+        "modelled_ms": None if None in modelled or compiled.calls else 1e3 * sum(s or 0.0 for s in modelled),
         "kernels": [
             {
                 "name": kernel.name,
@@ -137,11 +143,13 @@ def made_of(call: Ours) -> Facts:
                 "bytes_moved": kernel.bytes_moved,
                 "bytes_lower_bound": kernel.bytes_lower_bound,
                 "flops": kernel.flops,
+                "exps": kernel.exps,
+                "modelled_ms": None if seconds is None else 1e3 * seconds,
                 "schedule": kernel.schedule,
             }
-            for kernel in kernels
+            for kernel, seconds in zip(kernels, modelled, strict=True)
         ],
-        "calls": [str(c) for c in call.compiled.calls],
+        "calls": [str(c) for c in compiled.calls],
     }
 
 
@@ -223,6 +231,34 @@ def table(title: str, rows: Mapping[str, Facts]) -> str:
         cells = [_cell(found.get(name, {})) for name in names]
         lines.append([label, *cells, speed, memory, count])
     return gpu_report.text_table(title, ["", *names, "x best peer", "extra MiB", "kernels"], lines)
+
+
+def reports(title: str, rows: Mapping[str, Facts]) -> str:
+    """One line per row and way of ours to run it: kernels, calls, milliseconds modelled and measured, what its kernels
+    compute and move, and memory beyond inputs and results."""
+    lines: list[list[str]] = []
+    for label, facts in rows.items():
+        for name, item in _contestants(facts).items():
+            kernels: Sequence[Facts] | None = item.get("kernels")  # type: ignore[assignment]
+            if kernels is None:
+                continue
+            sums = [_total(kernels, key) for key in ("flops", "exps", "bytes_moved")]
+            figures = [_scaled(n, 10**power) for n, power in zip(sums, (9, 9, 6), strict=True)]
+            times = [_scaled(item.get(key), 1) for key in ("modelled_ms", "median_ms")]
+            memory = _scaled(item.get("extra_bytes"), 1 << 20)
+            calls: Sequence[str] = item.get("calls", ())  # type: ignore[assignment]
+            lines.append([label, name, str(len(kernels)), str(len(calls)), *times, *figures, memory])
+    head = ("", "", "kernels", "calls", "modelled ms", "ms", "Gflop", "Gexp", "MB moved", "extra MiB")
+    return gpu_report.text_table(title, head, lines)
+
+
+def _total(kernels: Sequence[Facts], key: str) -> float | None:
+    found = [kernel.get(key) for kernel in kernels]
+    return sum(n for n in found if isinstance(n, int | float)) if None not in found else None
+
+
+def _scaled(n: object, unit: float) -> str:
+    return f"{n / unit:.3g}" if isinstance(n, int | float) else "-"
 
 
 def _contestants(facts: Facts) -> Mapping[str, Facts]:

@@ -35,26 +35,21 @@ from tilewright.errors import (
     VerifyError,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
-from tilewright.partition.library import called, select
+from tilewright.partition.library import select
 from tilewright.partition.recall import ranged
-from tilewright.partition.regions import may_have_regions
-from tilewright.partition.routines import as_call, routine_of, routine_seconds
-from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
-from tilewright.rewrite.anneal import Search, rearrange
+from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
-from tilewright.rewrite.mask import recognise_masks
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
-from tilewright.rewrite.quotient import undivided
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
@@ -75,12 +70,7 @@ from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
-from tilewright.tile.library import call_seconds, touch_seconds
 from tilewright.tile.sizes import seen_sizes
-
-EARNEST = 1024
-"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine
-for the small sizes that a program was traced with may recompute without end at those that matter."""
 
 ATTEMPTS = 4
 """How often kernels are built until they fit the shared memory."""
@@ -306,7 +296,9 @@ def _generated(
     normal = _normal(run, graph, solver, options, sizes, covers)
     with seen_sizes(sizes):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
-        cover = run("partition", lambda: partition(parted, solver.price, covers))
+        cover = run(
+            "partition", lambda: partition(parted, solver.price, covers, fuse=options.fusion == "full")
+        )
         _check_strict(cover, options)
     symbols = normal.symbols()
     names = sorted({str(s) for s in symbols})
@@ -358,77 +350,6 @@ def _machine(place: _Place, options: Options) -> Target:
     return target.rounding_singles() if rounds else target
 
 
-def _mapped(
-    graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
-) -> Mapped:
-    """The kernels around contractions settled. If there are none, the graph stays as it is."""
-    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
-    with seen_sizes(grown):
-        inside, short = options.contractions == "inside", solver.target.lanes > 1
-        if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):
-            return Mapped(graph)
-        usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
-        prices = _prices(solver, grown, usual)
-        changed = partial(_rearranged, sizes=grown, options=options)
-        normal = normalise(recognise_masks(graph))
-        cores = solver.target.cores
-        mapped = settle_regions(normal, prices, changed, options.contractions, cores, covers, short=short)
-    made = any(r.kernels or r.routine for r in mapped.regions)
-    return mapped if made else replace(mapped, graph=graph)
-
-
-def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = None) -> Prices:
-    """Modelled seconds where unknown sizes are `sizes`."""
-
-    def kernel(k: Kernel, layouts: Mapping[Value, Layout]) -> float:
-        with seen_sizes(sizes):
-            return solver.price(k, layouts)
-
-    def library(region: Graph) -> float:
-        with seen_sizes(sizes):
-            return _library_seconds(region, solver)
-
-    def ideal(region: Graph) -> float:
-        with seen_sizes(sizes):
-            return call_seconds(region.ops, _values(region.outputs), solver.target)
-
-    def routine(region: Graph) -> tuple[float, Graph] | None:
-        # A fused routine rounds neither scores nor weights.
-        exact = solver.options.round_intermediates
-        found = None if exact else routine_of(region, solver.target)
-        return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
-
-    return Prices(kernel, library, ideal, usual, routine)
-
-
-def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
-    """A region in the form that is best cut into kernels, and which rules led there, with the ops where they did."""
-    found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates))
-    changed, quotients = undivided(normalise(found.graph))
-    applied = [str(step) for change in found.changes for step in change.applied]
-    return changed, (*applied, *("quotient leaves elements at folds across rows",) * quotients)
-
-
-def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
-    return [v for v in outputs if isinstance(v, Value)]
-
-
-def _library_seconds(region: Graph, solver: Solver) -> float:
-    """Modelled seconds of a region whose contractions are library calls."""
-    cover = partition(normalise(called(region)), solver.price)
-    total = 0.0
-    between: list[Value] = []
-    for step in cover.steps:
-        if isinstance(step, Kernel):
-            total += solver.price(step, cover.layouts)
-            between += step.outputs
-        elif isinstance(step, LibraryStep):
-            done = [op for op in region.ops if op.origin in step.origins]
-            total += call_seconds(done, step.op.outputs, solver.target)
-            between += step.op.outputs
-    return total + touch_seconds([v for v in between if v not in region.outputs], solver.target)
-
-
 def _normal(
     run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
 ) -> Graph:
@@ -436,8 +357,8 @@ def _normal(
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    mapped = run("map", lambda: _mapped(frozen, solver, options, sizes, covers))
-    chosen = run("select", lambda: select(mapped.graph))
+    found = run("map", lambda: mapped(frozen, solver, options, sizes, covers))
+    chosen = run("select", lambda: select(found.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language != "cpp":

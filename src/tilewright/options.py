@@ -19,6 +19,7 @@ from tilewright.errors import InputError
 PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]
 Contractions = Literal["modelled", "inside", "library"]
+Fusion = Literal["full", "cover", "none"]
 OptionValue = bool | int | str | None
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -60,6 +61,14 @@ class Options:
     contractions: Contractions = "modelled"
     """Contractions whose large results are folded again (attention): kernels of our own where these are modelled as
     faster than library calls (`modelled`), wherever they can be generated (`inside`), or never (`library`)."""
+
+    rules: bool = True
+    """Let guarded algebra rearrange regions around contractions before their kernels are chosen; without, they are
+    taken as they are written. To see what the rules are worth."""
+
+    fusion: Fusion = "full"
+    """Which ops share a kernel: those that are faster together (`full`), or none (`none`); `cover` chooses kernels as
+    `full` does, with what they compute twice, and then runs each op by itself. To see what fusing is worth."""
 
     tf32: bool | None = None
     """Let products of fp32 inside generated GPU kernels read 10 bits of fraction, on matrix units; None: as torch's own
@@ -133,6 +142,10 @@ def _is_contractions(value: object) -> TypeGuard[Contractions]:
     return value in ("modelled", "inside", "library")
 
 
+def _is_fusion(value: object) -> TypeGuard[Fusion]:
+    return value in ("full", "cover", "none")
+
+
 def _is_trim(value: object) -> TypeGuard[Trim]:
     return value in ("assume_finite", "exact")
 
@@ -148,6 +161,8 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "round_intermediates": (_is_flag, "true or false"),
     "trim": (_is_trim, "'assume_finite' or 'exact'"),
     "contractions": (_is_contractions, "'modelled', 'inside' or 'library'"),
+    "rules": (_is_flag, "true or false"),
+    "fusion": (_is_fusion, "'full', 'cover' or 'none'"),
     "tf32": (_is_flag_or_none, "true, false or none"),
     "cuda_graphs": (_is_flag, "true or false"),
     "pin_threads": (_is_flag, "true or false"),

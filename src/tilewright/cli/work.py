@@ -48,6 +48,10 @@ class KernelRecord(Protocol):
     @property
     def flops(self) -> int | None: ...
     @property
+    def exps(self) -> int | None: ...
+    @property
+    def seconds(self) -> float | None: ...
+    @property
     def source(self) -> str: ...
     @property
     def reason(self) -> str: ...
@@ -151,6 +155,8 @@ def _kernel_facts(kernel: KernelRecord, with_source: bool) -> dict[str, Json]:
         "bytes_moved": kernel.bytes_moved,
         "bytes_lower_bound": kernel.bytes_lower_bound,
         "flops": kernel.flops,
+        "exps": kernel.exps,
+        "modelled_us": None if kernel.seconds is None else 1e6 * kernel.seconds,
         "reason": kernel.reason,
     }
     return facts | ({"source": kernel.source} if with_source else {})
@@ -162,8 +168,11 @@ def _show_kernels(request: Request, compiled: Compiled, with_source: bool) -> No
         moved, bound = kernel.bytes_moved, kernel.bytes_lower_bound
         over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
         ops = " ".join(str(op) for op in kernel.ops)
-        rows.append((kernel.name, size(moved), size(bound), over, kernel.flops, kernel.reason, ops))
-    columns = ("kernel", "bytes moved", "lower bound", "ratio", "flops", "why it ends there", "ops")
+        modelled = None if kernel.seconds is None else 1e6 * kernel.seconds
+        work = kernel.flops, kernel.exps, modelled
+        rows.append((kernel.name, size(moved), size(bound), over, *work, kernel.reason, ops))
+    columns = ("kernel", "bytes moved", "lower bound", "ratio", "flops", "exps", "modelled us")
+    columns += ("why it ends there", "ops")
     request.screen.table("kernels", columns, rows)
     moved = sum(kernel.bytes_moved or 0 for kernel in compiled.kernels)
     bound = sum(kernel.bytes_lower_bound or 0 for kernel in compiled.kernels)

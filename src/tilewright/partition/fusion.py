@@ -46,10 +46,13 @@ class _Group:
     tried: set[int] = field(default_factory=set)
 
 
-def partition(graph: Graph, price: Price, memory: Memory | None = None) -> Cover:
+def partition(graph: Graph, price: Price, memory: Memory | None = None, *, fuse: bool = True) -> Cover:
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
-    IllegalSchedule; it is not asked about a graph that `memory` knows."""
-    parted = _Partition(graph, price)
+    IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel."""
+    parted = _Partition(graph, price, fuse)
+    if not fuse:
+        parted.separate()
+        return parted.finish()
     if memory is None:
         parted.merge()
         return parted.finish()
@@ -62,7 +65,7 @@ def partition(graph: Graph, price: Price, memory: Memory | None = None) -> Cover
 
 
 class _Partition:
-    def __init__(self, graph: Graph, price: Price) -> None:
+    def __init__(self, graph: Graph, price: Price, fuse: bool = True) -> None:
         self.graph, self.price = graph, price
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
@@ -75,7 +78,7 @@ class _Partition:
         self.layouts |= kernel_layouts(graph, self.layouts)
         self.kept_values = graph.kept()
         self.views = self.strided_views()
-        self.inlined = self.cheap()
+        self.inlined = self.cheap() if fuse else set[Op]()
         self.group: dict[Op, _Group] = {}
 
     # -- what is no kernel
@@ -155,6 +158,10 @@ class _Partition:
                 self.try_merge(self.group[producer], self.group[op])
         self.merge_siblings()
         self.merge_strangers()
+
+    def separate(self) -> None:
+        """Every op by itself."""
+        self.group |= {op: _Group({op}, 0.0, "nothing is fused by choice") for op in self.generated()}
 
     def groups(self) -> list[_Group]:
         return list({id(g): g for g in self.group.values()}.values())

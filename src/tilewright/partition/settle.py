@@ -98,9 +98,10 @@ def settle_regions(
     memory: Memory | None = None,
     *,
     short: bool = False,
+    apart: bool = False,
 ) -> Mapped:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
-    `memory` knows; `short` is as in `find_regions`."""
+    `memory` knows; `short` is as in `find_regions`. Where ops are to stay `apart`, each of a region is a kernel."""
     if mode == "library":
         return Mapped(graph)
     always = mode == "inside"
@@ -114,7 +115,8 @@ def settle_regions(
             whole = None if always else prices.routine(alone)
             found = None if whole else _recalled(alone, rearrange, memory)
             captured = region.as_captured(graph)
-            known[key] = found or _settle(alone, captured, prices, rearrange, cores, always, whole)
+            settle = _each_apart if apart and whole is None else _settle
+            known[key] = found or settle(alone, captured, prices, rearrange, cores, always, whole)
             if memory is not None and found is None and whole is None:
                 memory.keep(task_of(alone), _plain(known[key]))
         decided = known[key]
@@ -150,6 +152,20 @@ def _settle(
     return Settled(region, kernels, best.seconds, otherwise, notes, better, parts)
 
 
+def _each_apart(
+    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
+    whole: tuple[float, Graph] | None = None,
+) -> Settled:  # fmt: skip
+    """Every op of the region a kernel."""
+    better, rules = rearrange(region)
+    kernels = tuple(Kernel((op,), op.outputs) for op in better.ops)
+    otherwise = prices.library(captured)
+    if not always and not prices.beaten(captured, kernels, better.layouts):
+        return Settled(region, (), otherwise, otherwise, _applied(rules))
+    seconds = sum(prices.kernel(k, better.layouts) for k in kernels)
+    return Settled(region, kernels, seconds, otherwise, _applied(rules), better)
+
+
 def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[tuple[int, Graph, Choice]]:
     """The region with its longest cascade in parts, if it has too few rows for `cores`: how many, and the kernels."""
     found = _longest(region)
@@ -174,12 +190,15 @@ def _apart(region: Graph, parts: int) -> Graph | None:
 
 
 def _notes(considered: Candidates, rules: Sequence[str]) -> tuple[str, ...]:
-    counts = Counter(rules).items()
     return (
         f"{len(considered.kept)} kernels considered of {considered.tried}",
         *(f"refused: {why}" for why in considered.refused),
-        *(f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in counts),
+        *_applied(rules),
     )
+
+
+def _applied(rules: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in Counter(rules).items())
 
 
 def _plain(settled: Settled) -> list[object]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dims
-from tilewright.ir.expr import Expr, cost
+from tilewright.ir.expr import Expr, cost, walk
 from tilewright.ir.graph import Value
 from tilewright.ir.host import size
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
@@ -14,6 +14,9 @@ from tilewright.ir.program import TileProgram
 from tilewright.ir.reduction import Reduction
 from tilewright.plan.bind import names_in
 from tilewright.plan.coverage import How, how
+
+EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
+"""Functions that take one exponential each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +26,9 @@ class KernelReport:
 
     `bytes_moved` counts every operand and result once: what is read again comes from a core's own caches.
     `bytes_lower_bound` is the least that any kernel for the same region must move. `flops` counts scalar operations of
-    the bodies in units of one addition (see `ir.expr.Scalar.cost`). A kernel whose library was found in the cache is
-    scheduled and printed when `scheduled` or `source` is asked for.
+    the bodies in units of one addition (see `ir.expr.Scalar.cost`), `exps` exponentials, with those that a mask makes
+    needless: how many are left out is known when it runs. `seconds` are what the model gives one call. A kernel whose
+    library was found in the cache is scheduled and printed when `scheduled` or `source` is asked for.
     """
 
     name: str
@@ -32,6 +36,7 @@ class KernelReport:
     moved: Expr
     bound: Expr
     work: Expr
+    exponentials: Expr
     sizes: Mapping[str, int]
     scheduled: Callable[[], Scheduled]
     printer: Callable[[TileProgram], str]
@@ -50,6 +55,16 @@ class KernelReport:
     def flops(self) -> int | None:
         """Scalar operations of one call."""
         return self._at(self.work)
+
+    @property
+    def exps(self) -> int | None:
+        """Exponentials of one call."""
+        return self._at(self.exponentials)
+
+    @property
+    def seconds(self) -> float | None:
+        """Modelled seconds of one call."""
+        return self.scheduled().seconds
 
     def _at(self, e: Expr) -> int | None:
         return size(e, self.sizes) if self.sizes.keys() >= set(names_in((e,))) else None
@@ -126,13 +141,15 @@ def report_of(
 ) -> KernelReport:
     """The report of `kernel`, number `number`; `printer` makes source text of its program when asked."""
     names: dict[int, str] = {}
-    flops = dims.ZERO
+    flops = exps = dims.ZERO
     for op in kernel.ops:
         if op.origin >= 0 and not cover.graph.origins[op.origin].view:
             names[op.origin] = cover.graph.origins[op.origin].name
         if op.expr is not None:
             each = sum(cost(b) for b in op.expr.body) + _step(op.expr.reduction)
             flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
+            powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
+            exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
     stored = set(kernel.outputs)
     moved = _bytes((*kernel.inputs, *kernel.outputs))
     bound = _bytes((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
@@ -142,6 +159,7 @@ def report_of(
         moved=moved,
         bound=bound,
         work=flops,
+        exponentials=exps,
         sizes=sizes,
         scheduled=scheduled,
         printer=printer,

@@ -81,7 +81,7 @@ class Solver:
         if self.target.rounds_singles and any(_is_single(s) for s in made.program.statements()):
             notes = (*notes, "its products of fp32 are TF32")
         params = (*kernel.inputs, *kernel.outputs)
-        return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes)
+        return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes, found.seconds)
 
     def cramp(self, kernel: Kernel, layouts: Layouts, share: float) -> None:
         """From now on, solve this kernel as if a block had only this `share` of the shared memory that was counted on

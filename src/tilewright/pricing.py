@@ -1,0 +1,106 @@
+"""Kernels around contractions, chosen by what kernels, library calls and routines cost on a machine: joins `partition`,
+which asks for prices, with those who know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Layout, Value
+from tilewright.ir.kernel import Kernel, LibraryStep
+from tilewright.options import Options
+from tilewright.partition.fusion import partition
+from tilewright.partition.library import called
+from tilewright.partition.regions import may_have_regions
+from tilewright.partition.routines import as_call, routine_of, routine_seconds
+from tilewright.partition.settle import Mapped, Prices, settle_regions
+from tilewright.rewrite.anneal import Search, rearrange
+from tilewright.rewrite.mask import recognise_masks
+from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.quotient import undivided
+from tilewright.runtime.covers import Covers
+from tilewright.schedule.solver import Solver
+from tilewright.tile.library import call_seconds, touch_seconds
+from tilewright.tile.sizes import seen_sizes
+
+EARNEST = 1024
+"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine
+for the small sizes that a program was traced with may recompute without end at those that matter."""
+
+
+def mapped(
+    graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
+) -> Mapped:
+    """The kernels around contractions settled. If there are none, the graph stays as it is."""
+    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
+    with seen_sizes(grown):
+        inside, short = options.contractions == "inside", solver.target.lanes > 1
+        if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):
+            return Mapped(graph)
+        usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
+        prices = _prices(solver, grown, usual)
+        changed = partial(_rearranged, sizes=grown, options=options)
+        normal = normalise(recognise_masks(graph))
+        cores = solver.target.cores
+        once = options.fusion == "none"
+        found = settle_regions(
+            normal, prices, changed, options.contractions, cores, covers, short=short, apart=once
+        )
+    made = any(r.kernels or r.routine for r in found.regions)
+    return found if made else replace(found, graph=graph)
+
+
+def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = None) -> Prices:
+    """Modelled seconds where unknown sizes are `sizes`."""
+
+    def kernel(k: Kernel, layouts: Mapping[Value, Layout]) -> float:
+        with seen_sizes(sizes):
+            return solver.price(k, layouts)
+
+    def library(region: Graph) -> float:
+        with seen_sizes(sizes):
+            return _library_seconds(region, solver)
+
+    def ideal(region: Graph) -> float:
+        with seen_sizes(sizes):
+            return call_seconds(region.ops, _values(region.outputs), solver.target)
+
+    def routine(region: Graph) -> tuple[float, Graph] | None:
+        # A fused routine rounds neither scores nor weights.
+        exact = solver.options.round_intermediates
+        found = None if exact else routine_of(region, solver.target)
+        return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
+
+    return Prices(kernel, library, ideal, usual, routine)
+
+
+def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
+    """A region in the form that is best cut into kernels, and which rules led there, with the ops where they did."""
+    if not options.rules:
+        return region, ()
+    found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates))
+    changed, quotients = undivided(normalise(found.graph))
+    applied = [str(step) for change in found.changes for step in change.applied]
+    return changed, (*applied, *("quotient leaves elements at folds across rows",) * quotients)
+
+
+def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
+    return [v for v in outputs if isinstance(v, Value)]
+
+
+def _library_seconds(region: Graph, solver: Solver) -> float:
+    """Modelled seconds of a region whose contractions are library calls."""
+    cover = partition(normalise(called(region)), solver.price)
+    total = 0.0
+    between: list[Value] = []
+    for step in cover.steps:
+        if isinstance(step, Kernel):
+            total += solver.price(step, cover.layouts)
+            between += step.outputs
+        elif isinstance(step, LibraryStep):
+            done = [op for op in region.ops if op.origin in step.origins]
+            total += call_seconds(done, step.op.outputs, solver.target)
+            between += step.op.outputs
+    return total + touch_seconds([v for v in between if v not in region.outputs], solver.target)
