@@ -141,6 +141,9 @@ STYLES: dict[str, Callable[[Form, Axis], Schedule]] = {
     "whole blocks": lambda form, c: roles(form, c, 4, peel=False, lanes=False),
     "levels": lambda form, c: roles(form, c, 1, chain=3),
     "levels of lanes": lambda form, c: roles(form, c, 2, chain=3),
+    "lazy": lambda form, c: roles(form, c, 1, lazy=1),
+    "lazy lanes": lambda form, c: roles(form, c, 4, peel=False, lazy=2),
+    "lazy blocks": lambda form, c: roles(form, c, 4, peel=False, lanes=False, lazy=8),
 }
 
 
@@ -218,7 +221,10 @@ def test_values(name: str, style: str) -> None:
         np.testing.assert_allclose(made, want, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("style", ["one by one", "lanes, masked", "whole blocks", "levels of lanes"])
+@pytest.mark.parametrize(
+    "style",
+    ["one by one", "lanes, masked", "whole blocks", "levels of lanes", "lazy", "lazy lanes", "lazy blocks"],
+)
 @pytest.mark.parametrize(
     "name", ["softmax", "logsumexp", "entropy", "attention", "attention and its sizes", "sink"]
 )
@@ -230,7 +236,19 @@ def test_large_logits(name: str, style: str) -> None:
         np.testing.assert_allclose(made, want, rtol=2e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("style", ["one by one", "lanes", "lanes, masked", "whole blocks", "levels of lanes"])
+@pytest.mark.parametrize(
+    "style",
+    [
+        "one by one",
+        "lanes",
+        "lanes, masked",
+        "whole blocks",
+        "levels of lanes",
+        "lazy",
+        "lazy lanes",
+        "lazy blocks",
+    ],
+)
 @pytest.mark.parametrize("name", ["causal", "causal, zeros"])
 def test_rows_that_see_nothing(name: str, style: str) -> None:
     inputs = CASES[name][0].inputs()
@@ -240,7 +258,7 @@ def test_rows_that_see_nothing(name: str, style: str) -> None:
     np.testing.assert_allclose(made, want, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("style", ["one by one", "lanes", "whole blocks", "levels"])
+@pytest.mark.parametrize("style", ["one by one", "lanes", "whole blocks", "levels", "lazy", "lazy blocks"])
 @pytest.mark.parametrize(
     "name", ["softmax", "logsumexp", "entropy", "variance", "layer norm", "log softmax, largest"]
 )

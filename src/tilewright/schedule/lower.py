@@ -232,9 +232,13 @@ class _Lowering(Repair):
         self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
         repaired = any(t.id in merged and t.id in self.contractions for t in targets)
         lengths = block_lengths(c, targets, self.schedule) if outermost and not repaired else ()
+        outer = self.references
+        if outermost:
+            self.refer([] if lengths else targets, merged)
         self.walk_blocks(c, lengths, targets, outs, merged)
         if outermost:
             self.finish(targets, merged)
+            self.references = outer
             self.scope.ready |= self.written & set(self.scope.kept)
 
     def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:

@@ -3,20 +3,26 @@
 A state belongs to the values that its gauges had when it was last advanced. Three times gauges move: at a step, when
 lanes come together, and when a level of states is added to the one above. Each time states are brought to the new
 values by the law's repair, all from the old ones, before any of them is assigned.
+
+Any value that holds exponentials down serves as a gauge. Under a `lazy` schedule an extreme has a *reference* beside
+it, to which states belong: it stays while the extreme does not leave it far behind, and most steps repair nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from ..ir.expr import Expr, call, const, substitute, transform, where
-from ..ir.program import Compute, Dot, Update, Var, value_of
+from ..ir.program import Branch, Compute, Declare, Dot, Update, Var, value_of
+from ..ir.reduction import any_
 from ..rewrite.gauges import empty, gap, shown
 from ..rewrite.terms import Gauge
 from .companions import Merge
-from .form import Item
+from .form import Form, Item
 from .passes import Merges
+from .schedule import Schedule
 from .states import States
 
 Values = Mapping[int, tuple[Expr, ...]]
@@ -28,6 +34,37 @@ Gaps = dict[tuple[Expr, bool], Expr]
 
 class Repair(States):
     """States that may depend on other states of the same pass."""
+
+    def __init__(self, form: Form, schedule: Schedule) -> None:
+        super().__init__(form, schedule)
+        self.references: dict[int, tuple[Var, float]] = {}
+        """Of extremes: what the states that follow them belong to, and how far these may be left behind."""
+
+    def refer(self, targets: Sequence[Item], merges: Merges) -> None:
+        """Declare references of the extremes among `targets`."""
+        limits: dict[int, float] = {}
+        follows = [merges[t.id] for t in targets if t.id in merges]
+        for merge in follows:
+            for k, (gauge, f) in enumerate(zip(merge.law.gauges, merge.gauges, strict=True)):
+                limits[f] = min(limits.get(f, math.inf), 0.0 if gauge.centred else self.room(merge, k))
+        self.references = {}
+        for t in targets:
+            limit = limits.get(t.id, 0.0)
+            if t.reduction is not None and 0 < limit < math.inf:
+                state = self.states[t.id][0]
+                reference = self.var(state.dtype, state.axes)
+                self.out.append(Declare((reference,), t.reduction.identity))
+                self.references[t.id] = reference, limit
+
+    def room(self, merge: Merge, gauge: int) -> float:
+        """How far a gauge may lie behind its extreme: until the exponentials of a state grow to 2^lazy."""
+        bits = {"exp": math.log2(math.e), "exp2": 1.0}
+        rates = [abs(k) * bits[base] for (g, base), k in merge.law.states[0].rates if g == gauge]
+        return self.schedule.lazy / max(rates) if rates else math.inf
+
+    def referred(self, old: Values) -> Values:
+        """The states, references in the place of the extremes that have some."""
+        return {**old, **{f: (value_of(r),) for f, (r, _) in self.references.items() if f in old}}
 
     def moving(self, merges: Merges) -> set[int]:
         """Folds whose new values others need within the step."""
@@ -41,17 +78,43 @@ class Repair(States):
     def step(self, targets: Sequence[Item], merges: Merges) -> None:
         """Advance the states of `targets`, all of whose classes are bound, by the elements of a step."""
         moving = self.moving({t.id: merges[t.id] for t in targets if t.id in merges})
-        before = self.now([t.id for t in targets])
+        before = self.referred(self.now([t.id for t in targets]))
         ahead = {t.id: self.run_ahead(t) for t in targets if t.id in moving}
         follows = [merges[t.id] for t in targets if t.id in merges]
-        self.expose(follows, ahead)
+        far = {f: self.far_behind(f, new[0]) for f, new in ahead.items() if f in self.references}
+        used = {f: self.named(where(far[f], ahead[f][0], before[f][0])) for f in far}
+        self.expose(follows, ahead | {f: (e,) for f, e in used.items()})
         gaps: Gaps = {}
         repaired = {m.states[0]: self.brought(m, before, gaps) for m in follows}
+        some = {frozenset(m.gauges): self.anywhere([far[f] for f in m.gauges])
+                for m in follows if m.states[0] in self.contractions and far.keys() >= set(m.gauges)}  # fmt: skip
         for t in targets:
             if t.id not in moving:
-                self.update(t, repaired.get(t.id))
+                asked = some.get(frozenset(merges[t.id].gauges)) if t.id in merges else None
+                self.update(t, repaired.get(t.id), asked)
         for f, new in ahead.items():
             self.out.append(Update(self.states[f], new))
+        for f, e in used.items():
+            self.out.append(Update((self.references[f][0],), (e,)))
+
+    def far_behind(self, f: int, new: Expr) -> Expr:
+        """Where the extreme `f` with its `new` value leaves its reference too far behind."""
+        reference, limit = self.references[f]
+        old = value_of(reference)
+        rises = self.form.folds[f].reduction
+        assert rises is not None
+        gap = call("sub", new, old) if rises.combiner == "maximum" else call("sub", old, new)
+        near = call("le", gap, const(limit, new.dtype))
+        # Both may be the same infinity, from which nothing has a distance; NaN is never near.
+        return self.named(call("not", call("or", near, call("eq", new, old))))
+
+    def anywhere(self, conditions: Sequence[Expr]) -> Expr:
+        """Whether one of some conditions holds anywhere in a block."""
+        held = self.named(reduce(lambda a, b: call("or", a, b), dict.fromkeys(conditions)))
+        parts = (self.held(held, self.blocks(held)),)
+        for a in parts[0].axes:
+            parts = self.collapsed(any_(), parts, a)
+        return value_of(parts[0])
 
     def run_ahead(self, t: Item) -> tuple[Expr, ...]:
         """The state of a gauge after this step, before it is assigned."""
@@ -106,8 +169,8 @@ class Repair(States):
         through = self.eval(substitute(gauge.through, {gauge.leaf: self.named(before)}))
         return gap(gauge, state, through, self.eval(gauge.through), falls)
 
-    def update(self, t: Item, repaired: Expr | None) -> None:
-        """state = merge(state or what it was `repaired` to, element)."""
+    def update(self, t: Item, repaired: Expr | None, asked: Expr | None = None) -> None:
+        """state = merge(state or what it was `repaired` to, element). A product is repaired only if `asked` holds."""
         assert t.reduction is not None
         if t.scan is not None:
             self.advance(t)
@@ -121,13 +184,14 @@ class Repair(States):
             return
         operands = self.operands(product)
         if repaired is not None:
-            self.out.append(Update(names, (repaired,)))
+            moved = Update(names, (repaired,))
+            self.out.append(moved if asked is None else Branch(asked, (moved,)))
         self.out.append(Dot(names[0], *operands, product.k))
 
     def finish(self, targets: Sequence[Item], merges: Merges) -> None:
-        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own: each
-        is brought to the common ones before they are added."""
-        lanes = self.now([t.id for t in targets])
+        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own, or with
+        references: each is brought to the common ones before they are added."""
+        lanes = self.referred(self.now([t.id for t in targets]))
         gaps: Gaps = {}
         for t in targets:
             if t.scan is not None:
@@ -141,7 +205,8 @@ class Repair(States):
     def common(self, t: Item, merge: Merge, lanes: Values, gaps: Gaps) -> tuple[Var, ...]:
         """The lanes of a state with the gauges of the whole."""
         (name,) = self.states[t.id]
-        if not any(a in t.reduce for f in merge.gauges for a in self.states[f][0].axes):
+        apart = any(a in t.reduce for f in merge.gauges for a in self.states[f][0].axes)
+        if not apart and not any(f in self.references for f in merge.gauges):
             return (name,)
         final = {f: self.scope.results[f, 0] for f in merge.gauges}
         for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
