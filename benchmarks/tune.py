@@ -124,7 +124,7 @@ def candidates(case: Case) -> list[Entry]:
     """What is tried for a case."""
     powers = lambda low, high: [1 << k for k in range(low, high + 1)]  # noqa: E731
     if case.multiplies:
-        tried = product(dots.PARALLEL, dots.STREAMED, dots.WARPS, dots.STAGES)
+        tried = product(dots.PARALLEL, dots.STREAMED, dots.WARPS, dots.STAGES, (False, True))
         return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []
     match case.kind:
@@ -155,6 +155,8 @@ def compiled(case: Case, entry: Entry, inputs: tuple[Tensor, ...]) -> Callable[.
         wanted = f"# {entry.warps} warps, {entry.stages} stages"
         if [kernel.source.startswith(wanted) for kernel in model.kernels] != [True]:
             raise IllegalSchedule("the block does not fit", law="registers and shared memory")
+        if [".load([" in kernel.source for kernel in model.kernels] != [entry.descriptors]:
+            raise IllegalSchedule("the machine has no descriptors", law="tensor descriptors")
     model(*inputs)
     return model
 

@@ -115,6 +115,8 @@ class Target:
     """Flop/s that the usual library's fused attention reaches; 0 where it is not faster than kernels."""
     quick: tuple[str, ...] = ()
     """Functions of fp32 that one instruction gives with an error of at most 2^-21 where no denormal number is made."""
+    descriptors: bool = False
+    """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -224,7 +226,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
 def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
-    coarse: tuple[str, ...] = (), quick: tuple[str, ...] = (), fused_attention: float = 0.0,
+    coarse: tuple[str, ...] = (), quick: tuple[str, ...] = (), fused_attention: float = 0.0, descriptors: bool = False,
 ) -> Target:  # fmt: skip
     """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
 
@@ -248,6 +250,7 @@ def _gpu(
         bias_apart=True,
         coarse=coarse,
         fused_attention=fused_attention,
+        descriptors=descriptors,
         quick=quick,
         matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16")),
     )
@@ -301,6 +304,7 @@ def _h200() -> Target:
         coarse=COARSE,
         quick=QUICK,
         fused_attention=510e12,
+        descriptors=True,
     )
 
 
@@ -318,8 +322,9 @@ def _b200() -> Target:
     )
     matrix = MatrixUnit((128, 256, 16), "f16", "f32", 1800e12)
     return _gpu(
-        "sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE, quick=QUICK
-    )
+        "sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE, quick=QUICK,
+        descriptors=True,
+    )  # fmt: skip
 
 
 def _mi300x() -> Target:

@@ -1,7 +1,8 @@
 """Runs printed kernels in Triton's interpreter: `python triton_child.py FOLDER`, with TRITON_INTERPRET=1.
 
-FOLDER holds jobs.json, [{"file", "entry", "points", "sizes", "params"}, ...], and the memory of parameter p of job k as
-k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json afterwards.
+FOLDER holds jobs.json, [{"file", "entry", "points", "sizes", "params", "descriptors"}, ...], and the memory of
+parameter p of job k as k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json
+afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 LIBRARY: dict[str, Any] = {
     "trunc": np.trunc, "rint": np.rint, "expm1": np.expm1, "log10": np.log10, "log1p": np.log1p, "tanh": np.tanh,
@@ -113,10 +115,14 @@ def main(folder: Path) -> None:
         whole = [_memory(folder / f"{k}_{p}.npy", t) for p, t in enumerate(job["params"])]
         inner = [t[job["guard"] : len(t) - job["guard"]] for t in whole]
         word = torch.zeros(1, dtype=torch.int32)
+        shown = [
+            TensorDescriptor(inner[p][start:], extents, strides, tile)
+            for p, start, extents, strides, tile in job["descriptors"]
+        ]
         started = time.perf_counter()
         if job["points"]:
             try:
-                getattr(module, job["entry"])[(job["points"],)](*inner, *job["sizes"], word)
+                getattr(module, job["entry"])[(job["points"],)](*inner, *job["sizes"], word, *shown)
             except Exception as error:
                 raise RuntimeError(f"job {k}, {job['name']}") from error
         print(f"{time.perf_counter() - started:.2f} s {job['name']}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
+from tilewright.schedule.tuning import Tuning
 from tilewright.target import preset
 
 BY_NAME = {c.name: c for c in CASES}
@@ -62,13 +63,13 @@ GRAPHS: dict[tuple[int, bool], tuple[Case, Graph]] = {}
 """What has been captured, by the case (kept alive here) and whether sizes are dynamic."""
 
 
-def entry(case: Case, dynamic: bool, target: str = "sm_90") -> Entry:
-    """Capture a case as one kernel and schedule it for a target."""
+def entry(case: Case, dynamic: bool, target: str = "sm_90", tuning: Tuning | None = None) -> Entry:
+    """Capture a case as one kernel and schedule it for a target, by another table if one is given."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         key = (id(case), dynamic)
         _, graph = GRAPHS[key] = GRAPHS.get(key) or (case, capture(case, dynamic))
-        scheduled = Solver(preset(target), Options()).solve(one_kernel(graph), graph.layouts)
+        scheduled = Solver(preset(target), Options(), tuning).solve(one_kernel(graph), graph.layouts)
     return Entry(case, graph, scheduled)
 
 

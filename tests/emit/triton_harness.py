@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.triton import Argument, TritonSource, emit_triton
 from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
@@ -66,6 +66,14 @@ def _poison(dtype: DType, output: bool) -> np.ndarray:
     return np.frombuffer(b"\x5a" * storage.itemsize, storage)[0] if dtype is not bool_ else np.array(True)
 
 
+def _tensor(a: Argument, sizes: dict[str, int]) -> tuple[int, int, list[int], list[int], list[int]]:
+    """A descriptor for exact sizes: its parameter, its start, extents, strides and block."""
+    d = a.descriptor
+    assert d is not None
+    extents, strides = ([dims.evaluate(e, sizes) for e in some] for some in (d.extents, d.strides))
+    return a.index, dims.evaluate(d.start, sizes), extents, strides, list(d.tile)
+
+
 def _untouched(buffer: Buffer, sizes: dict[str, int]) -> np.ndarray:
     """An output before a run."""
     return np.full(dims.evaluate(buffer.size, sizes), _poison(buffer.dtype, True), STORAGE[buffer.dtype.name])
@@ -100,6 +108,7 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
             "file": file, "entry": source.entry, "points": int(np.prod(points)), "guard": GUARD,
             "sizes": [job.sizes[order[a.index]] for a in source.arguments if a.kind == "size"],
             "params": [b.dtype.name for b in job.program.params], "name": job.name,
+            "descriptors": [_tensor(a, job.sizes) for a in source.arguments if a.descriptor is not None],
         })  # fmt: skip
     (folder / "jobs.json").write_text(json.dumps(rows))
     child = Path(__file__).with_name("triton_child.py")

@@ -19,16 +19,44 @@ struct Launch {
   void* context;
 };
 
+struct Encoded {
+  int type, swizzle, promotion, fill;
+  unsigned rank;
+  void *place, *base;
+  uint64_t extents[5], strides[5];
+  uint32_t box[5];
+};
+
 extern "C" {
 Launch log_launches[64];
 int log_count, fail_launch, fail_load, fail_graph, context_depth, stream_captures, graphs_alive, nodes_set;
+int driver_version, maps_made, fail_map;
 void* current_context;
+Encoded log_maps[64];
 }
 
 static void* stack[8];
 static int primary[4];  // addresses stand for contexts
 
 API int cuInit(unsigned) { return 0; }
+API int cuDriverGetVersion(int* number) {
+  *number = driver_version;
+  return 0;
+}
+// A descriptor shows its base in its first word, and a bit that is right for large tensors only.
+API int cuTensorMapEncodeTiled(uint64_t* place, int type, unsigned rank, void* base, const uint64_t* extents,
+                               const uint64_t* strides, const uint32_t* box, const uint32_t*, int, int swizzle,
+                               int promotion, int fill) {
+  if (fail_map) return fail_map;
+  Encoded& e = log_maps[maps_made++ % 64];
+  e = {type, swizzle, promotion, fill, rank, place, base, {}, {}, {}};
+  memcpy(e.extents, extents, 8 * rank);
+  memcpy(e.strides, strides, 8 * (rank - 1));
+  memcpy(e.box, box, 4 * rank);
+  place[0] = (uint64_t)base;
+  place[1] = 1ull << 21;
+  return 0;
+}
 API int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
   return ordinal < 4 ? 0 : 101;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import subprocess
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,10 +30,6 @@ from tilewright.runtime.cuda_unit import CudaUnit, usual
 
 N = symbol("n")
 STREAM = 0x5EED
-NUMBERS = (
-    "log_count", "fail_launch", "fail_load", "fail_graph", "context_depth", "stream_captures", "graphs_alive",
-    "nodes_set",
-)  # fmt: skip
 
 
 class Launch(ctypes.Structure):
@@ -54,30 +49,6 @@ class Launch(ctypes.Structure):
     def function(self) -> bytes:
         """Its name, which stands first in what the address shows."""
         return ctypes.string_at(self.address)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("fake") / "libfake.so"
-    source = Path(__file__).parent / "fake_cuda.cpp"
-    subprocess.run(["g++", "-shared", "-fPIC", "-O1", str(source), "-o", str(path)], check=True)
-    return path
-
-
-@pytest.fixture
-def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    native = ctypes.CDLL(str(library))
-    for name in NUMBERS:
-        ctypes.c_int.in_dll(native, name).value = 0
-    ctypes.c_void_p.in_dll(native, "current_context").value = None
-    monkeypatch.setattr(cuda_unit, "current_stream", lambda ordinal: STREAM + ordinal)
-    return native
-
-
-@pytest.fixture
-def gpu(fake: ctypes.CDLL, library: Path) -> Device:
-    options = Options()
-    return Device(Driver(Store(default_root(options)), options, str(library)), 1)
 
 
 def launches(fake: ctypes.CDLL) -> list[Launch]:

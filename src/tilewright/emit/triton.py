@@ -2,7 +2,8 @@
 
 The file imports `triton`, `triton.language as tl` and perhaps `libdevice`, and defines one function under
 `@triton.jit` (and helpers for reductions over tuples). Its grid is one-dimensional: `program_id(0)` counts grid points,
-the last axis of the grid varies fastest. All its arguments are run-time arguments, in the order of `arguments`.
+the last axis of the grid varies fastest. All its arguments are run-time arguments, in the order of `arguments`; those
+of variants of a kernel differ only in the descriptors at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir.dims import symbols_of
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
-from tilewright.ir.program import TileProgram
+from tilewright.ir.program import Descriptor, TileProgram
 from tilewright.target import Target
 
 from .triton_block import Body, block_axes, check_size, printed
@@ -23,9 +24,9 @@ from .triton_expr import Expressions, count_reads
 from .triton_helpers import Helpers
 from .triton_index import Indices, index_values
 from .triton_scope import UNARY, Lines, Term, memory_type
-from .variant import Variant, aligning, quotients
+from .variant import Variant, aligning, quotients, reached
 
-ArgumentKind = Literal["pointer", "size", "error"]
+ArgumentKind = Literal["pointer", "size", "error", "descriptor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,15 @@ class Argument:
     """One argument of a kernel. `name` in the text, `type` as in a Triton signature ("*fp16", "i64", ...).
 
     `index` is the number of the parameter (pointer) or of the symbol in the plan's order (size), 0 for the error word.
-    `divisible` says that the build may, and a call must, take it for a multiple of 16."""
+    `divisible` says that the build may, and a call must, take it for a multiple of 16. A `descriptor` is made by the
+    launch, of parameter `index`."""
 
     kind: ArgumentKind
     name: str
     type: str
     index: int
     divisible: bool
+    descriptor: Descriptor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +78,21 @@ def emit_triton(
         raise VerifyError(f"target {target.name} takes {target.language}", phase="emit")
     if program.scratch:
         raise VerifyError("scratch memory in a program for a GPU", phase="emit")
-    arguments = _arguments(program, symbols, variant)
+    arguments = (*_arguments(program, symbols, variant), *_descriptors(program, variant, target))
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
     indices = Indices(index_values(program))
     printer = Expressions(variant.wide, sizes, block_axes(program), lines, helpers, indices)
     printer.counts = count_reads(printed(program))
     pointers = {b.name: a.name for b, a in zip(program.params, arguments, strict=False)}
+    names = {(program.params[a.index].name, a.descriptor): a.name for a in arguments if a.descriptor}
     if variant.aligned:
         for quotient, divisor in quotients(program).items():
             printer.counts[quotient] = 0  # no name but the one below
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
     _grid(program, printer)
-    Body(program, printer, pointers, variant.aligned, target.rounds_singles).body(program.body)
+    Body(program, printer, pointers, variant.aligned, target.rounds_singles, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
@@ -107,6 +111,18 @@ def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -
     for name, k in sorted(((name, order[name]) for name in used), key=lambda x: x[1]):
         found.append(Argument("size", f"n{k}", "i64" if variant.wide else "i32", k, name in multiples))
     return (*found, Argument("error", "error", "*i32", 0, False))
+
+
+def _descriptors(program: TileProgram, variant: Variant, target: Target) -> list[Argument]:
+    """One for each way in which loads take blocks of a parameter, if the machine and the variant have them."""
+    if not target.descriptors:
+        return []
+    order = {b.name: k for k, b in enumerate(program.params)}
+    made: list[Argument] = []
+    for k, (buffer, d) in enumerate(reached(program, variant)):
+        kind = f"tensordesc<{memory_type(buffer.dtype)}[{','.join(map(str, d.tile))}]>"
+        made.append(Argument("descriptor", f"d{k}", kind, order[buffer.name], False, d))
+    return made
 
 
 def _grid(program: TileProgram, printer: Expressions) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir import dims
@@ -15,6 +16,7 @@ from tilewright.ir.program import (
     Collapse,
     Compute,
     Declare,
+    Descriptor,
     Dot,
     Load,
     Loop,
@@ -67,7 +69,8 @@ def printed(program: TileProgram) -> list[Expr]:
 
 class Body:
     """Prints the statements of one program. `pointers` are the names of its buffers, which are `aligned` or may not be;
-    with `coarse`, products of fp32 read 10 bits of fraction."""
+    with `coarse`, products of fp32 read 10 bits of fraction. `descriptors` are the names of those that loads may use,
+    by buffer."""
 
     def __init__(
         self,
@@ -76,9 +79,13 @@ class Body:
         pointers: dict[str, str],
         aligned: bool,
         coarse: bool,
+        descriptors: Mapping[tuple[str, Descriptor], str] = MappingProxyType({}),
     ) -> None:
         self.program, self.printer, self.pointers = program, printer, pointers
         self.coarse = coarse
+        self.descriptors = descriptors
+        self.firsts: dict[Axis, Term] = {}
+        """The first value of each block axis."""
         self.lines = printer.lines
         self.stages = program.stages
         readers = Counter(v for s in program.statements() for v in set(uses(s)))
@@ -179,6 +186,7 @@ class Body:
 
     def bind(self, s: Loop, start: Term, number: str) -> None:
         """Print the values of the axis of `s` in a step that begins at `start`."""
+        self.firsts[s.axis] = start
         lanes = Term(f"tl.arange(0, {s.tile})", ATOM, (s.axis,))
         if s.tile == 1:
             term = self.printer.spread(start, (), self.printer.index_type)
@@ -231,6 +239,10 @@ class Body:
     def load(self, s: Load) -> None:
         """Masked lanes touch no memory; a half becomes a single unless only products read it."""
         printer = self.printer
+        name = s.descriptor and self.descriptors.get((s.buffer.name, s.descriptor))
+        if s.descriptor is not None and name:
+            self.define(s.var, self._held(s, self.block(name, s.at, s.descriptor.tile)))
+            return
         mask, offset = self.mask(s.mask), self.offset(s)
         other = None
         if s.other is not None and mask is not None:
@@ -243,6 +255,25 @@ class Body:
             text += f", other={printer.fit(other, wanted).text}"
         found = Term(f"tl.load({text})", ATOM, wanted)
         self.define(s.var, self._held(s, found))
+
+    def block(self, name: str, at: Sequence[Expr], tile: Sequence[int]) -> Term:
+        """The block of a descriptor at some indices, with the dimensions that it has here."""
+        places: list[str] = []
+        own: list[Axis] = []
+        for place, length in zip(at, tile, strict=True):
+            if length > 1 and isinstance(place.value, Axis):
+                own.append(place.value)
+                places.append(self.firsts[place.value].text)
+            else:
+                places.append(self.printer.term(place).text)
+        text = f"{name}.load([{', '.join(places)}])"
+        if len(own) < len(places):
+            text = f"tl.reshape({text}, {self.printer.shape(own)})"
+        wanted = self.printer.ordered(own)
+        if list(wanted) != own:
+            order = ", ".join(str(own.index(a)) for a in wanted)
+            text = f"tl.trans({text})" if len(own) == 2 else f"tl.permute({text}, ({order}))"
+        return Term(text, ATOM, wanted)
 
     def _held(self, s: Load, found: Term) -> Term:
         have, want = s.buffer.dtype, s.var.dtype

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, walk
-from tilewright.ir.program import Branch, Load, Loop, Stmt, Store, TileProgram, expressions
+from tilewright.ir.program import (
+    Branch,
+    Buffer,
+    Descriptor,
+    Load,
+    Loop,
+    Stmt,
+    Store,
+    TileProgram,
+    expressions,
+)
 
 ALIGNMENT = 16
 """What an `aligned` variant knows pointers (in bytes) and some sizes (as numbers) to be multiples of."""
@@ -135,6 +145,23 @@ def aligning(program: TileProgram) -> tuple[str, ...]:
         if names and len(names) == len(m) and not needed & set(names):
             needed.add(max(names, key=lambda n: (counts[n], n)))
     return tuple(sorted(needed))
+
+
+def reached(program: TileProgram, variant: Variant) -> list[tuple[Buffer, Descriptor]]:
+    """The descriptors that a variant uses: coordinates have 32 bits, and what `aligning` says must be enough to make
+    all strides multiples of 16 bytes."""
+    if not variant.aligned or variant.wide:
+        return []
+    loads = [s for s in program.statements() if isinstance(s, Load) and s.descriptor is not None]
+    found = dict.fromkeys((s.buffer, s.descriptor) for s in loads if s.descriptor is not None)
+    names = aligning(program) if found else ()
+    return [(b, d) for b, d in found if all(_is_aligned(e, b, names) for e in (d.start, *d.strides[:-1]))]
+
+
+def _is_aligned(e: Expr, buffer: Buffer, names: Sequence[str]) -> bool:
+    """Whether elements that are `e` apart are multiples of 16 bytes apart if the sizes `names` are multiples of 16."""
+    known = {s: dims.mul(s, dims.integer(ALIGNMENT)) for s in dims.symbols_of(e) if _name(s) in names}
+    return dims.divisible(substitute(e, known), max(1, ALIGNMENT // buffer.dtype.bytes))
 
 
 def quotients(program: TileProgram) -> dict[Expr, int]:

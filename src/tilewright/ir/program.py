@@ -58,12 +58,26 @@ def value_of(var: Var) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A buffer as a tensor that is copied block by block: its element (i, j, ...) stands at offset `start` plus the
+    sum of each index times its stride, the last stride is 1, and an element outside `extents` reads as 0. `tile` is
+    the shape of a block; the rest are index expressions over symbols."""
+
+    start: Expr
+    extents: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    tile: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """var = buffer[offset] in lanes where `mask` holds (None = all), else `other`. Masked lanes touch no memory.
 
     The buffer's element is converted to `var.dtype` (a half is held as fp32). With `checked`, an offset that depends on
     data has been clamped and `Check`ed before. `ahead` is an offset that a grid point soon reads: fetching it early is
-    only a hint, may lie outside the buffer, and changes nothing."""
+    only a hint, may lie outside the buffer, and changes nothing. With a `descriptor`, the block of it at the indices
+    `at` is the same value (of a dim with a tile, the index is the block axis, which begins there): another way to
+    load it, where the machine has it and addresses are aligned."""
 
     var: Var
     buffer: Buffer
@@ -71,6 +85,8 @@ class Load:
     mask: Expr | None = None
     other: Expr | None = None
     ahead: Expr | None = None
+    descriptor: Descriptor | None = None
+    at: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +337,9 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
+                block = "" if s.descriptor is None else f" as block ({', '.join(map(show, s.at))})"
                 lines.append(
-                    f"{pad}{s.var} = {s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}"
+                    f"{pad}{s.var} = {s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{block}"
                 )
             case Compute():
                 lines.append(f"{pad}{s.var} = {show(s.expr)}")

@@ -52,6 +52,16 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """How a kernel takes blocks of a descriptor: the driver's numbers of the element type and of the order in which
+    rows lie in shared memory, and the box of one copy (elements of each dim)."""
+
+    type: int
+    swizzle: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a built kernel. Bytes; None where the format does not tell."""
 
@@ -67,6 +77,8 @@ class Facts:
     spills: int | None
     """Local memory of one thread (AMD: registers that went there)."""
     triton: str
+    boxes: tuple[Box, ...] = ()
+    """One for each descriptor among the arguments, in order."""
 
     def to_json(self) -> str:
         """As text."""
@@ -75,9 +87,13 @@ class Facts:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Raises BuildError for text that no builder wrote."""
+        found = _fields(cls, text)
         try:
-            return cls(**_fields(cls, text))
-        except TypeError as error:
+            found["boxes"] = tuple(
+                Box(int(b["type"]), int(b["swizzle"]), tuple(map(int, b["shape"]))) for b in found["boxes"]
+            )
+            return cls(**found)
+        except (TypeError, ValueError, KeyError) as error:
             raise BuildError(f"not the facts of a kernel: {error}", phase="build") from error
 
 

@@ -16,6 +16,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number, number, size
 from tilewright.ir.program import TileProgram
 from tilewright.runtime.cuda_build import Built
+from tilewright.runtime.cuda_descriptors import Tensor, maps, tensors
 from tilewright.runtime.cuda_driver import Device, current_stream
 from tilewright.runtime.launch import Launching
 
@@ -42,6 +43,9 @@ class _Record(ctypes.Structure):
         ("offsets", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
         ("arguments", ctypes.c_void_p),
+        ("special", ctypes.c_void_p),
+        ("maps", ctypes.c_void_p),
+        ("mapped", ctypes.c_int64),
         ("chosen", ctypes.c_void_p),
         ("bundled", ctypes.c_void_p),
         ("member", ctypes.c_void_p),
@@ -77,13 +81,15 @@ class _Bundle:
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
     """One kernel for exact sizes: native addresses of its generic and its aligned variant (0: not for these sizes), the
-    blocks of its grid, its arguments, and pointers that the compiler wants behind them."""
+    blocks of its grid, its arguments, pointers that the compiler wants behind them, and what descriptors show that the
+    aligned variant has between."""
 
     generic: int
     aligned: int
     blocks: int
     arguments: tuple[Argument, ...]
     hidden: int
+    shown: tuple[Tensor, ...] = ()
 
 
 class CudaUnit:
@@ -143,16 +149,18 @@ class CudaUnit:
         wanted = [w for w in (generic, aligned) if w[1] in self._possible[kernel]]
         self._ensure(wanted)
         source, built = self._built[generic]
-        special = 0
+        special, shown = 0, ()
         if aligned in self._built and self._fulfils(self._built[aligned][0], sizes):
             other, made = self._built[aligned]
             if _shape(other) != _shape(source) or made.facts.hidden != built.facts.hidden:
                 raise VerifyError(
                     "variants of a kernel differ in their arguments", phase="run", op=source.entry
                 )
-            special = self.device.load(made).address
+            found = tensors(other, made.facts.boxes, self.programs[kernel], sizes)
+            if found is not None:
+                special, shown = self.device.load(made).address, found
         address = self.device.load(built).address
-        return Ready(address, special, blocks, source.arguments, built.facts.hidden)
+        return Ready(address, special, blocks, source.arguments, built.facts.hidden, shown)
 
     def _fulfils(self, source: TritonSource, sizes: Mapping[str, Number]) -> bool:
         """Whether every size that a variant takes for a multiple is one."""
@@ -197,12 +205,15 @@ class CudaUnit:
 
     def _fill(
         self, record: _Record, ready: Ready, params: Sequence[tuple[int, int]], sizes: array[int]
-    ) -> tuple[array[int], ...]:
-        """Set up one record; the arrays that it points to."""
-        values = array("q", [0] * (len(ready.arguments) + ready.hidden))
+    ) -> tuple[object, ...]:
+        """Set up one record; what it points to."""
+        plain = len(ready.arguments)
+        values = array("q", [0] * (plain + ready.hidden))
         order: list[tuple[int, int, int]] = []
+        pointers: dict[int, int] = {}
         for k, a in enumerate(ready.arguments):
             if a.kind == "pointer":
+                pointers[a.index] = len(order)
                 order.append((*params[a.index], k))
             else:
                 values[k] = sizes[a.index] if a.kind == "size" else self.device.error_address
@@ -211,11 +222,15 @@ class CudaUnit:
         offsets = array("q", [offset for _, offset, _ in order])
         places = array("Q", [start + 8 * k for *_, k in order])
         arguments = array("Q", [start + 8 * k for k in range(len(values))])
+        made, between, kept = maps(ready.shown, pointers)
+        special = array("Q", [*arguments[:plain], *between, *arguments[plain:]])
         record.generic, record.aligned, record.blocks = ready.generic, ready.aligned, ready.blocks
         record.pointers = len(order)
         record.slots, record.offsets = slots.buffer_info()[0], offsets.buffer_info()[0]
         record.places, record.arguments = places.buffer_info()[0], arguments.buffer_info()[0]
-        return values, slots, offsets, places, arguments
+        record.special, record.maps = special.buffer_info()[0], ctypes.addressof(made)
+        record.mapped = len(ready.shown)
+        return values, slots, offsets, places, arguments, special, kept
 
 
 def usual(program: TileProgram) -> tuple[Variant, ...]:
@@ -225,4 +240,4 @@ def usual(program: TileProgram) -> tuple[Variant, ...]:
 
 
 def _shape(source: TritonSource) -> list[tuple[str, int, str]]:
-    return [(a.kind, a.index, a.type) for a in source.arguments]
+    return [(a.kind, a.index, a.type) for a in source.arguments if a.descriptor is None]

@@ -15,10 +15,14 @@ from typing import Any
 
 from tilewright.errors import BuildError
 from tilewright.runtime.cuda_binary import resources
-from tilewright.runtime.cuda_job import Facts, Job
+from tilewright.runtime.cuda_job import Box, Facts, Job
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""
+
+
+DRIVERS_TYPE = {8: 10, 9: 8, 10: 9}
+"""Numbers of element types that the code of a kernel and the driver give differently (fp64, bf16, flushed fp32)."""
 
 
 def version() -> str | None:
@@ -95,11 +99,29 @@ def _facts(job: Job, built: Any) -> Facts:
         entry=data.name,
         shared=data.shared,
         threads=data.num_warps * job.lanes,
-        hidden=found - len(job.signature),
+        hidden=found - sum(_expanded(kind) for _, kind in job.signature),
         registers=registers,
         spills=spills,
         triton=version() or "unknown",
+        boxes=_boxes(job, data),
     )
+
+
+def _expanded(kind: str) -> int:
+    """How many arguments of the entry point one of the function is: a descriptor is followed by its extents and
+    strides."""
+    return 1 + 2 * (kind.count(",") + 1) if kind.startswith("tensordesc") else 1
+
+
+def _boxes(job: Job, data: Any) -> tuple[Box, ...]:
+    """What the launch needs to make descriptors."""
+    count = sum(kind.startswith("tensordesc") for _, kind in job.signature)
+    found = (getattr(data, "tensordesc_meta", None) or []) if count else []
+    if len(found) != count:
+        raise BuildError(f"Triton takes the descriptors of {job.entry} apart", phase="build")
+    kinds = [int(m["elem_type"]) for m in found]
+    kinds = [DRIVERS_TYPE.get(k, k) for k in kinds]
+    return tuple(Box(k, m["swizzle"], tuple(m["block_size"])) for k, m in zip(kinds, found, strict=True))
 
 
 def _arguments(text: str, backend: str) -> int:

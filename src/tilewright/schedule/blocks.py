@@ -77,7 +77,8 @@ def blocks(
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     products = product_blocks(form, shape.grid, shape.inner, most, target, tuning)
     if products is not None:
-        return _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
+        made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
+        return replace(made, descriptors=products.descriptors and target.descriptors)
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
@@ -96,7 +97,8 @@ def blocks(
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
-    return _made(form, shape, tiles, most, warps, entry.stages)
+    made = _made(form, shape, tiles, most, warps, entry.stages)
+    return replace(made, descriptors=entry.descriptors and target.descriptors)
 
 
 def _made(

@@ -8,7 +8,7 @@ what each of them does in turn: products, special functions, the rest of a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as choices
 
@@ -49,13 +49,14 @@ SPECIAL = 12
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A candidate: the tile of every class, the warps of a block, the stages of its loops, the folds that keep a state
-    per element of the block, and whether all products are of halves."""
+    per element of the block, whether all products are of halves, and whether descriptors are used."""
 
     tiles: Mapping[Axis, int]
     warps: int
     stages: int
     spread: tuple[int, ...] = ()
     halves: bool = False
+    descriptors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,4 +341,5 @@ def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning) -> Block
     wanted |= dict.fromkeys(known.streamed, found.lane)
     same = [c for c in legal if dict(c.tiles) == wanted and c.warps == found.warps]
     # What was measured may have had less to hold: then with fewer stages.
-    return max((c for c in same if c.stages <= found.stages), key=lambda c: c.stages, default=None)
+    best = max((c for c in same if c.stages <= found.stages), key=lambda c: c.stages, default=None)
+    return best and replace(best, descriptors=found.descriptors)

@@ -20,6 +20,7 @@ from ..ir.program import (
     Stmt,
     TileProgram,
 )  # fmt: skip
+from .descriptors import with_descriptors
 from .evaluate import Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
@@ -50,6 +51,8 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         schedule.warps,
         schedule.stages,
     )
+    if schedule.descriptors:
+        program = with_descriptors(program)
     program.verify()
     return program
 

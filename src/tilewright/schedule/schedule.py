@@ -55,7 +55,7 @@ class Schedule:
     are those of the program. With `powers`, exponentials are powers of two, `quick` functions in their quick form (see
     `ir.expr.SCALARS`). With `apart`, a last block that reaches past the extent is code of its own, so that all others
     need no masks. With `last_outermost`, grid points are numbered with the last grid class outermost: what a thread
-    writes then lies together.
+    writes then lies together. With `descriptors`, blocks that tensor descriptors reach are loaded by them.
 
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
     could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
@@ -81,6 +81,7 @@ class Schedule:
     chain: int = 32
     warps: int = 1
     stages: int = 1
+    descriptors: bool = False
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
@@ -89,6 +90,7 @@ class Schedule:
         parts += [f"keep={self.keep}"] if self.keep else []
         parts += ["online"] if self.online else []
         parts += [f"lazy={self.lazy}"] if self.lazy else []
+        parts += ["descriptors"] if self.descriptors else []
         parts += [f"stream={list(self.stream)}"] if self.stream else []
         parts += [f"ahead={list(self.ahead)}"] if self.ahead else []
         parts += [f"fetch={list(self.fetch)}"] if self.fetch else []

@@ -27,8 +27,8 @@ streamed; folds across rows; products that are added up over steps; products who
 class Entry:
     """The fastest block of kernels of `kind` whose elements have `bytes` and whose rows have `length` elements (of a
     flat or square kernel: of the contiguous class): `elements` in a block, `lane` of them along memory (0: as many as
-    possible), worked on by `warps`, with loads of `stages` steps under way. Of products, `length` is the extent that
-    the first one folds, `elements` the tile on the grid, `lane` that of a step."""
+    possible), worked on by `warps`, with loads of `stages` steps under way, by `descriptors` where those reach. Of
+    products, `length` is what the first one folds, `elements` the tile on the grid, `lane` that of a step."""
 
     kind: str
     bytes: int
@@ -37,6 +37,7 @@ class Entry:
     lane: int = 0
     warps: int = 4
     stages: int = 1
+    descriptors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ struct Node {  // CUDA_KERNEL_NODE_PARAMS, as `cuGraphAddKernelNode` takes it si
 
 struct Driver {
   result (*init)(unsigned flags);
+  result (*version)(int* number);
   result (*device_get)(int* device, int ordinal);
   result (*primary_retain)(context* made, int device);
   result (*context_get)(context* current);
@@ -30,6 +31,8 @@ struct Driver {
   result (*function_get)(int* value, int attribute, function f);
   result (*launch)(function f, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared, stream on, void** arguments, void** extra);
+  result (*encode)(void* map, int type, unsigned rank, void* base, const uint64_t* extents, const uint64_t* strides,
+                   const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill);
   result (*error_name)(result error, const char** text);
   result (*stream_capturing)(stream on, int* status);
   result (*graph_create)(graph* made, unsigned flags);
@@ -48,6 +51,7 @@ struct Symbol {
 
 const Symbol symbols[] = {
     {&driver.init, "cuInit"},
+    {&driver.version, "cuDriverGetVersion"},
     {&driver.device_get, "cuDeviceGet"},
     {&driver.primary_retain, "cuDevicePrimaryCtxRetain"},
     {&driver.context_get, "cuCtxGetCurrent"},
@@ -60,6 +64,7 @@ const Symbol symbols[] = {
     {&driver.function_set, "cuFuncSetAttribute"},
     {&driver.function_get, "cuFuncGetAttribute"},
     {&driver.launch, "cuLaunchKernel"},
+    {&driver.encode, "cuTensorMapEncodeTiled"},
     {&driver.error_name, "cuGetErrorName"},
     {&driver.stream_capturing, "cuStreamIsCapturing"},
     {&driver.graph_create, "cuGraphCreate"},
@@ -105,12 +110,23 @@ struct tw_kernel {  // one built variant, loaded
   int64_t threads, shared;
 };
 
+struct tw_map {  // a tensor descriptor; dims here have the contiguous one first, as the driver wants them
+  uint64_t* place;         // 128 bytes of it, at a multiple of 64
+  int64_t pointer, start;  // it begins so many bytes behind this pointer
+  uint64_t made;           // the address that it was made for; 0: none
+  int64_t type, swizzle, rank;
+  uint64_t extents[5], strides[5];  // elements; bytes from one to the next, of the contiguous dim first
+  uint32_t box[6];
+};
+
 struct tw_record {  // pointer p is bases[slots[p]] + offsets[p] (bytes)
   const tw_kernel *generic, *aligned;  // aligned: null, or right for pointers that are multiples of 16
   int64_t blocks, pointers;
   const int64_t *slots, *offsets;
-  uint64_t** places;  // where pointer p stands among the values that `arguments` shows
-  void** arguments;
+  uint64_t** places;  // where pointer p stands among the values that both lists of arguments show
+  void **arguments, **special;  // special: of the aligned variant, which may have descriptors
+  tw_map* maps;
+  int64_t mapped;
   const tw_kernel *chosen, *bundled;  // the variant of this call, and of the node in the bundle
   node member;
   int64_t stale;  // a pointer has changed since the node was set
@@ -129,13 +145,33 @@ struct tw_run {
 namespace {
 const int64_t PLAIN_CALLS = 2;  // before a bundle is made: most programs that run thrice run often
 
+const int WHOLE_LINES = 2;  // promotion: the cache fetches 128 bytes
+const int FLAWED = 13010;   // drivers up to here set a bit in descriptors that those of small tensors must not have
+const uint64_t SMALL = 128 << 10, BIT = 1ull << 21;  // (CUTLASS clears it likewise)
+int driver_version = 0;
+
+void** arguments(const tw_record& r) { return r.chosen == r.aligned ? r.special : r.arguments; }
+
 Node describe(const tw_record& r) {
   const tw_kernel* k = r.chosen;
-  return {k->entry, {(unsigned)r.blocks, 1, 1}, {(unsigned)k->threads, 1, 1}, (unsigned)k->shared, r.arguments, nullptr};
+  return {k->entry, {(unsigned)r.blocks, 1, 1}, {(unsigned)k->threads, 1, 1}, (unsigned)k->shared, arguments(r), nullptr};
 }
 
-// Reads this call's addresses and chooses the variant.
-void fill(tw_record& r, char* const* bases) {
+// Makes a descriptor for an address.
+result make(tw_map& m, uint64_t base) {
+  const uint32_t steps[5] = {1, 1, 1, 1, 1};
+  result error = driver.encode(m.place, (int)m.type, (unsigned)m.rank, (void*)base, m.extents, m.strides + 1, m.box, steps, 0,
+                               (int)m.swizzle, WHOLE_LINES, 0);
+  m.made = error ? 0 : base;
+  if (error || driver_version > FLAWED) return error;
+  uint64_t last = 0;
+  for (int64_t d = 0; d < m.rank; d++) last += (m.extents[d] - 1) * m.strides[d];
+  if (last + 1 < SMALL) m.place[1] &= ~BIT;
+  return error;
+}
+
+// Reads this call's addresses, chooses the variant, and makes its descriptors where their pointers have moved.
+result fill(tw_record& r, char* const* bases) {
   uint64_t bits = 0;
   for (int64_t p = 0; p < r.pointers; p++) {
     uint64_t address = (uint64_t)(bases[r.slots[p]] + r.offsets[p]);
@@ -146,6 +182,14 @@ void fill(tw_record& r, char* const* bases) {
     bits |= address;
   }
   r.chosen = r.aligned && !(bits & 15) ? r.aligned : r.generic;
+  if (r.chosen != r.aligned) return 0;
+  for (int64_t i = 0; i < r.mapped; i++) {
+    tw_map& m = r.maps[i];
+    uint64_t base = *r.places[m.pointer] + m.start;
+    result error = m.made == base ? 0 : make(m, base);
+    if (error) return error;
+  }
+  return 0;
 }
 
 // The records of a run as a graph of the driver's, one after the other: one call launches all of them.
@@ -201,7 +245,8 @@ TW_API int tw_cuda_open(const char* library, const char** text) {
       return -1;
     }
   }
-  return driver.init(0);
+  result error = driver.init(0);
+  return error ? error : driver.version(&driver_version);
 }
 
 TW_API const char* tw_cuda_error(int error) {
@@ -248,7 +293,10 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   }
   Current scope(run->device->primary);
   if (scope.error) return -scope.error;
-  for (int64_t i = 0; i < run->count; i++) fill(run->records[i], run->bases);
+  for (int64_t i = 0; i < run->count; i++) {
+    result error = fill(run->records[i], run->bases);
+    if (error) return -error;
+  }
   if (run->least && run->count >= run->least && run->calls >= 0) {
     if (run->calls < PLAIN_CALLS) {
       run->calls++;
@@ -260,7 +308,7 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
     const tw_record& r = run->records[i];
     const tw_kernel* k = r.chosen;
     result error = driver.launch(k->entry, (unsigned)r.blocks, 1, 1, (unsigned)k->threads, 1, 1, (unsigned)k->shared, on,
-                                 r.arguments, nullptr);
+                                 arguments(r), nullptr);
     if (error) return -error;
   }
   return 0;
