@@ -15,7 +15,7 @@ from tilewright.interp.program import run_program
 from tilewright.ir.program import TileProgram
 from tilewright.target import PRESETS, Target
 
-FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=fast -fPIC -shared
+FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=off -fPIC -shared
 -Wall -Wextra -Werror -Wno-unused-function -Wno-unused-const-variable -Wno-unused-variable
 -Wno-unused-but-set-variable -Wno-tautological-compare""".split()
 

@@ -47,9 +47,11 @@ def runs_here(isa: str) -> bool:
 class Probe:
     """The loaded functions."""
 
-    def __init__(self, library: ctypes.CDLL, lanes: int) -> None:
+    def __init__(self, library: ctypes.CDLL, lanes: int, fuses: bool) -> None:
         self.library = library
         self.lanes = lanes
+        self.fuses = fuses
+        """Whether a * b + c is one instruction."""
 
     def call(self, name: str, *args: Array | int) -> None:
         """Call with arrays as addresses and numbers as int64."""
@@ -75,4 +77,4 @@ def probe(compiler: str | None, isa: str, lanes: int) -> Probe:
     """The probe built with `compiler` (None: the default one)."""
     text = f"#define LANES {lanes}\n" + (Path(__file__).parent / "vec_probe.cpp").read_text(encoding="utf-8")
     path = device.build_texts([text], preset(isa).compiler_flags, _STORE, Options(compiler=compiler))
-    return Probe(device.load(path), lanes)
+    return Probe(device.load(path), lanes, isa != "x86-64")

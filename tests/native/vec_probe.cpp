@@ -26,6 +26,9 @@ FLOATS(atan) FLOATS(sinh) FLOATS(cosh) FLOATS(asinh) FLOATS(acosh) FLOATS(atanh)
 FLOATS(trunc) FLOATS(round_even) FLOATS(sqrt) FLOATS(rsqrt) FLOATS(abs) FLOATS(sign)
 UNARY(abs, i8) UNARY(abs, i32) UNARY(abs, i64) UNARY(sign, i8) UNARY(sign, i32) UNARY(sign, i64)
 
+// What rounding takes from a product; 0 where a * b + c cannot be rounded once.
+template <class V> static V rounded_off(V a, V b) { return fma(a, b, -(a * b)); }
+
 #define BINARY(name, T)                                                  \
   API void name##_##T(const T* a, const T* b, T* c, i64 n) {             \
     binary(a, b, c, n, [](auto x, auto y) { return name(x, y); });       \
@@ -33,7 +36,7 @@ UNARY(abs, i8) UNARY(abs, i32) UNARY(abs, i64) UNARY(sign, i8) UNARY(sign, i32) 
 #define BINARY_FLOATS(name) BINARY(name, float) BINARY(name, double)
 #define EVERY_INT(m, name) m(name, i8) m(name, i16) m(name, i32) m(name, i64) m(name, u8)
 BINARY_FLOATS(maximum) BINARY_FLOATS(minimum) BINARY_FLOATS(fmod) BINARY_FLOATS(remainder) BINARY_FLOATS(floor_divide)
-BINARY_FLOATS(pow) BINARY_FLOATS(atan2) BINARY_FLOATS(copysign)
+BINARY_FLOATS(pow) BINARY_FLOATS(atan2) BINARY_FLOATS(copysign) BINARY_FLOATS(rounded_off)
 EVERY_INT(BINARY, maximum) EVERY_INT(BINARY, minimum) EVERY_INT(BINARY, shift_left) EVERY_INT(BINARY, shift_right)
 EVERY_INT(BINARY, pow)
 

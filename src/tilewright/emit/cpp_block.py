@@ -343,6 +343,14 @@ class Body:
         lane = self.printer.unit.lane
         return self.printer.vector(e) if lane is not None and lane in var.axes else self.printer.scalar(e)
 
+    def stepped(self, e: Expr, state: Var) -> str:
+        """The new value of a state. A product is added to it with one rounding; elements, which other loops may compute
+        again, are rounded as the program says."""
+        for product, other in (e.args, e.args[::-1]) if e.op == "add" and e.dtype.is_float else ():
+            if product.op == "mul":
+                return f"fma({', '.join(bare(self.value(x, state)) for x in (*product.args, other))})"
+        return self.value(e, state)
+
     def simple(self, s: Stmt) -> None:
         """Print a statement without a body, for this unit."""
         match s:
@@ -374,7 +382,7 @@ class Body:
         mask = self.memory.lanes_of(guard)
         texts: list[str] = []
         for v, e in zip(s.vars, s.values, strict=True):
-            text = bare(self.value(e, v))
+            text = bare(self.stepped(e, v))
             if mask is not None:
                 text = f"select({bare(mask)}, {text}, {self.printer.access(v.id)})"
             texts.append(text)
@@ -434,7 +442,9 @@ class Body:
             if spans:
                 self.printer.unit = unit = replace(unit, index={**unit.index, s.k: u})
             a, b = (self._operand(v, unit) for v in (s.a, s.b))
-            self.lines.put(f"{self.printer.access(s.acc.id)} = {self.printer.access(s.acc.id)} + {a} * {b};")
+            acc = self.printer.access(s.acc.id)
+            text = f"fma({a}, {b}, {acc})" if s.acc.dtype.is_float else f"{acc} + {a} * {b}"
+            self.lines.put(f"{acc} = {text};")
         if spans:
             self.lines.depth -= 1
             self.lines.put("}")

@@ -32,7 +32,7 @@ TW_NOINLINE void dot_strip(
       const R x = (Near ? a[r] : *at[r]) - R{};
       if (!Near) at[r] += k_step;
 #pragma GCC unroll 4
-      for (int j = 0; j < J; j++) sum[r][j] += x * w[j];
+      for (int j = 0; j < J; j++) sum[r][j] = fused(x, w[j], sum[r][j]);
     }
     a += k_step;
     b += width;
@@ -67,7 +67,7 @@ TW_INLINE void dot(
   for (i64 r = 0; r < rows; r++)
     for (i64 j = 0; j < width; j++) {
       T sum = S == Start::nothing ? T{} : S == Start::block ? acc[r * width + j] : acc[r * width + j] * factor[j];
-      for (i64 k = 0; k < depth; k++) sum = sum + a[r * row_step + k * k_step] * b[k * width + j];
+      for (i64 k = 0; k < depth; k++) sum = fma(a[r * row_step + k * k_step], b[k * width + j], sum);
       acc[r * width + j] = sum;
     }
 }

@@ -129,6 +129,7 @@ TW_NOINLINE Exact reciprocal(Exact a) {
   if (finite && (a.log || (a.v != 0 && !(a.w[0] && a.w[1] && a.w[2])))) tw_exact_error = 1;
   return exact_pack(1.0 / a.v, finite ? exact_inverted(exact_words_of(a)) : Words{});
 }
+TW_INLINE Exact fma(Exact a, Exact b, Exact c) { return a * b + c; }
 TW_INLINE Exact operator/(Exact a, Exact b) {
   Exact r = a * reciprocal(b);
   return exact_pack(a.v / b.v, exact_words_of(r), r.log);

@@ -1,7 +1,8 @@
 // Vectors and mathematics for generated C++: no other header, GCC >= 12 or Clang >= 14, C++17, any target.
 //
-//   -std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=fast, never -ffast-math. Contraction into fma
-//   is allowed everywhere; nothing here is reassociated. The width follows the target: AVX-512 64 bytes, AVX2 32, else 16.
+//   -std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=off, never -ffast-math. Only `fma` adds a
+//   product with one rounding; nothing here is reassociated. The width follows the target: AVX-512 64 bytes, AVX2 32,
+//   else 16.
 //
 // Everything is in namespace tw. One loop nest uses one number of lanes L (a power of two, 1 included) for every type.
 // T is a memory type: float, double, i8, i16, i32, i64, u8 .. u64, half, bf16, bool. What a register holds for it is
@@ -19,7 +20,7 @@
 // Types
 //   convert<To>(v)   torch's cast from vec or mask (bool: != 0; half, bf16: rounds, stays float)     bitcast<To>(v)
 // Operators on equal types: + - * / (floats only) unary -, & | ^ ~ on integers; < <= > >= == != -> mask; & | ^ ~ ! on masks
-//   select(m, a, b)  keep(m, a) (else 0)  any(m)  all(m)
+//   fma(a, b, c) (a * b + c, one rounding where the machine has it)  select(m, a, b)  keep(m, a) (else 0)  any(m)  all(m)
 // Arithmetic: maximum minimum (NaN wins)  larger smaller (b where unordered; one instruction)  abs copysign sign sqrt rsqrt  floor ceil trunc round_even
 //   fmod remainder floor_divide (floats)  div_floor div_trunc mod_floor mod_trunc (integers: a, b, i32* error[, active])
 //   shift_left shift_right (torch's rule for counts out of range)

@@ -14,6 +14,9 @@
 #else
 #define TW_WIDTH 16
 #endif
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define TW_FUSED 1  // there is an instruction for a * b + c
+#endif
 #if defined(__has_builtin)
 #define TW_HAS(x) __has_builtin(x)
 #else
@@ -183,6 +186,54 @@ template <class T, int L> TW_INLINE vec<T, L> operator-(vec<T, L> a) {
 template <class T, int L> TW_INLINE vec<T, L> operator~(vec<T, L> a) {
   if constexpr (kind_of<T, L> == 2) return {~a.lo, ~a.hi};
   else return {typename vec<T, L>::raw(~a.v)};
+}
+
+// ---- a * b + c ----
+// Rounded once where the machine can; nothing else ever is (-ffp-contract=off), so that what two loops compute of the
+// same numbers is the same. On scalars and raw vectors of floats.
+template <class V> TW_INLINE V fused_raw(V a, V b, V c) {
+#if defined(__clang__)
+#pragma clang fp contract(fast)
+  return a * b + c;
+#elif defined(TW_FUSED)
+  if constexpr (same<V, float>) return __builtin_fmaf(a, b, c);
+  else if constexpr (same<V, double>) return __builtin_fma(a, b, c);
+  else {
+    constexpr bool single = sizeof(a[0]) == 4;
+#if defined(__FMA__)
+#if defined(TW_AVX512)
+    if constexpr (sizeof(V) == 64 && single) return __builtin_ia32_vfmaddps512_mask(a, b, c, (u16)-1, 4);
+    else if constexpr (sizeof(V) == 64) return __builtin_ia32_vfmaddpd512_mask(a, b, c, (u8)-1, 4);
+    else
+#endif
+    if constexpr (sizeof(V) == 32 && single) return __builtin_ia32_vfmaddps256(a, b, c);
+    else if constexpr (sizeof(V) == 32) return __builtin_ia32_vfmaddpd256(a, b, c);
+    else if constexpr (sizeof(V) == 16 && single) return __builtin_ia32_vfmaddps(a, b, c);
+    else if constexpr (sizeof(V) == 16) return __builtin_ia32_vfmaddpd(a, b, c);
+#else
+    if constexpr (sizeof(V) == 16 && single) return __builtin_aarch64_fmav4sf(a, b, c);
+    else if constexpr (sizeof(V) == 16) return __builtin_aarch64_fmav2df(a, b, c);
+#endif
+    else {
+      for (int i = 0; i < int(sizeof(V) / sizeof(a[0])); i++) c[i] = fused_raw(a[i], b[i], c[i]);
+      return c;
+    }
+  }
+#else
+  return a * b + c;
+#endif
+}
+// The same with constants for any but the first.
+template <class V, class A> TW_INLINE V wide(A a) {
+  if constexpr (same<V, A>) return a;
+  else return a - V{};  // not +: keeps -0.0
+}
+template <class V, class B, class C> TW_INLINE V fused(V a, B b, C c) { return fused_raw<V>(a, wide<V>(b), wide<V>(c)); }
+TW_INLINE float fma(float a, float b, float c) { return fused_raw(a, b, c); }
+TW_INLINE double fma(double a, double b, double c) { return fused_raw(a, b, c); }
+template <class T, int L> TW_INLINE vec<T, L> fma(vec<T, L> a, vec<T, L> b, vec<T, L> c) {
+  if constexpr (kind_of<T, L> == 2) return {fma(a.lo, b.lo, c.lo), fma(a.hi, b.hi, c.hi)};
+  else return {fused_raw(a.v, b.v, c.v)};
 }
 
 // ---- masks ----

@@ -66,7 +66,7 @@ TW_NOINLINE void sums(const float* const* rows, i64 taps, i64 n, const float* w,
       for (int r = 0; r < M; r++) {
         const R v = broadcast(a[r][k]);
 #pragma GCC unroll 8
-        for (int j = 0; j < J; j++) acc[r][j] += v * b[j];
+        for (int j = 0; j < J; j++) acc[r][j] = fused(v, b[j], acc[r][j]);
       }
       w += panel;
     }
