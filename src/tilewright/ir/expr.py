@@ -76,7 +76,8 @@ def _forget(dead: weakref.KeyedRef[tuple[object, ...], Expr]) -> None:
 
 def make(op: str, args: tuple[Expr, ...], dtype: DType, value: Leaf = None) -> Expr:
     """The one constructor of `Expr`: returns the existing node if an equal one is alive."""
-    key = (op, args, dtype, type(value), repr(value) if isinstance(value, float) else value)
+    # A type's name stands for it: hashing text takes no call of ours.
+    key = (op, args, dtype.name, type(value), repr(value) if isinstance(value, float) else value)
     known = _interned.get(key)
     found = known() if known is not None else None
     if found is not None:

@@ -252,8 +252,9 @@ class Graph:
                 found |= dict.fromkeys(dims.symbols_of(e))
         return list(found)
 
-    def verify(self) -> None:
-        """Raise ValueError unless values are defined before use, shapes and types agree with the expressions."""
+    def verify(self, *, bodies: bool = True) -> None:
+        """Raise ValueError unless values are defined before use, shapes and types agree with the expressions (which
+        are not looked at without `bodies`)."""
         known: set[Value] = {v for v in self.inputs if isinstance(v, Value)} | set(self.constants)
         for op in self.ops:
             if (op.expr is None) == (op.call is None):
@@ -261,11 +262,11 @@ class Graph:
             missing = [v for v in op.inputs if v not in known]
             if missing:
                 raise ValueError(f"{op.name}: reads {missing} before definition")
-            if op.expr is not None:
+            if op.expr is not None and bodies:
                 _verify_expr(op, op.expr)
-            if known & set(op.outputs):
+            if not known.isdisjoint(op.outputs):
                 raise ValueError(f"{op.name}: defines a value twice")
-            known |= set(op.outputs)
+            known.update(op.outputs)
         loose = [v for v in self.kept() if v not in known]
         if loose:
             raise ValueError(f"outputs {loose} are never defined")
@@ -416,7 +417,7 @@ class Builder:
             tuple(inputs), tuple(self.ops), tuple(outputs), tuple(self.origins), layouts or {},
             dict(self.constants), tuple(writes), tuple(self.preconditions),
         )  # fmt: skip
-        graph.verify()
+        graph.verify(bodies=False)  # `emit` has looked at them
         return graph
 
 

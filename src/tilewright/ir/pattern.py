@@ -118,6 +118,9 @@ class Rule(Generic[S, M]):
 
 ExprRule = Rule[Expr, Captures]
 
+MEMO = 1 << 16
+"""Results that a rewriter remembers; when there are more, it starts anew."""
+
 MAX_STEPS = 200
 """Rewrites of one node before the rule set is called divergent."""
 
@@ -140,6 +143,8 @@ class Rewriter:
         found = self._done.get(e)
         if found is None:
             found = self._settle(e)
+            if len(self._done) > MEMO:
+                self._done.clear()
             self._done[e] = self._done[found] = found
         return found
 

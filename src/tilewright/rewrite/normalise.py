@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 from ..interp.graph import run_graph, to_torch
 from ..ir import dims
-from ..ir.expr import Expr, axes_of, axis, integer, read, transform, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, integer, read, substitute, transform, walk
 from ..ir.graph import Graph, Layout, Op, Operand, Value
 from ..ir.pattern import Rewriter
+from ..ir.tensor import TensorExpr
 from .rules import IEEE_RULES
 
 Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
 """Runs one op on frozen tensors and returns the frozen results."""
+
+_SIMPLER = Rewriter(IEEE_RULES)
 
 FOLD_LIMIT = 1 << 16
 """Elements that a folded result may have even if its inputs have fewer."""
@@ -44,12 +48,11 @@ def normalise(graph: Graph, evaluate: Evaluate | None = None) -> Graph:
 
 def simplify(graph: Graph) -> Graph:
     """Bodies rewritten by the identities that always hold."""
-    rewriter = Rewriter(IEEE_RULES)
 
     def change(op: Op) -> Op:
         if op.expr is None:
             return op
-        body = tuple(rewriter(b) for b in op.expr.body)
+        body = tuple(map(_SIMPLER, op.expr.body))
         return op if body == op.expr.body else replace(op, expr=replace(op.expr, body=body))
 
     return graph.with_ops([change(op) for op in graph.ops])
@@ -72,32 +75,67 @@ def compose_views(graph: Graph) -> Graph:
 def _through_views(op: Op, views: Mapping[Value, Op]) -> Op:
     """`op` with reads of views replaced; its operands are those that it reads, once each, in order of first
     use."""
-    if op.expr is None:
+    expr = op.expr
+    if expr is None:
         return op
-    operands: dict[Value, int] = {}
+    shown = tuple(_shown(views.get(v)) for v in op.inputs)
+    sources = [view.inputs[0] for v in op.inputs if (view := views.get(v)) is not None]
+    number: dict[Value, int] = {}
+    for v in (*op.inputs, *sources):
+        number.setdefault(v, len(number))
+    inputs = tuple(map(number.__getitem__, op.inputs))
+    body, order = _composed(expr.body, inputs, shown, tuple(map(number.__getitem__, sources)))
+    if body == expr.body and order == inputs:
+        return op
+    values = list(number)
+    return replace(op, expr=replace(expr, body=body), inputs=tuple(values[n] for n in order))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a view shows: an element of its source, of that shape, at its axes."""
+
+    element: Expr
+    axes: tuple[Axis, ...]
+    shape: tuple[Expr, ...]
+
+
+def _shown(view: Op | None) -> _Shown | None:
+    if view is None or view.expr is None:
+        return None
+    return _Shown(view.expr.body[0], view.expr.axes, view.inputs[0].shape)
+
+
+@lru_cache(1 << 12)
+def _composed(
+    bodies: tuple[Expr, ...],
+    inputs: tuple[int, ...],
+    shown: tuple[_Shown | None, ...],
+    sources: tuple[int, ...],
+) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
+    """Bodies over tensors of the numbers `inputs`, and what those of them that are views show of the numbers
+    `sources`: over what is left to read, and which numbers that is, in order. Layers of a model ask the same."""
+    behind = dict(zip([k for k, view in enumerate(shown) if view is not None], sources, strict=True))
+    order: dict[int, int] = {}
 
     def change(r: Expr) -> Expr:
         assert isinstance(r.value, int)
         index = tuple(map_reads(a, change) for a in r.args)
-        source = op.inputs[r.value]
-        view = views.get(source)
-        if view is not None and view.expr is not None and _keeps_bounds(view, index):
-            index = view.expr.at(index).args
-            (source,) = view.inputs
-        return read(operands.setdefault(source, len(operands)), index, r.dtype)
+        number, view = inputs[r.value], shown[r.value]
+        if view is not None and _keeps_bounds(view, index):
+            index = substitute(view.element, dict(zip(map(axis, view.axes), index, strict=True))).args
+            number = behind[r.value]
+        return read(order.setdefault(number, len(order)), index, r.dtype)
 
-    expr = op.expr.map_reads(change)
-    same = expr.body == op.expr.body and tuple(operands) == op.inputs
-    return op if same else replace(op, expr=expr, inputs=tuple(operands))
+    return tuple(map_reads(b, change) for b in bodies), tuple(order)
 
 
-def _keeps_bounds(view: Op, index: Sequence[Expr]) -> bool:
+def _keeps_bounds(view: _Shown, index: Sequence[Expr]) -> bool:
     """Whether an index from data is out of bounds in what the view shows exactly if it is in the view."""
-    assert view.expr is not None
-    shown, (source,) = view.expr.body[0].args, view.inputs
-    for a, i in zip(view.expr.axes, index, strict=True):
+    shown = view.element.args
+    for a, i in zip(view.axes, index, strict=True):
         if any(x.op == "read" for x in walk(i)):
-            users = [(p, n) for p, n in zip(shown, source.shape, strict=True) if axis(a) in axes_of(p)]
+            users = [(p, n) for p, n in zip(shown, view.shape, strict=True) if axis(a) in axes_of(p)]
             if len(users) != 1 or users[0][0] is not axis(a) or not dims.equal(users[0][1], a.extent):
                 return False
     return True
@@ -119,29 +157,55 @@ def share(graph: Graph) -> Graph:
     An output of the graph is never shared with another: the caller may change one in place."""
     kept = graph.kept()
     bound = bound_symbols(graph)
-    seen: dict[object, Op] = {}
+    alike: dict[object, _Alike] = {}
     same: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = tidy_operands(replace(op, inputs=tuple(same.get(v, v) for v in op.inputs)))
-        key = None if binds(op, bound) else _identity(op)
-        first = op if key is None else seen.setdefault(key, op)
-        if first is op or kept & set(op.outputs):
+        if not same.keys().isdisjoint(op.inputs):
+            op = replace(op, inputs=tuple(same.get(v, v) for v in op.inputs))
+        op = tidy_operands(op)
+        key = None if binds(op, bound) else _outline(op)
+        first = op if key is None else alike.setdefault(key, _Alike()).first(op)
+        if first is op or not kept.isdisjoint(op.outputs):
             ops.append(op)
         else:
             same |= dict(zip(op.outputs, first.outputs, strict=True))
     return substitute_values(graph.with_ops(ops), same)
 
 
-def _identity(op: Op) -> object | None:
-    """Equal for ops that compute the same, None for those that must stay."""
+class _Alike:
+    """Ops of one outline; what each computes is only looked at when there is a second."""
+
+    def __init__(self) -> None:
+        self._only: Op | None = None
+        self._seen: dict[object, Op] = {}
+
+    def first(self, op: Op) -> Op:
+        """The first op that computes what `op` does: itself if there was none."""
+        if self._only is None and not self._seen:
+            self._only = op
+            return op
+        if self._only is not None:
+            self._seen[_identity(self._only)] = self._only
+            self._only = None
+        return self._seen.setdefault(_identity(op), op)
+
+
+def _outline(op: Op) -> object | None:
+    """Equal for ops that compute the same, cheap, and seldom equal for others; None for ops that must stay."""
+    if op.expr is not None:
+        axes = tuple(a.extent for a in op.expr.axes + op.expr.reduce)
+        return op.inputs, op.kernel, axes, tuple(b.op for b in op.expr.body)
+    return (op.inputs, op.call.function) if op.call is not None and op.call.pure else None
+
+
+def _identity(op: Op) -> object:
+    """Equal for ops that compute the same, among those with an outline."""
     types = tuple(v.dtype for v in op.outputs)
     if op.expr is not None:
-        canonical = {a: replace(a, name=f"a{k}") for k, a in enumerate(op.expr.axes + op.expr.reduce)}
-        return op.inputs, types, op.kernel, op.expr.renamed(canonical)
-    if op.call is None or not op.call.pure:
-        return None
+        return op.inputs, types, op.kernel, _canonical(op.expr)
     call = op.call
+    assert call is not None
     return (
         op.inputs,
         types,
@@ -150,6 +214,15 @@ def _identity(op: Op) -> object | None:
         _plain(call.kwargs),
         tuple(v.shape for v in op.outputs),
     )
+
+
+def _canonical(expr: TensorExpr) -> TensorExpr:
+    """The expression over axes named as declarations name them."""
+    names = [f"i{k}" for k in range(len(expr.axes))] + [f"r{k}" for k in range(len(expr.reduce))]
+    axes = expr.axes + expr.reduce
+    if [a.name for a in axes] == names:
+        return expr
+    return expr.renamed({a: Axis(name, a.extent) for a, name in zip(axes, names, strict=True)})
 
 
 def _plain(argument: object) -> object:

@@ -3,7 +3,7 @@
 Weights of a real model are not in a core's own cache when their turn comes, but what was computed just before is: so a
 stream of other data goes through these caches before each run, then the operands are touched. The ways take turns; the
 best time of each counts, since disturbances only add. Where they added much, the verdict is not final: later processes
-measure again, and the best times of all count.
+that measure anyway do it again, and the best times of all count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ STEADY = 1.25
 TRIALS = 3
 """Measurements after which a verdict stands, however noisy they were."""
 REPEATED = 1
-"""Noisy verdicts that one compilation measures again, so that a warm one stays short."""
+"""Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so that it
+is short and finds what was built."""
 SLACK = 0.95
 """A time may be this part of what memory allows at least; one below was not that of the whole work."""
 
@@ -94,11 +95,11 @@ class Timer:
 
     def verdict(self, task: str) -> str | None:
         """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
-        were are too noisy to tell and it is this one's turn to be measured again."""
+        were are too noisy to tell and this compilation, which has measured others, can measure it again."""
         last = self._trials(task)[-1:]
         if not last:
             return None
-        if not last[0]["final"] and self.repeated < REPEATED:
+        if not last[0]["final"] and self.spent and self.repeated < REPEATED:
             self.repeated += 1
             return None
         return str(last[0]["fastest"])

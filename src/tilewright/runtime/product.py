@@ -8,9 +8,12 @@ way.
 from __future__ import annotations
 
 import ctypes
+import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -46,7 +49,7 @@ _DEPTHWISE = ("relu", "clamp", "silu", "hardswish")
 PLAIN = "none"
 
 _NOT_FINITE, _DENORMAL = 1, 2
-"""What `tw_pack` says of a weight, as bits."""
+"""What `tw_look` says of a weight, as bits."""
 
 
 class _Task(ctypes.Structure):
@@ -65,29 +68,53 @@ class _Task(ctypes.Structure):
     )
 
 
-def maker(target: Target, store: Store, options: Options) -> Maker:
-    """What `partition.specialise` asks; it is built (or loaded) when it is asked first."""
+def maker(target: Target, store: Store, options: Options, *, late: bool = False) -> Maker:
+    """What `partition.specialise` asks; it is built (or loaded) when it is asked first. `late` is as for `Products`."""
     made: list[Products] = []
 
     def make(task: FrozenProduct | Attention) -> LibraryCall | None:
         if not made:
-            made.append(Products(target, store, options))
+            made.append(Products(target, store, options, late=late))
         return made[0](task)
 
     return make
 
 
+T = TypeVar("T")
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """Gives what `make` makes when it is asked first, always the same, to all threads."""
+    made: list[T] = []
+    lock = threading.Lock()
+
+    def get() -> T:
+        if not made:
+            with lock:
+                if not made:
+                    made.append(make())
+        return made[0]
+
+    return get
+
+
+Packed = Callable[[], Tensor]
+"""Gives a packed weight, always the same."""
+
+
 class Products:
     """Makes calls for products with frozen weights and for attention; give an instance to `partition.specialise`.
 
-    Raises what `build` raises."""
+    With `late`, weights are packed by the first call that reads them: whoever runs the calls must see to it that the
+    weights do not change before. Raises what `build` raises."""
 
-    def __init__(self, target: Target, store: Store, options: Options) -> None:
+    def __init__(self, target: Target, store: Store, options: Options, *, late: bool = False) -> None:
         text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
         library = load(build_texts([text], target.compiler_flags, store, options))
         threads = pool(store, options)
-        for name in ("tw_panel", "tw_lanes", "tw_pack"):
+        for name in ("tw_panel", "tw_lanes", "tw_look"):
             getattr(library, name).restype = ctypes.c_int64
+        self._late = late
         library.tw_attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         library.tw_attach(threads.parallel, threads.resizing)
         self._library = library
@@ -97,6 +124,9 @@ class Products:
         place, count = ctypes.c_void_p, ctypes.c_int64
         self._pack_native = library.tw_pack
         self._pack_native.argtypes = [place, *[count] * 6, place, count]
+        self._pack_native.restype = None
+        self._look_native = library.tw_look
+        self._look_native.argtypes = [place, count, count]
         self.run = library.tw_product
         self.run.restype = None
         self.run.argtypes = [place, place, count, count, place, place, count]
@@ -144,32 +174,46 @@ class Products:
         half = max(1, self.panel // 2)
         return inner >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
 
-    def _pack(self, task: FrozenProduct) -> Tensor | None:
+    def _pack(self, task: FrozenProduct) -> Packed | None:
         """[N, K, taps...] as [N / panel, taps, K, panel], the last panel filled up with zeros; None if not finite."""
-        packed, found = self._packed(task.weight)
-        if found & _DENORMAL and task.flush is not None:
-            packed, found = self._packed(task.flush())
-        return None if found & _NOT_FINITE else packed
-
-    def _packed(self, weight: object) -> tuple[Tensor, int]:
-        """The packed weight, and which unusual numbers are in it."""
+        weight = task.weight
         assert isinstance(weight, Tensor)
+        found = self._unusual(weight)
+        if found & _DENORMAL and task.flush is not None:
+            weight = task.flush()
+            assert isinstance(weight, Tensor)
+            found = self._unusual(weight)
+        if found & _NOT_FINITE:
+            return None
+        packed = once(functools.partial(self._packed, weight))
+        if not self._late:
+            packed()
+        return packed
+
+    def _unusual(self, weight: Tensor) -> int:
+        """Which unusual numbers are in a weight."""
+        flat = (
+            weight.detach().permute(sorted(range(weight.dim()), key=weight.stride, reverse=True)).contiguous()
+        )
+        return self._look_native(flat.data_ptr(), flat.numel(), self.threads())
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        """The packed weight."""
         flat = weight.detach()
         flat = flat.reshape(*flat.shape[:2], -1) if flat.dim() > 2 else flat.unsqueeze(2)
         columns, inner, taps = flat.shape
         packed = on_large_pages(torch.empty((-(-columns // self.panel), taps, inner, self.panel)))
-        found = self._pack_native(
-            flat.data_ptr(), columns, inner, taps, *flat.stride(), packed.data_ptr(), self.threads()
-        )
-        return packed, found
+        place = packed.data_ptr()
+        self._pack_native(flat.data_ptr(), columns, inner, taps, *flat.stride(), place, self.threads())
+        return packed
 
-    def _pack_depthwise(self, task: FrozenProduct) -> Tensor | None:
+    def _pack_depthwise(self, task: FrozenProduct) -> Packed | None:
         """[C, 1, taps...] as [taps, C], rows filled up to whole vectors; None if not finite."""
         weight = task.weight if task.flush is None else task.flush()
         assert isinstance(weight, Tensor)
         flat = weight.detach().reshape(weight.shape[0], -1)
         filled = pad(flat.t(), (0, -flat.shape[0] % self.lanes)).contiguous()
-        return filled if bool(flat.isfinite().all()) else None
+        return (lambda: filled) if bool(flat.isfinite().all()) else None
 
     def _padded(self, bias: Tensor | None) -> Tensor | None:
         if bias is None:
@@ -219,7 +263,7 @@ class _Form:
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
 
     owner: Products
-    weight: Tensor
+    weight: Packed
     bias: Tensor | None
     sizes: tuple[int, ...]
     window: _Window | None
@@ -281,19 +325,22 @@ class _Form:
         scale, shift = self.affine or (1.0, 0.0)
         columns, inner, taps = self.sizes
         return _Task(
-            weights=self.weight.data_ptr(), bias=self.bias.data_ptr() if self.bias is not None else None,
+            weights=self.weight().data_ptr(), bias=self.bias.data_ptr() if self.bias is not None else None,
             columns=columns, inner=inner, taps=taps, activation=_ACTIVATIONS.index(self.activation), low=low, high=high,
             scale=scale, shift=shift, affine=bool(self.affine), **places,
         )  # fmt: skip
 
     def multiply(self) -> Callable[..., Tensor]:
         """What runs for x [.., K]."""
-        run, threads, native = self.owner.run, self.owner.threads, self.native()
-        address, kept = ctypes.addressof(native), (self, native)
+        run, threads = self.owner.run, self.owner.threads
         columns, length = self.sizes[0], self.sizes[1] * self.sizes[2]
-        empty = torch.empty
+        empty, native = torch.empty, once(self.native)
+        address = 0
 
-        def linear(x: Tensor, added: Tensor | None = None, _: object = kept) -> Tensor:
+        def linear(x: Tensor, added: Tensor | None = None) -> Tensor:
+            nonlocal address
+            if not address:
+                address = ctypes.addressof(native())
             if not x.is_contiguous():
                 x = x.contiguous()
             out = empty((*x.shape[:-1], columns))

@@ -53,6 +53,8 @@ while eager sums in blocks: one chain of 1024 is twice as inexact."""
 
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 LARGEST_DENORMAL = SMALLEST_NORMAL * (1 - 2.0**-23)
+BLOCK = 1 << 16
+"""Elements of a weight that are compared at a time."""
 
 Attribute = tuple[str, tuple[float, ...], str]
 """What the library does on its result: name, numbers, algorithm."""
@@ -252,10 +254,13 @@ def flushed(weight: Tensor) -> Tensor:
 
     They are what training leaves of channels that it switched off. Many processors take a hundred times as long for
     products with them, and the sums do not see them: they are rounded away as any float sum rounds."""
-    clean = hardshrink(weight, LARGEST_DENORMAL)
-    if torch.equal(clean, weight) or not bool(weight.abs().max() >= SMALLEST_NORMAL * 2.0**64):
+    rows = max(1, BLOCK // max(1, weight[:1].numel())) if weight.dim() else 1
+    parts = weight.split(rows) if weight.dim() else (weight,)
+    # Block by block in a core's cache: fresh memory for a second weight would cost more than the comparison.
+    if all(torch.equal(hardshrink(part, LARGEST_DENORMAL), part) for part in parts):
         return weight
-    return clean
+    large = bool(weight.abs().max() >= SMALLEST_NORMAL * 2.0**64)
+    return hardshrink(weight, LARGEST_DENORMAL) if large else weight
 
 
 def _size(e: Expr) -> int:

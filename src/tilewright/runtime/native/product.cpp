@@ -297,28 +297,39 @@ void depthwise(void* context, i64 begin, i64 end, i64) {
 struct Packing {
   const float* from;
   float* to;
-  i64 columns, inner, taps, by_column, by_inner, by_tap, found;
+  i64 columns, inner, taps, by_column, by_inner, by_tap;
 };
 
 void pack(void* context, i64 begin, i64 end, i64) {
-  Packing& k = *(Packing*)context;
-  u32 worst = 0, denormal = 0;
+  const Packing& k = *(const Packing*)context;
   for (i64 c = begin; c < end; c++) {
     const i64 n = min(i64(panel), k.columns - c * panel);
     float* to = k.to + c * panel * k.inner * k.taps;
     for (i64 t = 0; t < k.taps; t++)
       for (i64 i = 0; i < k.inner; i++, to += panel) {
         const float* from = k.from + c * panel * k.by_column + i * k.by_inner + t * k.by_tap;
-        for (i64 j = 0; j < n; j++) {
-          to[j] = from[j * k.by_column];
-          u32 bits;
-          __builtin_memcpy(&bits, &to[j], 4);
-          bits &= 0x7fffffffu;
-          worst = bits > worst ? bits : worst;
-          denormal |= bits - 1 < 0x007fffffu;
-        }
+        for (i64 j = 0; j < n; j++) to[j] = from[j * k.by_column];
         for (i64 j = n; j < panel; j++) to[j] = 0.f;
       }
+  }
+}
+
+constexpr i64 look_at = 1 << 14;  // floats of a piece
+struct Look {
+  const float* from;
+  i64 count, found;
+};
+
+void look(void* context, i64 begin, i64 end, i64) {
+  Look& k = *(Look*)context;
+  u32 worst = 0, denormal = 0;
+  const i64 stop = min(end * look_at, k.count);
+  for (i64 j = begin * look_at; j < stop; j++) {
+    u32 bits;
+    __builtin_memcpy(&bits, &k.from[j], 4);
+    bits &= 0x7fffffffu;
+    worst = bits > worst ? bits : worst;
+    denormal |= bits - 1 < 0x007fffffu;
   }
   const i64 found = (worst >= 0x7f800000u ? 1 : 0) | (denormal ? 2 : 0);
   if (found) __atomic_fetch_or(&k.found, found, __ATOMIC_RELAXED);
@@ -354,13 +365,19 @@ TW_API void tw_attach(void* parallel_at, void* resize_at) {
 TW_API i64 tw_panel(void) { return panel; }
 TW_API i64 tw_lanes(void) { return lanes; }
 
-// Weights with these steps (floats) between columns, inner places and taps, as tw_product reads them. Returns 1 if one of
-// them is not finite, plus 2 if one is denormal.
-TW_API i64 tw_pack(const float* from, i64 columns, i64 inner, i64 taps, i64 by_column, i64 by_inner, i64 by_tap, float* to, i64 threads) {
-  Packing packing = {from, to, columns, inner, taps, by_column, by_inner, by_tap, 0};
+// 1 if one of so many floats is not finite, plus 2 if one is denormal.
+TW_API i64 tw_look(const float* from, i64 count, i64 threads) {
+  Look all = {from, count, 0};
+  resize(threads < 0 ? -threads : threads, threads < 0);
+  parallel(look, &all, (count + look_at - 1) / look_at, 4, 0);
+  return all.found;
+}
+
+// Weights with these steps (floats) between columns, inner places and taps, as tw_product reads them.
+TW_API void tw_pack(const float* from, i64 columns, i64 inner, i64 taps, i64 by_column, i64 by_inner, i64 by_tap, float* to, i64 threads) {
+  Packing packing = {from, to, columns, inner, taps, by_column, by_inner, by_tap};
   resize(threads < 0 ? -threads : threads, threads < 0);
   parallel(pack, &packing, (columns + panel - 1) / panel, 1, 0);
-  return packing.found;
 }
 
 // A convolution of each channel on its own: weights [taps][columns, rounded up to lanes].
