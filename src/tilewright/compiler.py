@@ -188,17 +188,17 @@ def compile_fx(
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
-    `trusted` says that the caller checks sizes and types on each call; else sizes must fulfil `conditions`. A graph
-    that some phase refuses runs as it was captured (with a warning if the refusal is a defect of ours), and without a
-    C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError under `strict`, and
-    CompilerMissing if the compiler that the options name does not work."""
+    `trusted` says that the caller checks sizes, types and frozen tensors on each call; else sizes must fulfil
+    `conditions`. A graph that some phase refuses runs as it was captured (with a warning if the refusal is a defect of
+    ours), and without a C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError
+    under `strict`, and CompilerMissing if the compiler that the options name does not work."""
     run = Recorder()
     try:
         with _guard_free(gm), uncollected():
             place = _placed(gm, frozen or {})
             graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen)))
             with no_python_dispatcher():
-                made = _generated(run, graph, options, place, output_aliases(gm), traced_sizes(gm))
+                made = _generated(run, graph, options, place, output_aliases(gm), traced_sizes(gm), trusted)
     except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
         if options.strict or isinstance(refused, CompilerMissing):
             raise
@@ -280,7 +280,8 @@ def _missing(options: Options, where: str) -> str:
 
 
 def _generated(
-    run: Recorder, graph: Graph, options: Options, place: _Place, aliases: tuple[bool, ...], sizes: Mapping[str, int]
+    run: Recorder, graph: Graph, options: Options, place: _Place, aliases: tuple[bool, ...], sizes: Mapping[str, int],
+    trusted: bool,
 ) -> _Made:  # fmt: skip
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
     planned = partial(build_plan, aliases=aliases, device=place.device, host=place.host)
@@ -293,7 +294,7 @@ def _generated(
     target = _machine(place, options)
     solver = Solver(target, options)
     covers = Covers(target, Store(default_root(options)), options, sizes)
-    normal = _normal(run, graph, solver, options, sizes, covers)
+    normal = _normal(run, graph, solver, options, sizes, covers, late=trusted)
     with seen_sizes(sizes):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run(
@@ -351,9 +352,11 @@ def _machine(place: _Place, options: Options) -> Target:
 
 
 def _normal(
-    run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
-) -> Graph:
-    """The graph as partition takes it: library calls chosen, constants folded. `sizes` are typical ones."""
+    run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers,
+    *, late: bool,
+) -> Graph:  # fmt: skip
+    """The graph as partition takes it: library calls chosen, constants folded, frozen weights packed (`late`: by the
+    first call). `sizes` are typical ones."""
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
@@ -364,7 +367,7 @@ def _normal(
     if target.language != "cpp":
         return normal
     store = Store(default_root(options))
-    own = maker(target, store, options)
+    own = maker(target, store, options, late=late)
     timer = Timer(target, store, options, sizes) if options.measure else None
     return run("specialise", lambda: normalise(specialise(normal, target, own, timer), evaluate))
 

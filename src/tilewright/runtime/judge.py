@@ -51,8 +51,8 @@ STEADY = 1.25
 TRIALS = 3
 """Measurements after which a verdict stands, however noisy they were."""
 REPEATED = 1
-"""Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so that it
-is short and finds what was built."""
+"""Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so that
+it is short and finds what was built."""
 SLACK = 0.95
 """A time may be this part of what memory allows at least; one below was not that of the whole work."""
 
