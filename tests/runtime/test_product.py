@@ -19,9 +19,9 @@ from tilewright.runtime.product import Products
 
 
 @functools.cache
-def products(threads: int) -> Products:
+def products(threads: int, *, late: bool = False) -> Products:
     options = Options.make({"threads": threads})
-    return Products(host_target(), Store(default_root(options)), options)
+    return Products(host_target(), Store(default_root(options)), options, late=late)
 
 
 def sizes(t: Tensor) -> tuple[dims.Expr, ...]:
@@ -44,6 +44,31 @@ def test_any_number_of_rows_columns_and_inputs(rows: int) -> None:
     for columns, inner in itertools.product((1, 15, 33, 64, 200), (1, 7, 192, 193, 400)):
         x, w, b = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
         close(linear(w, b, x).function(x), F.linear(x.double(), w.double(), b.double()))
+
+
+def test_late_weights_are_packed_by_the_first_call_and_once() -> None:
+    x, w = torch.randn(9, 70), torch.zeros(130, 70)
+    made = products(2, late=True)(FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w))))
+    assert made is not None
+    first = w.normal_().clone()
+    close(made.function(x), F.linear(x.double(), first.double()))
+    w.zero_()
+    close(made.function(x), F.linear(x.double(), first.double()))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("odd", [torch.inf, torch.nan])
+@pytest.mark.parametrize("place", [(0, 0), (129, 69), (64, 35)])
+def test_weights_that_are_not_finite_are_left_to_the_library(
+    late: bool, odd: float, place: tuple[int, int]
+) -> None:
+    x, w = torch.randn(9, 70), torch.randn(130, 70)
+    w[place] = odd
+    task = FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w)))
+    assert products(2, late=late)(task) is None
+    strided = torch.randn(140, 130)[::2].t()
+    strided[place] = odd
+    assert products(2, late=late)(FrozenProduct(strided, None, sizes(x), task.shape)) is None
 
 
 def test_strided_weights_and_inputs_are_taken_as_they_are() -> None:
