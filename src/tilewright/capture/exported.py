@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from tilewright.capture.aten import decompositions
@@ -36,14 +36,25 @@ class Exported:
     out_spec: pytree.TreeSpec
     conditions: tuple[Expr, ...] = ()
     """What must hold of the sizes, besides what shapes say."""
+    constants: Mapping[int, object] = field(default_factory=dict[int, object])
+    """What stood in flat arguments at export that were no tensors and became part of the program: None, numbers."""
 
     def flatten(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
-        """The flat arguments of a call. Raises InputError if they are nested in another way than at export."""
+        """The flat arguments of a call. Raises InputError if they are nested in another way than at export, or if one
+        that became part of the program is another now."""
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         if spec != self.in_spec:
             raise InputError(
                 f"the arguments are nested as {spec}, the program takes {self.in_spec}", phase="input"
             )
+        for k, wanted in self.constants.items():
+            given = leaves[k]
+            if isinstance(given, Tensor) or repr(given) != repr(wanted):
+                shown = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
+                raise InputError(
+                    f"{self.inputs[k]} is {shown}, the program was exported for {wanted!r}", phase="input",
+                    place=f"input {self.inputs[k]}", hint="export it again with that value",
+                )  # fmt: skip
         return leaves
 
 
@@ -59,9 +70,12 @@ def exported(program: ExportedProgram) -> Exported:
     weights: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
     inputs: list[str] = []
+    constants: dict[int, object] = {}
     for spec in signature.input_specs:
         name = getattr(spec.arg, "name", "")
         if spec.kind is InputKind.USER_INPUT:
+            if isinstance(spec.arg, ConstantArgument):
+                constants[len(inputs)] = spec.arg.value
             inputs.append(name)
         elif spec.target is not None and spec.target in tensors:
             (state if spec.target in targets else weights)[name] = tensors[spec.target]
@@ -79,4 +93,4 @@ def exported(program: ExportedProgram) -> Exported:
     assert call.in_spec is not None and call.out_spec is not None
     gm = program.graph_module
     needed = conditions(shape_env(gm))
-    return Exported(gm, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec, needed)
+    return Exported(gm, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec, needed, constants)

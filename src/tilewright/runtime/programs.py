@@ -118,14 +118,17 @@ class ProgramWay:
         return self
 
     def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Nothing is left to compile."""
+        """Nothing is left to compile; arguments that do not fit are refused."""
+        self._leaves(args, kwargs)
+
+    def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
+        return self.program.flatten(pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs))
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
     ) -> tuple[object, Direct | None]:
         """The result."""
-        leaves = self.program.flatten(pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs))
-        return self.run(leaves, out), None
+        return self.run(self._leaves(args, kwargs), out), None
 
     def admits(self, leaves: Sequence[object]) -> bool:
         """Whether the program was made for sizes like those of these flat arguments."""
