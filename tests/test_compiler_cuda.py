@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright import compiler
+from tilewright import building, compiler
 from tilewright.compiler import Compiled, compile_fx
 from tilewright.errors import UnsupportedError
 from tilewright.options import Options
@@ -35,7 +35,7 @@ class Nowhere:
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "gpu_target", lambda ordinal: preset("sm_90"))
-    monkeypatch.setattr(compiler, "device", lambda *_: Nowhere())
+    monkeypatch.setattr(building, "device", lambda *_: Nowhere())
 
 
 def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1,

@@ -28,6 +28,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("plan",),
     ("runtime", "_build"),
+    ("building",),
+    ("trial",),
     ("pricing",),
     ("compiler",),
     ("accuracy", "measure", "door", "report", "cli"),

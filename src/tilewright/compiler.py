@@ -19,30 +19,28 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
+from tilewright.building import Builder, executable, names_of, numbered
 from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
-from tilewright.emit.cpp import emit_unit, emit_units
-from tilewright.emit.source import Source
-from tilewright.emit.triton import TritonSource, emit_triton
-from tilewright.emit.variant import Variant, variants
+from tilewright.emit.cpp import emit_unit
+from tilewright.emit.triton import emit_triton
+from tilewright.emit.variant import variants
 from tilewright.errors import (
     BuildError,
     CompilerMissing,
     IllegalSchedule,
-    SharedMemoryExceeded,
     UnsupportedError,
     VerifyError,
 )
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
-from tilewright.partition.recall import ranged
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
@@ -53,27 +51,20 @@ from tilewright.rewrite.normalise import fold_constants, interpret, normalise, s
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
-from tilewright.runtime.cuda_build import build_kernels
 from tilewright.runtime.cuda_device import gpu_target, missing, singles_may_round
-from tilewright.runtime.cuda_driver import device
 from tilewright.runtime.cuda_executable import CudaExecutable
-from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.cuda_unit import CudaUnit, usual
-from tilewright.runtime.device import build, find_compiler, host_target
+from tilewright.runtime.cuda_unit import CudaUnit
+from tilewright.runtime.device import find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
-from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
-from tilewright.schedule.solver import Solver, kernel_key
+from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import Target
 from tilewright.tile.sizes import seen_sizes
-
-ATTEMPTS = 4
-"""How often kernels are built until they fit the shared memory."""
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
@@ -210,9 +201,9 @@ def compile_fx(
         covered = captured_coverage(gm, refused.message)
         return _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
     STATS.graphs += 1
-    executable = _executable(made, options, trusted, conditions)
     cover = made.cover
-    return _noted(executable, Compilation(kind, coverage_of(cover), run.trace, made.kernels, calls_of(cover)))
+    runs = executable(cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions)
+    return _noted(runs, Compilation(kind, coverage_of(cover), run.trace, made.kernels, calls_of(cover)))
 
 
 def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:
@@ -230,16 +221,6 @@ class _Made:
     plan: Plan
     unit: NativeUnit | CudaUnit | None = None
     kernels: tuple[KernelReport, ...] = ()
-
-
-def _executable(made: _Made, options: Options, trusted: bool, conditions: Sequence[Expr]) -> Executable:
-    where = made.plan.device
-    held = [t.to(where) for t in made.cover.graph.constants.values() if isinstance(t, Tensor)]
-    if where == "cpu":
-        return Executable(made.plan, held, made.unit, trusted=trusted, conditions=conditions)
-    gpu = made.unit.device if isinstance(made.unit, CudaUnit) else None
-    graphs = Graphs(made.plan, gpu) if options.cuda_graphs else None
-    return CudaExecutable(made.plan, held, made.unit, trusted=trusted, conditions=conditions, graphs=graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +275,7 @@ def _generated(
     target = _machine(place, options)
     solver = Solver(target, options)
     covers = Covers(target, Store(default_root(options)), options, sizes)
-    normal = _normal(run, graph, solver, options, sizes, covers, late=trusted)
+    normal = _normal(run, graph, solver, options, sizes, covers, late=trusted, device=place.device)
     with seen_sizes(sizes):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run(
@@ -302,45 +283,17 @@ def _generated(
         )
         _check_strict(cover, options)
     symbols = normal.symbols()
-    names = sorted({str(s) for s in symbols})
-    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
-    solved = partial(_solved, solver, cover, sizes)
-    built = _Kernels()
-    if kernels and target.language == "triton":
-        built = _built_for_gpu(run, run("schedule", solved), cover, solver, names, place.ordinal)
-    elif kernels:
-        texts = [kernel_key(k, cover.layouts) for k in kernels]
-        built = _built(run, texts, list(map(ranged, symbols)), names, solver, covers, solved)
+    names = names_of(symbols)
+    built = Builder(run, solver, covers, sizes, place.ordinal).built([cover], symbols)
     STATS.kernels += built.programs
-    numbered = {k: (n, (*k.inputs, *k.outputs)) for k, n in zip(kernels, built.numbers, strict=True)}
-    plan = run("plan", lambda: planned(cover, numbered, names))
+    kernels = numbered(cover, built.numbers)
+    plan = run("plan", lambda: planned(cover, kernels, names))
     printer = _printer(names, target)
     reports = tuple(
         report_of(k, cover, n, sizes, partial(built.scheduled.__getitem__, i), printer)
-        for i, (k, n) in enumerate(zip(kernels, built.numbers, strict=True))
+        for i, (k, (n, _)) in enumerate(kernels.items())
     )
     return _Made(cover, plan, built.unit, reports)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernels:
-    """Kernels that are built: how each is scheduled, its number in the unit, and how many programs that has."""
-
-    scheduled: Sequence[Scheduled] = ()
-    unit: NativeUnit | CudaUnit | None = None
-    numbers: Sequence[int] = ()
-    programs: int = 0
-
-
-def _solved(solver: Solver, cover: Cover, sizes: Mapping[str, int]) -> list[Scheduled]:
-    """All kernels of a cover, scheduled for typical `sizes`."""
-    with seen_sizes(sizes), no_python_dispatcher():
-        return [solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
-
-
-def _programs(scheduled: Sequence[Scheduled]) -> list[TileProgram]:
-    """The distinct programs of kernels."""
-    return list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
 
 
 def _machine(place: _Place, options: Options) -> Target:
@@ -353,14 +306,14 @@ def _machine(place: _Place, options: Options) -> Target:
 
 def _normal(
     run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers,
-    *, late: bool,
+    *, late: bool = False, device: str = "",
 ) -> Graph:  # fmt: skip
     """The graph as partition takes it: library calls chosen, constants folded, frozen weights packed (`late`: by the
-    first call). `sizes` are typical ones."""
+    first call). `sizes` are typical ones; kernels are timed on `device`, if one is named."""
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    found = run("map", lambda: mapped(frozen, solver, options, sizes, covers))
+    found = run("map", lambda: mapped(frozen, solver, options, sizes, covers, device))
     chosen = run("select", lambda: select(found.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))
@@ -377,76 +330,6 @@ def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], 
     if target.language == "triton":
         return lambda program: emit_triton(program, symbols, target, variants(program)[0], "kernel").text
     return lambda program: emit_unit([program], symbols, target).text
-
-
-def _built(
-    run: Recorder, texts: Sequence[str], ranges: Sequence[str], symbols: Sequence[str], solver: Solver,
-    covers: Covers, solved: Callable[[], Sequence[Scheduled]],
-) -> _Kernels:  # fmt: skip
-    """Kernels in C++. Their library is recalled by their texts and the ranges of their sizes, or `solved`, printed and
-    built."""
-    target, options, store = solver.target, solver.options, covers.store
-    order = {text: n for n, text in enumerate(dict.fromkeys(texts))}
-    libraries = Libraries(target, store, options, covers)
-    known = libraries.recall([*sorted(ranges), *order])
-    scheduled = run("schedule", solved if known is None else lambda: Later(solved))
-    printed = partial(_printed, scheduled, symbols, target)
-    sources = run("emit", printed if known is None else lambda: Later(printed))
-    start = time.time()
-    path = run("build", lambda: known or build(sources, target, store, options))
-    if known is None:
-        libraries.keep([*sorted(ranges), *order], path)
-    if known is not None or path.stat().st_mtime < start - 1:
-        STATS.cache_hits += 1
-    else:
-        STATS.units += 1
-    unit = run("load", lambda: NativeUnit(path, store, options))
-    return _Kernels(scheduled, unit, [order[text] for text in texts], len(order))
-
-
-def _printed(scheduled: Sequence[Scheduled], symbols: Sequence[str], target: Target) -> Sequence[Source]:
-    return emit_units(_programs(scheduled), symbols, target)
-
-
-def _built_for_gpu(
-    run: Recorder,
-    scheduled: list[Scheduled],
-    cover: Cover,
-    solver: Solver,
-    symbols: Sequence[str],
-    ordinal: int,
-) -> _Kernels:
-    """The kernels on their device, and the schedules that they got: one that needs more shared memory than was
-    estimated gets another."""
-    target, options = solver.target, solver.options
-    store = Store(default_root(options))
-    builder = partial(build_kernels, target=target, store=store)
-    for attempt in range(ATTEMPTS):
-        programs = _programs(scheduled)
-
-        def printed(kernel: int, variant: Variant, programs: list[TileProgram] = programs) -> TritonSource:
-            return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
-
-        wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p)]
-        sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
-        try:
-            built = run("build", lambda: builder(sources))  # noqa: B023
-        except SharedMemoryExceeded as refused:
-            if attempt == ATTEMPTS - 1:
-                raise
-            program = programs[wanted[refused.place][0]]
-            for s in scheduled:
-                if any(p is program for p in (s.program, *(b for _, b in s.buckets))):
-                    solver.cramp(s.kernel, cover.layouts, refused.limit / refused.needed)
-            scheduled = [solver.solve(s.kernel, cover.layouts) for s in scheduled]
-            continue
-        known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
-        gpu = run("load", lambda: device(ordinal, store, options))
-        number = {id(p): k for k, p in enumerate(programs)}
-        buckets = {number[id(s.program)]: [(when, number[id(p)]) for when, p in s.buckets] for s in scheduled}
-        unit = CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
-        return _Kernels(scheduled, unit, [number[id(s.program)] for s in scheduled], len(programs))
-    raise AssertionError("an attempt returns or raises")
 
 
 def _check_strict(cover: Cover, options: Options) -> None:

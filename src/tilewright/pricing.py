@@ -4,15 +4,17 @@ which asks for prices, with those who know them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from tilewright.building import Builder, in_silence
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import called
+from tilewright.partition.recall import Memory
 from tilewright.partition.regions import may_have_regions
 from tilewright.partition.routines import as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Mapped, Prices, settle_regions
@@ -24,16 +26,32 @@ from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.tile.library import call_seconds, touch_seconds
 from tilewright.tile.sizes import seen_sizes
+from tilewright.trial import Trial, machine
 
 EARNEST = 1024
 """At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine
 for the small sizes that a program was traced with may recompute without end at those that matter."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A memory whose decisions hold for one place."""
+
+    memory: Memory
+    place: str
+
+    def recall(self, task: str) -> object | None:
+        return self.memory.recall(f"{task}\n{self.place}")
+
+    def keep(self, task: str, decision: object) -> None:
+        self.memory.keep(f"{task}\n{self.place}", decision)
+
+
 def mapped(
-    graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers
+    graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers, device: str = ""
 ) -> Mapped:
-    """The kernels around contractions settled. If there are none, the graph stays as it is."""
+    """The kernels around contractions settled. If there are none, the graph stays as it is. Covers that the model takes
+    for nearly equal are timed on `device`, if one is named."""
     grown = {name: max(n, EARNEST) for name, n in sizes.items()}
     with seen_sizes(grown):
         inside, short = options.contractions == "inside", solver.target.lanes > 1
@@ -41,12 +59,16 @@ def mapped(
             return Mapped(graph)
         usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
         prices = _prices(solver, grown, usual)
+        memory: Memory = covers
+        if device and options.measure and options.fusion == "full":
+            prices = replace(prices, timed=Trial(Builder(in_silence, solver, covers, grown), device))
+            memory = _Measured(covers, f"measured on {machine(device, options)}")
         changed = partial(_rearranged, sizes=grown, options=options)
         normal = normalise(recognise_masks(graph))
         cores = solver.target.cores
         once = options.fusion == "none"
         found = settle_regions(
-            normal, prices, changed, options.contractions, cores, covers, short=short, apart=once
+            normal, prices, changed, options.contractions, cores, memory, short=short, apart=once
         )
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright import compiler
+from tilewright import building
 from tilewright.plan.reports import KernelReport
 
 
@@ -37,8 +37,8 @@ def unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("the library was not recalled")
 
-    monkeypatch.setattr(compiler, "emit_units", refused)
-    monkeypatch.setattr(compiler.Solver, "solve", refused)
+    monkeypatch.setattr(building, "emit_units", refused)
+    monkeypatch.setattr(building.Solver, "solve", refused)
 
 
 def test_a_library_is_recalled_by_its_kernels(request: pytest.FixtureRequest) -> None:

@@ -57,12 +57,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The kernels worth a measurement; how many pairs of stores and cuts were tried; which laws refused others, and
-    what ops these would have ended in."""
+    """The kernels that may stand in the best set; how many pairs of stores and cuts were tried; which laws refused
+    others, and what ops these would have ended in; and those that no other one makes needless, however slow."""
 
     kept: tuple[Candidate, ...]
     tried: int
     refused: tuple[str, ...]
+    fit: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,10 +108,11 @@ def candidates(region: Graph, price: Price, cores: int) -> Candidates:
             found.append(Candidate(kernel, given, price(kernel, region.layouts)))
         except IllegalSchedule as problem:
             refused.setdefault(str(problem), {}).update(dict.fromkeys(kernel.outputs))
-    kept = _useful(region, _undominated(found))
+    fit = _undominated(found)
+    kept = _useful(region, fit)
     maker = region.producer()
     reasons = tuple(f"{why} (for {_listed(maker[v].name for v in made)})" for why, made in refused.items())
-    return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons)
+    return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons, tuple(fit))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -20,6 +20,18 @@ from .regions import Region, find_regions
 MARGIN = 1.2
 """How many times as fast as library calls kernels must be modelled: the model knows both only roughly."""
 
+NEAR = 1.4
+"""Covers that the model takes for slower than the best one by at most this factor may be faster."""
+
+MOST = 3
+"""So many of them are timed."""
+
+LEAST = 1e-4
+"""Seconds of the best one from which on that is worth what building the others takes."""
+
+GAIN = 0.97
+"""A cover behind a better one by the model must take at most this part of its time."""
+
 WORTH = 1.2
 """Library calls that need less than so many times the ideal are not challenged."""
 
@@ -68,6 +80,8 @@ class Prices:
     """The same for the sizes that the program was traced with, if these are others: kernels must win there too."""
     routine: Callable[[Graph], tuple[float, Graph] | None] = lambda region: None
     """Seconds of a routine of the library that computes a whole region, and the region as its call."""
+    timed: Callable[[Sequence[Graph]], Sequence[float] | None] = lambda covers: None
+    """Measured seconds of graphs whose ops have the numbers of their kernels; None where nothing is measured."""
 
     def beaten(self, captured: Graph, kernels: Sequence[Kernel], layouts: Mapping[Value, Layout]) -> bool:
         """Whether kernels are clearly faster than the library."""
@@ -75,6 +89,9 @@ class Prices:
         here = MARGIN * ours < self.library(captured)
         return here and (self.usual is None or self.usual.beaten(captured, kernels, layouts))
 
+
+CONSIDERED = 8
+"""Sets of kernels of which the best are looked at."""
 
 PARTS = (4, 16, 64)
 """Into how many parts a cascade is cut, at most, if it has few rows."""
@@ -139,17 +156,81 @@ def _settle(
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(better, prices.kernel, cores)
-    best = next(iter(choices(better, considered.kept)), Choice((), math.inf))
-    notes, parts = _notes(considered, rules), 1
-    for count, changed, choice in _in_parts(better, prices, cores):
-        if choice.seconds < best.seconds:
-            best, better, parts = choice, changed, count
-    if parts > 1:
-        notes = (f"folds in {parts} parts side by side", *notes)
-    kernels = tuple(c.kernel for c in best.kernels)
-    if not kernels or not (always or prices.beaten(captured, kernels, better.layouts)):
+    notes = _notes(considered, rules)
+    sets = choices(better, considered.kept, 1)
+    sets += [c for c in choices(better, considered.fit, CONSIDERED) if _is_lean(c, better)]
+    ways = [_Way(better, 1, c) for c in sets]
+    ways = sorted((*ways, *_in_parts(better, prices, cores)), key=lambda way: way.choice.seconds)
+    if not ways or not (always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
         return Settled(region, (), otherwise, otherwise, notes)
-    return Settled(region, kernels, best.seconds, otherwise, notes, better, parts)
+    best, times = _fastest(region, ways, prices)
+    if best.parts > 1:
+        notes = (f"folds in {best.parts} parts side by side", *notes)
+    return Settled(
+        region, best.kernels, best.choice.seconds, otherwise, (*times, *notes), best.graph, best.parts
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """Kernels for a region, as it is in `graph`: with its longest cascade in so many parts."""
+
+    graph: Graph
+    parts: int
+    choice: Choice
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """In order."""
+        return tuple(c.kernel for c in self.choice.kernels)
+
+    def covered(self, region: Graph) -> Graph:
+        """The region with the kernels in place of its ops."""
+        inputs, outputs = ([v for v in vs if isinstance(v, Value)] for vs in (region.inputs, region.outputs))
+        whole = Region(region.ops, tuple(inputs), tuple(outputs), frozenset(region.ops))
+        splicer = _Splicer(region)
+        splicer.replace(whole, Settled(region, self.kernels, 0.0, 0.0, rearranged=self.graph))
+        return splicer.graph()
+
+
+def _is_lean(choice: Choice, region: Graph) -> bool:
+    """Whether nothing is stored that nobody reads."""
+    wanted = {v for v in region.outputs if isinstance(v, Value)}.union(*(c.cuts for c in choice.kernels))
+    return all(c.stores <= wanted for c in choice.kernels)
+
+
+def _equal(a: _Way, b: _Way) -> bool:
+    """Whether the same kernels stand in both."""
+    return a.parts == b.parts and {(k.ops, k.outputs) for k in a.kernels} == {
+        (k.ops, k.outputs) for k in b.kernels
+    }
+
+
+def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way, tuple[str, ...]]:
+    """The fastest way by measurement, among those near the best one by the model, and what was measured; the best
+    one by the model where nothing is."""
+    best = ways[0]
+    near = [best]
+    for way in ways:
+        if not any(_equal(way, other) for other in near) and way.choice.seconds <= NEAR * best.choice.seconds:
+            near.append(way)
+    near = near[:MOST]
+    worth = len(near) > 1 and best.choice.seconds >= LEAST
+    taken = prices.timed([way.covered(region) for way in near]) if worth else None
+    if taken is None:
+        return best, ()
+    least = math.inf
+    for way, seconds in zip(near, taken, strict=True):
+        if seconds < GAIN * least:
+            best, least = way, seconds
+    shown = [f"{len(w.kernels)} kernels" + (f" in {w.parts} parts" if w.parts > 1 else "") for w in near]
+    times = zip(shown, near, taken, strict=True)
+    return best, (
+        "measured: "
+        + "; ".join(
+            f"{name} {t * 1e3:.3g} ms ({w.choice.seconds * 1e3:.3g} modelled)" for name, w, t in times
+        ),
+    )
 
 
 def _each_apart(
@@ -166,8 +247,8 @@ def _each_apart(
     return Settled(region, kernels, seconds, otherwise, _applied(rules), better)
 
 
-def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[tuple[int, Graph, Choice]]:
-    """The region with its longest cascade in parts, if it has too few rows for `cores`: how many, and the kernels."""
+def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
+    """The region with its longest cascade in parts, if it has too few rows for `cores`."""
     found = _longest(region)
     if found is None or estimate(found.rows) >= ROWS * cores:
         return
@@ -175,7 +256,7 @@ def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[tuple[int, 
         made = in_parts(region, found, parts) if parts * PART <= estimate(found.extent) else None
         choice = cut_at(*made, prices.kernel) if made is not None else None
         if made is not None and choice is not None:
-            yield parts, made[0], choice
+            yield _Way(made[0], parts, choice)
 
 
 def _longest(region: Graph) -> Cascade | None:

@@ -81,7 +81,7 @@ class Timer:
         own = [path.read_bytes() for path in SOURCES]
         self._identity = digest(
             self.target.digest(),
-            _processor(),
+            processor(),
             str(threads),
             str(self.options.pin_threads),
             torch.__version__,
@@ -236,7 +236,7 @@ def _bound_call(entrant: Entrant, tensors: Sequence[Tensor]) -> Run:
     return lambda: call.function(*args, **kwargs)
 
 
-def _processor() -> str:
+def processor() -> str:
     """The model of the processor; empty where the system does not tell."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,0 +1,198 @@
+"""From a cover's kernels to code that runs: scheduled, printed, built (or recalled) and loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
+
+from tilewright.emit.cpp import emit_units
+from tilewright.emit.source import Source
+from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.variant import Variant
+from tilewright.errors import SharedMemoryExceeded
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.kernel import Cover, Kernel, Scheduled
+from tilewright.ir.program import TileProgram
+from tilewright.options import Options
+from tilewright.partition.recall import ranged
+from tilewright.plan import Plan
+from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.covers import Covers
+from tilewright.runtime.cuda_build import build_kernels
+from tilewright.runtime.cuda_driver import device
+from tilewright.runtime.cuda_executable import CudaExecutable
+from tilewright.runtime.cuda_graph import Graphs
+from tilewright.runtime.cuda_unit import CudaUnit, usual
+from tilewright.runtime.device import build
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.libraries import Later, Libraries
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.unit import NativeUnit
+from tilewright.schedule.solver import Solver, kernel_key
+from tilewright.target import Target
+from tilewright.tile.sizes import seen_sizes
+
+ATTEMPTS = 4
+"""How often kernels are built until they fit the shared memory."""
+
+T = TypeVar("T")
+_Step = tuple[Kernel, Mapping[Value, Layout]]
+
+
+class Run(Protocol):
+    """Runs a phase under a name."""
+
+    def __call__(self, name: str, phase: Callable[[], T]) -> T:
+        """The result of the phase."""
+        ...
+
+
+def in_silence(name: str, phase: Callable[[], T]) -> T:
+    """Runs a phase of which nothing is kept."""
+    return phase()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Kernels that are built: how each is scheduled, its number in the unit, and how many programs that has."""
+
+    scheduled: Sequence[Scheduled] = ()
+    unit: NativeUnit | CudaUnit | None = None
+    numbers: Sequence[int] = ()
+    programs: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Builder:
+    """Builds the kernels of covers for one machine, with typical `sizes` of their symbols. `ordinal` is that of a
+    GPU."""
+
+    run: Run
+    solver: Solver
+    memory: Covers
+    sizes: Mapping[str, int]
+    ordinal: int = 0
+
+    def built(self, covers: Sequence[Cover], symbols: Sequence[Expr]) -> Kernels:
+        """All kernels of some covers in one unit, those of each cover in its order. Raises BuildError for one that does
+        not build."""
+        steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
+        names = names_of(symbols)
+        if not steps:
+            return Kernels()
+        if self.solver.target.language == "triton":
+            return self._on_gpu(steps, names)
+        return self._on_cpu(steps, names, list(map(ranged, symbols)))
+
+    def _solved(self, steps: Sequence[_Step]) -> list[Scheduled]:
+        with seen_sizes(self.sizes), no_python_dispatcher():
+            return [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
+
+    def _on_cpu(self, steps: Sequence[_Step], symbols: Sequence[str], ranges: Sequence[str]) -> Kernels:
+        """Kernels in C++. Their library is recalled by their texts and the ranges of their sizes, or they are solved,
+        printed and built."""
+        run, target, options, store = self.run, self.solver.target, self.solver.options, self.memory.store
+        texts = [kernel_key(kernel, layouts) for kernel, layouts in steps]
+        order = {text: n for n, text in enumerate(dict.fromkeys(texts))}
+        libraries = Libraries(target, store, options, self.memory)
+        known = libraries.recall([*sorted(ranges), *order])
+        solved = partial(self._solved, steps)
+        scheduled = run("schedule", solved if known is None else lambda: Later(solved))
+        printed = partial(_printed, scheduled, symbols, target)
+        sources = run("emit", printed if known is None else lambda: Later(printed))
+        start = time.time()
+        path = run("build", lambda: known or build(sources, target, store, options))
+        if known is None:
+            libraries.keep([*sorted(ranges), *order], path)
+        if known is not None or path.stat().st_mtime < start - 1:
+            STATS.cache_hits += 1
+        else:
+            STATS.units += 1
+        unit = run("load", lambda: NativeUnit(path, store, options))
+        return Kernels(scheduled, unit, [order[text] for text in texts], len(order))
+
+    def _on_gpu(self, steps: Sequence[_Step], symbols: Sequence[str]) -> Kernels:
+        """Kernels in Triton, and the schedules that they got: one that needs more shared memory than was estimated gets
+        another."""
+        run, target, options = self.run, self.solver.target, self.solver.options
+        store = Store(default_root(options))
+        builder = partial(build_kernels, target=target, store=store)
+        scheduled = run("schedule", lambda: self._solved(steps))
+        for attempt in range(ATTEMPTS):
+            programs = _programs(scheduled)
+
+            def printed(
+                kernel: int, variant: Variant, programs: list[TileProgram] = programs
+            ) -> TritonSource:
+                return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
+
+            wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p)]
+            sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
+            try:
+                built = run("build", lambda: builder(sources))  # noqa: B023
+            except SharedMemoryExceeded as refused:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                self._cramp(
+                    steps, scheduled, programs[wanted[refused.place][0]], refused.limit / refused.needed
+                )
+                scheduled = [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
+                continue
+            known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
+            gpu = run("load", lambda: device(self.ordinal, store, options))
+            number = {id(p): k for k, p in enumerate(programs)}
+            places = [number[id(s.program)] for s in scheduled]
+            buckets = {k: [(when, number[id(p)]) for when, p in s.buckets]
+                       for k, s in zip(places, scheduled, strict=True)}  # fmt: skip
+            unit = CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
+            return Kernels(scheduled, unit, places, len(programs))
+        raise AssertionError("an attempt returns or raises")
+
+    def _cramp(
+        self, steps: Sequence[_Step], scheduled: Sequence[Scheduled], program: TileProgram, share: float
+    ) -> None:
+        """Give the kernels behind a program a `share` of the shared memory."""
+        for (kernel, layouts), s in zip(steps, scheduled, strict=True):
+            if any(p is program for p in (s.program, *(b for _, b in s.buckets))):
+                self.solver.cramp(kernel, layouts, share)
+
+
+def names_of(symbols: Iterable[Expr]) -> list[str]:
+    """The names of size symbols, in the order in which generated code receives them."""
+    return sorted({str(s) for s in symbols})
+
+
+def _programs(scheduled: Sequence[Scheduled]) -> list[TileProgram]:
+    """The distinct programs of kernels."""
+    return list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
+
+
+def _printed(scheduled: Sequence[Scheduled], symbols: Sequence[str], target: Target) -> Sequence[Source]:
+    return emit_units(_programs(scheduled), symbols, target)
+
+
+def numbered(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tuple[Value, ...]]]:
+    """The kernels of a cover as `build_plan` takes them."""
+    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+    return {k: (n, (*k.inputs, *k.outputs)) for k, n in zip(kernels, numbers, strict=True)}
+
+
+def executable(
+    cover: Cover, plan: Plan, unit: NativeUnit | CudaUnit | None, options: Options, *, trusted: bool = True,
+    conditions: Sequence[Expr] = (),
+) -> Executable:  # fmt: skip
+    """What runs the plan of a cover on its device."""
+    where = plan.device
+    held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
+    if where == "cpu":
+        return Executable(plan, held, unit, trusted=trusted, conditions=conditions)
+    gpu = unit.device if isinstance(unit, CudaUnit) else None
+    graphs = Graphs(plan, gpu) if options.cuda_graphs else None
+    return CudaExecutable(plan, held, unit, trusted=trusted, conditions=conditions, graphs=graphs)

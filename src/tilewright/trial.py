@@ -1,0 +1,122 @@
+"""Times covers of one region against each other: kernels are built all at once, then the covers run in turns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tilewright.building import Builder, executable, names_of, numbered
+from tilewright.errors import TilewrightError
+from tilewright.ir import dims
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.options import Options
+from tilewright.partition.fusion import partition
+from tilewright.plan import build_plan
+from tilewright.runtime.judge import processor
+from tilewright.runtime.tensors import torch_dtype
+from tilewright.tile.sizes import estimate, seen_sizes
+
+ROOM = 4 << 30
+"""Bytes of a region's operands and results up to which it is timed."""
+SECONDS = 0.4
+"""About how long the covers of one region run."""
+ROUNDS = 9
+"""Runs of each cover at most."""
+FEWEST = 3
+
+LOG = logging.getLogger("tilewright")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """Times covers with kernels by `builder` on `device`, for its typical sizes."""
+
+    builder: Builder
+    device: str
+
+    def __call__(self, covers: Sequence[Graph]) -> list[float] | None:
+        """The best time of each graph, whose ops have the numbers of their kernels, in seconds; None where they cannot
+        be built, or run, here."""
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            return None
+        try:
+            with seen_sizes(self.builder.sizes), torch.no_grad():
+                return self._times(covers)
+        except (TilewrightError, RuntimeError, MemoryError) as refused:
+            LOG.info("covers are not timed: %s", refused)
+        except Exception:
+            LOG.exception("timing covers failed in a way that nobody expects; the model decides")
+        return None
+
+    def _times(self, covers: Sequence[Graph]) -> list[float] | None:
+        graph = covers[0]
+        values = [v for v in (*graph.inputs, *graph.outputs) if isinstance(v, Value)]
+        if sum(estimate(v.numel) * v.dtype.bytes for v in values) > ROOM:
+            return None
+        runs = self._runs(covers)
+        clock = _on_gpu if torch.device(self.device).type == "cuda" else _on_cpu
+        for run in runs:
+            run()
+        taken: list[list[float]] = [[] for _ in runs]
+        start = time.perf_counter()
+        for done in range(ROUNDS):
+            if done >= FEWEST and time.perf_counter() - start > SECONDS:
+                break
+            for run, times in zip(runs, taken, strict=True):
+                times.append(clock(run))
+        return [min(times) for times in taken]
+
+    def _runs(self, graphs: Sequence[Graph]) -> list[Callable[[], object]]:
+        """What runs each cover once on the same operands."""
+        solver = self.builder.solver
+        covers = [partition(g, solver.price) for g in graphs]
+        symbols = graphs[0].symbols()
+        built = self.builder.built(covers, symbols)
+        tensors = [self._tensor(graphs[0], v) for v in graphs[0].inputs if isinstance(v, Value)]
+        made: list[Callable[[], object]] = []
+        first = 0
+        for cover in covers:
+            count = sum(isinstance(step, Kernel) for step in cover.steps)
+            kernels = numbered(cover, built.numbers[first : first + count])
+            plan = build_plan(cover, kernels, names_of(symbols), device=self.device)
+            ready = executable(cover, plan, built.unit, solver.options)
+            made.append(lambda ready=ready: ready([*tensors]))
+            first += count
+        return made
+
+    def _tensor(self, graph: Graph, v: Value) -> Tensor:
+        """Random numbers where there are floats; else zeros, which are indices of everything."""
+        layout = graph.layouts.get(v)
+        strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
+        shape, laid = [estimate(n) for n in v.shape], [estimate(s) for s in strides]
+        t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
+        return t.normal_() if v.dtype.is_float else t.zero_()
+
+
+def machine(device: str, options: Options) -> str:
+    """Where times hold: the device, and on a CPU the number of threads."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
+    return f"{processor()} with {options.threads or torch.get_num_threads()} threads"
+
+
+def _on_cpu(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _on_gpu(run: Callable[[], object]) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    run()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1e3

@@ -1,0 +1,127 @@
+"""Covers that the model takes for nearly equal are timed, once; without a device the model decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.emit.harness import host_target
+from tests.partition.test_mapping import SHAPES, graph_of, with_columns, work
+from tests.partition.test_recall import Remembered
+from tests.schedule.corpus import Case
+from torch import Tensor
+
+import tilewright
+from tilewright.building import Builder, in_silence
+from tilewright.interp.graph import run_graph
+from tilewright.ir.graph import Graph
+from tilewright.options import Options
+from tilewright.partition import settle
+from tilewright.partition.settle import Mapped, Prices, settle_regions
+from tilewright.runtime.cache import Store
+from tilewright.runtime.covers import Covers
+from tilewright.schedule.solver import Solver
+from tilewright.trial import Trial, machine
+
+PRICES = Prices(work, lambda region: 1e30, lambda region: 0.0)
+
+
+class Clock:
+    """Says which of the covers is the fastest, whatever they are, and keeps them."""
+
+    def __init__(self, fastest: int) -> None:
+        self.fastest, self.asked = fastest, list[Sequence[Graph]]()
+
+    def __call__(self, covers: Sequence[Graph]) -> list[float]:
+        self.asked.append(covers)
+        return [1.0 if k == self.fastest else 2.0 for k in range(len(covers))]
+
+
+def settled(prices: Prices, memory: Remembered | None = None) -> Mapped:
+    return settle_regions(graph_of(with_columns), prices, lambda region: (region, ()), "inside", 1, memory)
+
+
+def kernels(mapped: Mapped) -> list[list[str]]:
+    return [[op.name for op in k.ops] for k in mapped.regions[0].kernels]
+
+
+def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "NEAR", 4.0)
+    by_model = kernels(settled(PRICES))
+    chosen: list[list[list[str]]] = []
+    for place in range(settle.MOST):
+        clock = Clock(place)
+        made = settled(replace(PRICES, timed=clock))
+        (covers,) = clock.asked
+        assert len(covers) == settle.MOST and made.regions[0].notes[0].startswith("measured: ")
+        chosen.append(kernels(made))
+        want = run_graph(
+            graph_of(with_columns), inputs := [t.numpy() for t in Case("", with_columns, SHAPES).inputs()]
+        )
+        for graph in (*covers, made.graph):
+            graph.verify()
+            for a, b in zip(run_graph(graph, inputs), want, strict=True):
+                np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-9)
+    assert chosen[0] == by_model and all(chosen.count(c) == 1 for c in chosen)
+
+
+def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "NEAR", 4.0)
+    memory, clock = Remembered(), Clock(1)
+    first = settled(replace(PRICES, timed=clock), memory)
+    again = settled(replace(PRICES, timed=clock), memory)
+    assert len(clock.asked) == 1 and kernels(first) == kernels(again)
+    assert first.regions[0].notes == again.regions[0].notes
+
+
+def test_short_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(0)
+    monkeypatch.setattr(settle, "NEAR", 1.0)
+    settled(replace(PRICES, timed=clock))
+    monkeypatch.setattr(settle, "NEAR", 4.0)
+    monkeypatch.setattr(settle, "LEAST", 1e30)
+    settled(replace(PRICES, timed=clock))
+    assert not clock.asked
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_covers_run_where_there_is_a_device(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "NEAR", 4.0)
+    clock = Clock(0)
+    settled(replace(PRICES, timed=clock))
+    options, target = Options(), host_target()
+    covers = Covers(target, Store(tmp_path), options, {})
+    trial = Trial(Builder(in_silence, Solver(target, options), covers, {}), device)
+    times = trial(clock.asked[0])
+    if device == "cuda" and not torch.cuda.is_available():
+        assert times is None and machine(device, options) == device
+    else:
+        assert times is not None and len(times) == settle.MOST and min(times) > 0
+
+
+def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "LEAST", 0.0)
+    monkeypatch.setattr(settle, "NEAR", 4.0)
+    given = tuple(torch.randn(2, 64, 8) for _ in range(3))
+    inside = {"contractions": "inside", "cache_dir": str(tmp_path)}
+
+    def notes(**options: object) -> list[str]:
+        made = tilewright.compile(with_columns, given, options=inside | options)
+        for a, b in zip(made(*given), with_columns(*given), strict=True):
+            assert isinstance(a, Tensor)
+            torch.testing.assert_close(a, b)
+        mapped = made.trace["map"]
+        assert isinstance(mapped, Mapped)
+        return [note for note in mapped.regions[0].notes if note.startswith("measured")]
+
+    assert notes(measure=False) == []
+    first = notes(measure=True)
+    assert len(first) == 1
+    monkeypatch.setattr(Trial, "__call__", None)  # must not be needed
+    assert notes(measure=True) == first
