@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,13 @@ import pytest
 import torch
 from tests.emit.programs import M, N, Vars
 from tests.emit.test_triton_text import blocked
-from tests.emit.triton_corpus import Entry, entry
+from tests.emit.triton_corpus import Entry, entries, entry
 from tests.emit.triton_harness import Job, build, interpret, same_as_interpreter
 from tests.schedule.attention import attention
 from tests.schedule.corpus import Case
 
 from tilewright.emit.triton import TritonSource, emit_triton
-from tilewright.emit.variant import GENERIC, Variant, variants
+from tilewright.emit.variant import GENERIC, Variant, aligning, variants
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, f16, f64, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, symbol
@@ -186,6 +187,25 @@ def test_descriptors_mean_what_loads_mean(tmp_path: Path) -> None:
     assert all(descriptors(job.program) and ".load([" in job.source().text for job in jobs)
     for job, outcome in zip(jobs, interpret(tmp_path, jobs), strict=True):
         same_as_interpreter(job, outcome, rtol=2e-3, atol=2e-3)
+
+
+CORPUS = (
+    "window_partition", "matmul_bias", "causal_attention", "qkv_heads", "gram", "softmax_plus_transpose", "rope",
+)  # fmt: skip
+
+
+def test_the_corpus_by_descriptors(tmp_path: Path) -> None:
+    """Kernels with heads, halves of rows, windows and transposes, where their sizes permit aligned variants."""
+    jobs: list[Job] = []
+    for e in entries(CORPUS):
+        program = with_descriptors(e.scheduled.program)
+        job = replace(e.job(variant=FAST), program=program)
+        if all(job.sizes[name] % 16 == 0 for name in aligning(program)):
+            assert ".load([" in job.source().text, job.name
+            jobs.append(job)
+    assert {job.name for job in jobs} == set(CORPUS)
+    for job, outcome in zip(jobs, interpret(tmp_path, jobs), strict=True):
+        same_as_interpreter(job, outcome)
 
 
 # --- machine code --------------------------------------------------------------------
