@@ -288,6 +288,8 @@ class Expressions:
             return f"({bare(self.scalar(e.args[0]))} ? {self.vector(e.args[1])} : {self.vector(e.args[2])})"
         if self._divides_naturally(e):
             return f"{NATURAL[e.op]}({bare(self.vector(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
+        if e.op == "div" and e.dtype.is_float and not self.style.exact and not self.varies(e.args[1]):
+            return f"divided({bare(self.vector(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
         args = [self.vector(a) for a in e.args]
         if e.op == "where":
             return f"select({', '.join(bare(a) for a in args)})"

@@ -103,6 +103,23 @@ template <class V> TW_INLINE V sqrt_raw(V v) { return sqrt(vec<float, int(sizeof
 // 1 / sqrt(a), both correctly rounded.
 template <class T, int L> TW_INLINE vec<T, L> rsqrt(vec<T, L> a) { return splat<T, L>(1) / sqrt(a); }
 
+// a / d for one d, which a loop over many a keeps: times its reciprocal in two parts, the first one below it, so that
+// zeros and infinities come out right. Rounded as a division, but for few quotients almost halfway between two floats
+// and those that are no normal numbers.
+template <class T, int L> TW_INLINE vec<T, L> divided(vec<T, L> a, T d) {
+#if defined(__FMA__) || defined(__aarch64__)
+  if constexpr (same<T, float> && L > 1) {
+    const u32 size = bitcast<u32>(vec<float, 1>{d}).v & 0x7fffffff;
+    float high = 1.0f / d;
+    high = bitcast<float>(vec<i32, 1>{bitcast<i32>(vec<float, 1>{high}).v - (__builtin_fmaf(-high, d, 1.0f) <= 0)}).v;
+    const float low = __builtin_fmaf(-high, d, 1.0f) * high;
+    if (__builtin_expect(size - 0x0d800000u < 0x64000000u, 1))  // from 2^-100 to 2^100
+      return a * splat<T, L>(high) + a * splat<T, L>(low);
+  }
+#endif
+  return a / splat<T, L>(d);
+}
+
 // ---- remainders of floats: exact, lane by lane ----
 template <class T> TW_INLINE T fmod_lane(T a, T b) {
   if constexpr (same<T, float>) return __builtin_fmodf(a, b);

@@ -21,6 +21,17 @@ namespace tw {
 #else
 #define TW_WIDE_EXTREMUM(x)
 #endif
+// The same, but NaN if either is: b where it is NaN, else the instruction, which gives a where that is NaN. A running
+// extremum stands in a: what is asked of b does not wait for it.
+#if defined(TW_AVX512) && !defined(__clang__)
+#define TW_SURE_EXTREMUM(x)                                                                                          \
+  else if constexpr (same<T, float> && L == 16)                                                                      \
+    return {__builtin_ia32_##x##ps512_mask(b.v, a.v, b.v, __builtin_ia32_cmpps512_mask(b.v, b.v, 7, (u16)-1, 4), 4)}; \
+  else if constexpr (same<T, double> && L == 8)                                                                      \
+    return {__builtin_ia32_##x##pd512_mask(b.v, a.v, b.v, __builtin_ia32_cmppd512_mask(b.v, b.v, 7, (u8)-1, 4), 4)};
+#else
+#define TW_SURE_EXTREMUM(x)
+#endif
 template <class T, int L> TW_INLINE vec<T, L> larger(vec<T, L> a, vec<T, L> b) {
   if constexpr (kind_of<T, L> == 2) return {larger(a.lo, b.lo), larger(a.hi, b.hi)};
   TW_WIDE_EXTREMUM(max)
@@ -36,6 +47,7 @@ template <class T, int L> TW_INLINE vec<T, L> smaller(vec<T, L> a, vec<T, L> b) 
 // torch's maximum and minimum: NaN if either is NaN.
 template <class T, int L> TW_INLINE vec<T, L> maximum(vec<T, L> a, vec<T, L> b) {
   if constexpr (kind_of<T, L> == 2) return {maximum(a.lo, b.lo), maximum(a.hi, b.hi)};
+  TW_SURE_EXTREMUM(max)
   else {
     typename vec<T, L>::raw r = larger(a, b).v;
     if constexpr (is_float<T>) r = a.v != a.v ? a.v : r;
@@ -44,6 +56,7 @@ template <class T, int L> TW_INLINE vec<T, L> maximum(vec<T, L> a, vec<T, L> b) 
 }
 template <class T, int L> TW_INLINE vec<T, L> minimum(vec<T, L> a, vec<T, L> b) {
   if constexpr (kind_of<T, L> == 2) return {minimum(a.lo, b.lo), minimum(a.hi, b.hi)};
+  TW_SURE_EXTREMUM(min)
   else {
     typename vec<T, L>::raw r = smaller(a, b).v;
     if constexpr (is_float<T>) r = a.v != a.v ? a.v : r;

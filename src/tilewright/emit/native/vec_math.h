@@ -83,9 +83,46 @@ template <class V> TW_INLINE V exp2_small(V r) {  // 2^r, |r| <= 1/2
 #define TW_LN2_HIGH 0.693359375f  // 10 bits, so that n * TW_LN2_HIGH is exact
 #define TW_LN2_LOW -2.12194440e-4f
 
+#if defined(TW_AVX512) && !defined(__clang__)
+#define TW_TABLES 1
+TW_INLINE f32x16 looked_up(const float* table, i32x16 index) {  // table[index % 16]
+  f32x16 t = load<float, 16>(table).v;
+  return __builtin_ia32_permvarsf512_mask(t, index, t, (u16)-1);
+}
+// a, which has no sign, with the sign of b.
+TW_INLINE f32x16 signed_as(f32x16 a, f32x16 b) { return (f32x16)((i32x16)a | ((i32x16)b & (i32)0x80000000)); }
+// 2^(i / 16), and what its rounding lost.
+alignas(64) constexpr float ROOT[16] = {
+    1.000000000e+00f, 1.044273734e+00f, 1.090507746e+00f, 1.138788581e+00f, 1.189207077e+00f, 1.241857767e+00f,
+    1.296839595e+00f, 1.354255557e+00f, 1.414213538e+00f, 1.476826191e+00f, 1.542210817e+00f, 1.610490322e+00f,
+    1.681792855e+00f, 1.756252170e+00f, 1.834008098e+00f, 1.915206552e+00f};
+alignas(64) constexpr float ROOT_REST[16] = {
+    0.0f, 4.8334701e-08f, -1.3077540e-08f, 5.3862221e-08f, 3.7976354e-08f, 4.4968382e-08f,
+    -4.0189994e-08f, -1.0123349e-08f, 2.4203234e-08f, -4.5008987e-08f, 8.0709047e-09f, 9.8362172e-09f,
+    -2.4755327e-08f, -9.2357703e-09f, -1.1239278e-08f, 9.8453284e-09f};
+// The nearest sixteenth of x * by, and in the last four bits of `*bits` how many sixteenths it is above a whole number.
+TW_INLINE f32x16 near_sixteenth(f32x16 x, float by, i32x16* bits) {
+  f32x16 t = fused(x, by, 786432.0f);
+  *bits = (i32x16)t;
+  return t - 786432.0f;
+}
+// e^(Sign * x) as p * 2^floor(n), |x| < 120; to half an ulp if Fine, else to one.
+template <int Sign, bool Fine> TW_INLINE f32x16 exp_parts(f32x16 x, f32x16* n) {
+  i32x16 at;
+  *n = near_sixteenth(x, Sign * 1.442695041f, &at);
+  f32x16 r = fused(*n, -6.931471825e-1f, Sign < 0 ? -x : x);
+  r = fused(*n, 1.904654299e-9f, r);
+  const f32x16 root = looked_up(ROOT, at), q = fused(fused(r, 1.666705782e-1f, 5.000161928e-1f), r * r, r);
+  if constexpr (Fine) return fused(q, root, looked_up(ROOT_REST, at)) + root;
+  return fused(q, root, root);
+}
+#endif
 // e^x as p * 2^n for x > -104.
 template <class V> TW_INLINE V exp_parts(V x, V* n) {
   x = TW_BELOW(V, 89.0f, x);
+#if defined(TW_TABLES)
+  if constexpr (sizeof(V) == 64) return exp_parts<1, false>(x, n);
+#endif
   *n = near_int(x, 1.442695041f);
   V r = fused(*n, -TW_LN2_HIGH, x);
   r = fused(*n, -(TW_LN2_LOW), r);
@@ -109,6 +146,16 @@ template <class V> TW_INLINE V exp_core(V x) {
   }
 }
 template <class V> TW_INLINE V exp2_core(V x) {
+#if defined(TW_TABLES)
+  if constexpr (sizeof(V) == 64) {
+    const u16 there = __builtin_ia32_cmpps512_mask(x, fill<V>(-150.0f), 21, (u16)-1, 4);
+    i32x16 at;
+    x = TW_BELOW(V, 129.0f, x);
+    V n = near_sixteenth(x, 1.0f, &at), f = x - n, root = looked_up(ROOT, at);
+    V q = fused(fused(f, 5.550541131e-2f, 2.402342869e-1f), f * f, f * 6.931471825e-1f);
+    return __builtin_ia32_scalefps512_mask(fused(q, root, root), n, V{}, there, 4);
+  }
+#endif
   const auto gone = x < -150.0f;
   x = gone ? V{} : x;
   x = TW_BELOW(V, 129.0f, x);
@@ -186,11 +233,7 @@ template <class V> TW_INLINE V log1p_core(V x) {
   V r = log_ends(u, fused(e, TW_LN2_HIGH, f + y));
   return abs_raw(x) < 0x1p-25f ? x : r;
 }
-#if defined(TW_AVX512) && !defined(__clang__)
-TW_INLINE f32x16 looked_up(const float* table, i32x16 index) {  // table[index % 16]
-  f32x16 t = load<float, 16>(table).v;
-  return __builtin_ia32_permvarsf512_mask(t, index, t, (u16)-1);
-}
+#if defined(TW_TABLES)
 // tanh near 16 points, as erf below; which of them the exponent of |x| + 0.625 and two bits more tell.
 alignas(64) constexpr float TANH_AT[16] = {
     1.624985695e+00f, 2.124457598e+00f, 2.624897718e+00f, 3.124786854e+00f, 3.875107288e+00f, 4.874471188e+00f,
@@ -229,12 +272,12 @@ TW_INLINE f32x16 tanh_by_table(f32x16 x) {
   p = fused(p, t, looked_up(TANH_TERMS[2], at));
   p = fused(p, t, looked_up(TANH_TERMS[1], at));
   p = fused(p, t, looked_up(TANH_TERMS[0], at));
-  return with_sign(fused(p, t, s), x);
+  return signed_as(fused(p, t, s), x);
 }
 #endif
 // t / (t + 2), t = e^(-2|x|) - 1: all three carry what their last rounding lost.
 template <class V> TW_INLINE V tanh_core(V x) {
-#if defined(TW_AVX512) && !defined(__clang__)
+#if defined(TW_TABLES)
   if constexpr (sizeof(V) == 64) return tanh_by_table(x);
 #endif
   const V a = -2.0f * below(10.0f, abs_raw(x)), n = near_int(a, 1.442695041f);
@@ -252,7 +295,7 @@ template <class V> TW_INLINE V tanh_core(V x) {
   return with_sign(y + (t_low - y * d_low) / d, x);
 #endif
 }
-#if defined(TW_AVX512) && !defined(__clang__)
+#if defined(TW_TABLES)
 // erf near 16 points: ERF_AT[i], close to i / 4, where erf is almost a float, ERF_VALUE[i]; then a polynomial in the
 // distance to it. In the first interval the value is the distance itself.
 alignas(64) constexpr float ERF_AT[16] = {
@@ -289,11 +332,11 @@ TW_INLINE f32x16 erf_by_table(f32x16 x) {
   p = fused(p, t, looked_up(ERF_TERMS[2], at));
   p = fused(p, t, looked_up(ERF_TERMS[1], at));
   p = fused(p, t, looked_up(ERF_TERMS[0], at));
-  return with_sign(fused(p, t, s), x);
+  return signed_as(fused(p, t, s), x);
 }
 #endif
 template <class V> TW_INLINE V erf_core(V x) {
-#if defined(TW_AVX512) && !defined(__clang__)
+#if defined(TW_TABLES)
   if constexpr (sizeof(V) == 64) return erf_by_table(x);
 #endif
   V a = abs_raw(x), z = x * x;
@@ -514,8 +557,8 @@ template <class T, int L, class F> TW_INLINE vec<T, L> each_pair(vec<T, L> a, ve
     else if constexpr (L < 4) return lo(name(join(a, a)));                                 \
     else return {core(a.v)};                                                               \
   }
-TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1.02 ulp
-TW_FUNCTION(exp2, TW_INLINE, exp2_core)        // 1.2 ulp
+TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1 ulp, by table 0.99
+TW_FUNCTION(exp2, TW_INLINE, exp2_core)        // 1.2 ulp, by table 0.99
 TW_FUNCTION(expm1, TW_NOINLINE, expm1_whole)   // 1.5 ulp
 TW_FUNCTION(log, TW_INLINE, log_core)          // 1 ulp
 TW_FUNCTION(log2, TW_NOINLINE, log2_core)      // 1.5 ulp
@@ -554,6 +597,13 @@ TW_PERIODIC(tan)  // 2.5 ulp with fma, 3 without
 
 // 1 / (1 + e^-x): 2.5 ulp where e^-x is finite, else 0, as in torch.
 template <class T, int L> TW_INLINE vec<T, L> sigmoid(vec<T, L> a) {
+#if defined(TW_TABLES)
+  if constexpr (same<T, float> && L == 16) {
+    const u16 there = __builtin_ia32_cmpps512_mask(a.v, fill<f32x16>(103.98f), 26, (u16)-1, 4);  // not greater
+    f32x16 n, p = exp_parts<-1, true>(TW_ABOVE(f32x16, -89.0f, a.v), &n);
+    return {inverse(1.0f + __builtin_ia32_scalefps512_mask(p, n, f32x16{}, there, 4))};
+  }
+#endif
   vec<T, L> d = splat<T, L>(1) + exp(-a);
   if constexpr (same<T, float> && kind_of<T, L> == 1) return {inverse(d.v)};
   else return splat<T, L>(1) / d;
