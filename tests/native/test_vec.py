@@ -208,6 +208,21 @@ def pairs(seed: int = 0) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("kind", FLOATS)
+def test_division_by_one_number_is_division(vectors: Probe, kind: str) -> None:
+    a, divisors = pairs()[0].astype(NAMES[kind]), np.unique(pairs(1)[1])[::40].astype(NAMES[kind])
+    for d in [*SPECIAL, 3.0, -49.0, 0.1, 4096.0, *divisors]:
+        number = np.array([d], a.dtype)
+        with np.errstate(all="ignore"):
+            both = np.concatenate([a, a * number])
+            want = both / number
+        got = vectors.binary(f"divided_{kind}", both, number)
+        normal = ~(np.abs(want) < 2.0**-120) | (want == 0)
+        np.testing.assert_array_equal(got[normal], want[normal], f"by {d}")
+        assert (np.abs(got[~normal] - want[~normal]) <= np.spacing(np.abs(want[~normal]))).all()
+        assert np.array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))
+
+
+@pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize(
     "name",
     ["maximum", "minimum", "fmod", "remainder", "floor_divide", "copysign", "add", "sub", "mul", "div"],

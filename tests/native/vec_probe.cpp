@@ -40,6 +40,13 @@ BINARY_FLOATS(pow) BINARY_FLOATS(atan2) BINARY_FLOATS(copysign) BINARY_FLOATS(ro
 EVERY_INT(BINARY, maximum) EVERY_INT(BINARY, minimum) EVERY_INT(BINARY, shift_left) EVERY_INT(BINARY, shift_right)
 EVERY_INT(BINARY, pow)
 
+// All of a by the one number d[0].
+#define DIVIDED(T)                                                                     \
+  API void divided_##T(const T* a, const T* d, T* c, i64 n) {                           \
+    unary(a, c, n, [d](auto x) { return divided(x, d[0]); });                           \
+  }
+DIVIDED(float) DIVIDED(double)
+
 #define OPERATOR(name, op, T)                                             \
   API void name##_##T(const T* a, const T* b, T* c, i64 n) {              \
     binary(a, b, c, n, [](auto x, auto y) { return x op y; });            \

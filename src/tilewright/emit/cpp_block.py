@@ -35,6 +35,9 @@ from .cpp_expr import Expressions, typed
 from .cpp_memory import Memory
 from .cpp_scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
 
+SIDE = 8
+"""Most rows of a block, each of many registers, that are walked side by side, so that memory sees a stream for each."""
+
 Dims = tuple[tuple[Axis, int], ...]
 UNROLLED = 32
 """Most registers of a block that are addressed by constants, so that the compiler keeps its arrays in registers."""
@@ -169,9 +172,13 @@ class Body:
         self.printer.unit = unit
         if counts:
             self.printer.scope = Scope(outer_scope, frozenset(a for a, _ in counts))
-        for a, n in counts:
+        side_by_side = (
+            not (unroll or inner) and len(counts) == 2 and counts[0][1] <= SIDE and counts[1][1] > UNROLLED
+        )
+        for a, n in reversed(counts) if side_by_side else counts:
             u = unit.index[a]
-            if unroll or (inner and a == counts[-1][0] and n <= UNROLLED // 4):
+            last = a == counts[0 if side_by_side else -1][0]
+            if unroll or ((inner or side_by_side) and last and n <= UNROLLED // 4):
                 self.lines.put(f"#pragma GCC unroll {n}")
             self.lines.put(f"for (i64 {u} = 0; {u} < {n}; {u}++) {{")
             self.lines.depth += 1

@@ -14,8 +14,17 @@ from .schedule import ClassPlan, Role, Schedule
 CHUNK = 4096
 """Elements of a parallel class that one task walks."""
 
-ROW = 1024
-"""Elements of a row that one task folds into those above it: a page of memory; the nearest cache holds the states."""
+ROW = 2048
+"""Most elements of a row that one task folds into those above it: memory is fetched ahead along whole pages."""
+
+STATES = 4096
+"""States of such a task that the nearest cache holds, twice: sums have levels."""
+
+SIDE = 4
+"""Most rows that one step of such a task reads side by side: several streams draw more from memory than one."""
+
+IDLE = 1 / 8
+"""Part of the cores' time that may be lost where tasks do not come out even."""
 
 MANY = 64
 """Rows from which on the way to memory counts, not states that leave the registers."""
@@ -63,8 +72,10 @@ def heuristic(form: Form, target: Target) -> Schedule:
         assert lane is not None
         folded = any(i.is_fold for i in form.items)
         plans.append(ClassPlan(lane, Role.GRID, tile, tile if folded else CHUNK))
+    side = _side(inner[-1], tile, target) if inner and lane in grid and inner[-1] in reduced - scans else 1
     for a in inner:
-        plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, tile if a == lane else 1))
+        step = tile if a == lane else side if a == inner[-1] else 1
+        plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, step))
     wide = tile if lane in grid else 1
     made = Schedule(tuple(plans), lane, keep=_keep(form, target, wide), stream=_stream(form, target))
     return replace(made, ahead=_ahead(form, made, target))
@@ -146,14 +157,28 @@ def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target) -> in
         limit = 4 * width
         rows = min(estimate(dims.prod(a.extent for a in i.reduce)) for i in folds)
         if extent is not None and lane in grid and rows >= MANY:
-            share = estimate(dims.prod(a.extent for a in grid)) // (2 * target.cores)
-            while 2 * limit <= min(ROW, share):
+            others = estimate(dims.prod(a.extent for a in grid if a != lane))
+            while 2 * limit <= ROW and _even(others * -(-extent // (2 * limit)), target.cores):
                 limit *= 2
     while limit > width and extent is not None and extent < limit:
         limit //= 2
     while limit > 1 and extent is not None and extent <= limit // 2:
         limit //= 2
     return limit
+
+
+def _even(tasks: int, cores: int) -> bool:
+    """Whether tasks of equal length keep the cores busy."""
+    rounds = -(-tasks // cores)
+    return tasks >= (1 - IDLE) * rounds * cores
+
+
+def _side(rows: Axis, tile: int, target: Target) -> int:
+    """Rows that one step folds, where it folds long pieces of them."""
+    extent = dims.static(rows.extent)
+    if extent is None or extent < MANY or tile < STATES // SIDE:
+        return 1
+    return min(SIDE, STATES // tile)
 
 
 def pick_lane(form: Form, classes: list[Axis]) -> Axis | None:

@@ -1,0 +1,51 @@
+"""Folds of many rows into one: how long the pieces of rows in a task are, and how many rows go side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.emit.harness import host_target
+from tests.schedule.corpus import Case
+from tests.schedule.run import build_cases
+from tests.schedule.test_classes import form_of
+from tests.schedule.test_corpus import check
+from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.search import ROW, SIDE, STATES, heuristic
+from tilewright.target import Target
+
+
+def columns(rows: int, width: int) -> Case:
+    return Case("columns", lambda x: x.sum(0), ((rows, width),))
+
+
+def decided(rows: int, width: int, target: Target) -> tuple[int, int]:
+    """Columns of one task, rows of one step."""
+    made: Schedule = heuristic(form_of(columns(rows, width)), target)
+    (other,) = [c for c in made.classes if c.axis != made.lane]
+    assert made.lane is not None
+    return made.plan(made.lane).tile, other.tile
+
+
+def test_pieces_are_long_and_rows_go_side_by_side() -> None:
+    target = host_target().resized(cores=2)
+    assert decided(4096, 4096, target) == (ROW, STATES // ROW)
+    assert decided(4096, 2048, target) == (ROW // 2, SIDE)
+
+
+def test_no_core_is_idle_for_long_pieces() -> None:
+    target = host_target().resized(cores=2)
+    width, _ = decided(4096, 3 * 2048, target)  # three long pieces would keep one of two cores waiting
+    assert width == ROW // 2
+
+
+def test_short_pieces_go_one_by_one() -> None:
+    assert decided(4096, 256, host_target().resized(cores=2))[1] == 1
+    assert decided(32, 4096, host_target().resized(cores=2))[1] == 1
+
+
+def test_results(tmp_path: Path) -> None:
+    cases = [columns(rows, width) for rows, width in ((64, 4096), (67, 4096), (1030, 2048))]
+    unit, parts = build_cases(tmp_path, [(case, False) for case in cases])
+    for number, (case, (graph, scheduled)) in enumerate(zip(cases, parts, strict=True)):
+        assert any(c.tile in (2, 4) for c in scheduled.schedule.classes), "rows are to go side by side here"
+        check(unit, number, graph, scheduled, case, 1)
