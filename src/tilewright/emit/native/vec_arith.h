@@ -103,30 +103,18 @@ template <class V> TW_INLINE V sqrt_raw(V v) { return sqrt(vec<float, int(sizeof
 // 1 / sqrt(a), both correctly rounded.
 template <class T, int L> TW_INLINE vec<T, L> rsqrt(vec<T, L> a) { return splat<T, L>(1) / sqrt(a); }
 
-// a * high + a * low, the second product rounded by itself and the first one not.
-template <class T, int L> TW_INLINE vec<T, L> times_sum(vec<T, L> a, T high, T low) {
-  if constexpr (kind_of<T, L> == 2) return {times_sum(a.lo, high, low), times_sum(a.hi, high, low)};
-  else {
-    vec<T, L> rest = a * splat<T, L>(low);
-#if defined(__aarch64__)
-    __asm__("" : "+w"(rest.v));  // else either product may go into the fused instruction
-#elif defined(__FMA__)
-    __asm__("" : "+v"(rest.v));
-#endif
-    return a * splat<T, L>(high) + rest;
-  }
-}
 // a / d for one d, which a loop over many a keeps: times its reciprocal in two parts, the first one below it, so that
 // zeros and infinities come out right. Rounded as a division, but for few quotients almost halfway between two floats
 // and those below 2^-120, which may err by one unit in the last place.
 template <class T, int L> TW_INLINE vec<T, L> divided(vec<T, L> a, T d) {
-#if defined(__FMA__) || defined(__aarch64__)
+#if defined(TW_FUSED)
   if constexpr (same<T, float> && L > 1) {
     const u32 size = bitcast<u32>(vec<float, 1>{d}).v & 0x7fffffff;
     float high = 1.0f / d;
-    high = bitcast<float>(vec<i32, 1>{bitcast<i32>(vec<float, 1>{high}).v - (__builtin_fmaf(-high, d, 1.0f) <= 0)}).v;
-    const float low = __builtin_fmaf(-high, d, 1.0f) * high;
-    if (__builtin_expect(size - 0x0d800000u < 0x64000000u, 1)) return times_sum(a, high, low);  // 2^-100 to 2^100
+    high = bitcast<float>(vec<i32, 1>{bitcast<i32>(vec<float, 1>{high}).v - (fma(-high, d, 1.0f) <= 0)}).v;
+    const float low = fma(-high, d, 1.0f) * high;
+    if (__builtin_expect(size - 0x0d800000u < 0x64000000u, 1))  // from 2^-100 to 2^100
+      return fma(a, splat<T, L>(high), a * splat<T, L>(low));
   }
 #endif
   return a / splat<T, L>(d);
