@@ -47,5 +47,6 @@ def test_results(tmp_path: Path) -> None:
     cases = [columns(rows, width) for rows, width in ((64, 4096), (67, 4096), (1030, 2048))]
     unit, parts = build_cases(tmp_path, [(case, False) for case in cases])
     for number, (case, (graph, scheduled)) in enumerate(zip(cases, parts, strict=True)):
+        assert isinstance(scheduled.schedule, Schedule)
         assert any(c.tile in (2, 4) for c in scheduled.schedule.classes), "rows are to go side by side here"
         check(unit, number, graph, scheduled, case, 1)

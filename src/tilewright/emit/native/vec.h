@@ -23,7 +23,7 @@
 //   fma(a, b, c) (a * b + c, one rounding where the machine has it)  select(m, a, b)  keep(m, a) (else 0)  any(m)  all(m)
 // Arithmetic: maximum minimum (NaN wins)  larger smaller (b where unordered; one instruction)  abs copysign sign sqrt rsqrt  floor ceil trunc round_even
 //   fmod remainder floor_divide (floats)  div_floor div_trunc mod_floor mod_trunc (integers: a, b, i32* error[, active])
-//   shift_left shift_right (torch's rule for counts out of range)
+//   shift_left shift_right (torch's rule for counts out of range)   divided(v, T d): v / d for one float d
 // Functions (errors in vec_math.h): exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf erfc lgamma sin cos tan asin acos
 //   atan atan2 sinh cosh tanh asinh acosh atanh pow (also integers)
 // Across lanes, in an order that is the same on every machine
@@ -34,4 +34,5 @@
 #include "vec_memory.h"
 #include "vec_cross.h"
 #include "vec_arith.h"
+#include "vec_tables.h"
 #include "vec_math.h"

@@ -111,7 +111,8 @@ template <class T, int L> TW_INLINE vec<T, L> divided(vec<T, L> a, T d) {
   if constexpr (same<T, float> && L > 1) {
     const u32 size = bitcast<u32>(vec<float, 1>{d}).v & 0x7fffffff;
     float high = 1.0f / d;
-    high = bitcast<float>(vec<i32, 1>{bitcast<i32>(vec<float, 1>{high}).v - (fma(-high, d, 1.0f) <= 0)}).v;
+    const i32 bits = bitcast<i32>(vec<float, 1>{high}).v - (fma(-high, d, 1.0f) <= 0);
+    high = bitcast<float>(vec<i32, 1>{bits}).v;
     const float low = fma(-high, d, 1.0f) * high;
     if (__builtin_expect(size - 0x0d800000u < 0x64000000u, 1))  // from 2^-100 to 2^100
       return fma(a, splat<T, L>(high), a * splat<T, L>(low));
@@ -200,4 +201,19 @@ template <class T, int L> TW_INLINE vec<T, L> shift_right(vec<T, L> a, vec<T, L>
     return T(-1) < T(0) ? r : keep(in, r);
   }
 }
+
+// ---- raw vectors of floats, for functions ----
+#define TW_FLOAT_INF __builtin_inff()
+template <class V> TW_INLINE V fill(float x) { return x - V{}; }
+template <class V> TW_INLINE V as_float(ints_of<V> a) { return (V)a; }
+template <class V> TW_INLINE V abs_raw(V x) { return (V)((ints_of<V>)x & 0x7fffffff); }
+// |a| with the sign of b.
+template <class V> TW_INLINE V with_sign(V a, V b) {
+  return (V)(((ints_of<V>)a & 0x7fffffff) | ((ints_of<V>)b & (i32)0x80000000));
+}
+// Clamps that let NaN through: `larger` and `smaller` return their second operand where unordered.
+#define TW_LANES(V) int(sizeof(V) / sizeof(float))
+#define TW_ABOVE(V, low, x) larger(vec<float, TW_LANES(V)>{(low) - V{}}, vec<float, TW_LANES(V)>{x}).v
+#define TW_BELOW(V, high, x) smaller(vec<float, TW_LANES(V)>{(high) - V{}}, vec<float, TW_LANES(V)>{x}).v
+template <class V> TW_INLINE V below(float high, V x) { return TW_BELOW(V, high, x); }
 }  // namespace tw
