@@ -20,6 +20,8 @@ from torch import Tensor
 import tilewright
 from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
 from tilewright.runtime import cuda_unit
+from tilewright.schedule import solver
+from tilewright.schedule.tuning import Entry, Tuning
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -311,6 +313,38 @@ def caller_s_graph() -> str:
     return ""
 
 
+def block_copies() -> str:
+    """Operands that come by tensor descriptors: rows with a tail, inputs that move, and a caller's graph."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax((q @ k.transpose(-1, -2) / 8).float(), -1).to(v.dtype) @ v
+
+    def inputs(shift: int) -> list[Tensor]:
+        flat = [torch.randn(3 * 1000 * 64 + shift, dtype=torch.float16) for _ in range(3)]
+        return [x[shift:].view(1, 3, 1000, 64) for x in flat]
+
+    asking = Tuning(tuple(Entry(kind, 2, 64, 64, 64, 4, 3, True) for kind in ("products", "scores")))
+    usual, solver.table = solver.table, lambda target: asking
+    try:
+        first = inputs(0)
+        run = tilewright.compile(attend, first, options={"strict": True, "contractions": "inside"})
+        run(*first)
+    finally:
+        solver.table = usual
+    assert ".load([" in run.kernels[0].source, "the target has no descriptors"
+    for shift in (0, 8, 1, 0):
+        given = inputs(shift)
+        torch.testing.assert_close(run(*given), attend(*given), rtol=1e-2, atol=1e-3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run(*first)
+    run(*inputs(0))
+    first[1].copy_(torch.randn(1, 3, 1000, 64))
+    graph.replay()
+    torch.testing.assert_close(y, attend(*first), rtol=1e-2, atol=1e-3)
+    return ""
+
+
 def cuda_graphs() -> str:
     """The option: results stay right when inputs move, when weights change, and on other streams."""
     m = network()
@@ -501,6 +535,6 @@ def call_overhead() -> str:
 ALL: tuple[Callable[[], str], ...] = (
     environment, both_doors, training, library_calls, frozen_network, sizes_of_nothing_one_and_primes, strange_memory,
     out_tensors, writes, cpu_numbers, wrong_device, bad_index, out_of_memory, streams, threads, caller_s_graph,
-    cuda_graphs, training_with_graphs, attention_with_graphs, refused_capture, model_file, call_overhead,
+    block_copies, cuda_graphs, training_with_graphs, attention_with_graphs, refused_capture, model_file, call_overhead,
     launch_overhead, more_than_2_to_the_31,
 )  # fmt: skip
