@@ -45,7 +45,7 @@ from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
-from tilewright.pricing import mapped
+from tilewright.pricing import EARNEST, mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
@@ -63,6 +63,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
+from tilewright.schedule.windows import with_windows
 from tilewright.target import Target
 from tilewright.tile.sizes import seen_sizes
 
@@ -317,12 +318,14 @@ def _normal(
     chosen = run("select", lambda: select(found.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     normal = run("normalise", lambda: normalise(parted, evaluate))
-    if target.language != "cpp":
-        return normal
-    store = Store(default_root(options))
-    own = maker(target, store, options, late=late)
-    timer = Timer(target, store, options, sizes) if options.measure else None
-    return run("specialise", lambda: normalise(specialise(normal, target, own, timer), evaluate))
+    if target.language == "cpp":
+        store = Store(default_root(options))
+        own = maker(target, store, options, late=late)
+        timer = Timer(target, store, options, sizes) if options.measure else None
+        plain = normal
+        normal = run("specialise", lambda: normalise(specialise(plain, target, own, timer), evaluate))
+    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
+    return run("windows", lambda: with_windows(normal, solver, grown))
 
 
 def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], str]:

@@ -152,13 +152,13 @@ class Body:
 
     def loop(self, s: Loop) -> None:
         """A loop of one step only binds its axis."""
-        start = self.printer.term(s.start)
+        start = self.printer.offset(s.start)
         number = self._fresh(s.axis)
         if is_binding(s):
             self.bind(s, start, number)
             self.nested(s.body)
             return
-        bounds = [start.text, self.printer.term(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
+        bounds = [start.text, self.printer.offset(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
         head = f"range({', '.join(bounds)})"
         if self.stages > 1 and _streams(s):
             head = f"tl.range({', '.join(bounds)}, num_stages={self.stages})"

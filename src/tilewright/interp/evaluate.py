@@ -78,6 +78,8 @@ class Evaluator:
             if not np.asarray(self.value(e.args[1])).all():
                 raise IndexOutOfRange(f"{e.args[1]} does not hold", phase="interp")
             return self.value(e.args[0], under)
+        if e.op == "implied":
+            return self.value(e.args[0], under)
         args = [self.value(a, under) for a in e.args]
         if e.op == "read":
             return self._read(e, [np.asarray(a) for a in args], under)

@@ -253,6 +253,12 @@ def checked(x: Expr, condition: Expr) -> Expr:
     return x if is_const(condition, True) else make("checked", (x, condition), x.dtype)
 
 
+def implied(condition: Expr) -> Expr:
+    """`condition`, which the program implies where this stands: taking it for true changes no result. It says which
+    parts of a loop matter; no kernel tests it."""
+    return make("implied", (condition,), bool_)
+
+
 def conjuncts(condition: Expr | None) -> tuple[Expr, ...]:
     """The terms of a conjunction, left to right."""
     if condition is None:
@@ -270,6 +276,8 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
         return make(e.op, args, e.dtype, e.value)
     if e.op == "checked":
         return checked(*args)
+    if e.op == "implied":
+        return implied(*args)
     if e.dtype is i64 and e.op in _index_rebuild:
         return _index_rebuild[e.op](*args)
     return call(e.op, *args, dtype=e.dtype if SCALARS[e.op].result == "given" else None)

@@ -171,7 +171,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """for base in range(start, stop, tile): bind `axis` to base .. base+tile-1; run `body`. Sequential."""
+    """for base in range(start, stop, tile): bind `axis` to base .. base+tile-1; run `body`. Sequential. Bounds are
+    scalars, and may be values computed from data."""
 
     axis: Axis
     start: Expr
@@ -238,7 +239,7 @@ class TileProgram:
         """Raise ValueError unless values are defined before use, axes are bound where used, and states stay states."""
         bound = {g.axis for g in self.grid}
         known = {b.name for b in (*self.params, *self.scratch)}
-        _verify(self.body, set(), set(), bound, known)
+        _verify(self.body, set(), set(), set(), bound, known)
 
 
 def _each(body: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -297,13 +298,20 @@ def uses(s: Stmt) -> tuple[int, ...]:
 
 
 def _verify(
-    body: Sequence[Stmt], known: set[int], states: set[int], bound: set[Axis], buffers: set[str]
+    body: Sequence[Stmt],
+    known: set[int],
+    blocks: set[int],
+    states: set[int],
+    bound: set[Axis],
+    buffers: set[str],
 ) -> None:
-    known, states = set(known), set(states)
+    known, blocks, states = set(known), set(blocks), set(states)
     for s in body:
         loose = [v for v in uses(s) if v not in known]
         if loose:
             raise ValueError(f"{s}: uses v{loose[0]} before definition")
+        if isinstance(s, Loop) and any(v in blocks for v in uses(s)):
+            raise ValueError(f"a loop over {s.axis.name} ends at a block")
         for e in expressions(s):
             unbound = [
                 x for x in walk(e) if isinstance(x.value, Axis) and x.op == "axis" and x.value not in bound
@@ -315,15 +323,16 @@ def _verify(
         if isinstance(s, Update) and not all(v.id in states for v in s.vars):
             raise ValueError(f"{s}: updates a value that is not a state")
         known |= {v.id for v in defines(s)}
+        blocks |= {v.id for v in defines(s) if v.axes}
         if isinstance(s, Declare):
             states |= {v.id for v in s.vars}
         if isinstance(s, Loop):
             if s.axis in bound:
                 raise ValueError(f"axis {s.axis.name} is bound twice")
-            _verify(s.body, known, states, bound | {s.axis}, buffers)
+            _verify(s.body, known, blocks, states, bound | {s.axis}, buffers)
         if isinstance(s, Branch):
-            _verify(s.body, known, states, bound, buffers)
-            _verify(s.orelse, known, states, bound, buffers)
+            _verify(s.body, known, blocks, states, bound, buffers)
+            _verify(s.orelse, known, blocks, states, bound, buffers)
 
 
 def _suffix(mask: Expr | None) -> str:

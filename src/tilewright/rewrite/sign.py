@@ -139,7 +139,7 @@ class Signs:
             return of_type(e.dtype)
         if e.op == "where":
             return self.choice(e)
-        if e.op == "checked":
+        if e.op in ("checked", "implied"):
             return self.of(e.args[0])
         made = self.scalar(e)
         return made if e.dtype.is_float else _wrapped(made, e.dtype)

@@ -33,6 +33,7 @@ from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item
 from .powers import power_of_two
 from .predicate import decide
+from .regions import End
 from .schedule import Role, Schedule
 
 TINIEST = 2.0**-120
@@ -53,8 +54,8 @@ class Kept:
 @dataclass(slots=True)
 class Scope:
     """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
-    expressions with a place in scratch, those of them whose loop is complete, conditions known to hold or not, and the
-    first and last value of bound axes."""
+    expressions with a place in scratch, those of them whose loop is complete, conditions known to hold or not, the
+    first and last value of bound axes, and numbers from memory that loops end at."""
 
     memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
     results: dict[tuple[int, int], Expr] = field(default_factory=dict)
@@ -64,11 +65,12 @@ class Scope:
     ready: set[Expr] = field(default_factory=set)
     truths: dict[Expr, bool] = field(default_factory=dict)
     spans: dict[Axis, tuple[Expr, Expr]] = field(default_factory=dict)
+    ends: dict[End, Expr] = field(default_factory=dict)
 
     def child(self) -> Scope:
         return Scope(
             dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready),
-            dict(self.truths), dict(self.spans),
+            dict(self.truths), dict(self.spans), dict(self.ends),
         )  # fmt: skip
 
 

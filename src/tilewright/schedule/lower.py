@@ -21,6 +21,7 @@ from ..ir.program import (
     TileProgram,
 )  # fmt: skip
 from .descriptors import with_descriptors
+from .ends import Ended, unhinted
 from .evaluate import Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
@@ -28,7 +29,6 @@ from .passes import Merges, Numbers, pass_numbers
 from .predicate import Truths, constant_under
 from .ranges import Segment, segments, split_range, tiled_segments
 from .regions import Steps
-from .repair import Repair
 from .roles import block_lengths, check_roles, grain
 from .schedule import Role, Schedule
 
@@ -57,9 +57,10 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     return program
 
 
-class _Lowering(Repair):
+class _Lowering(Ended):
     def __init__(self, form: Form, schedule: Schedule) -> None:
-        super().__init__(form, schedule)
+        super().__init__(unhinted(form), schedule)
+        self.hinted = form
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
         self.whole: list[tuple[Axis, int, Expr]] = []
@@ -290,15 +291,17 @@ class _Lowering(Repair):
     ) -> list[Segment]:
         """The loops over `c`: parts of its range in which conditions do not change."""
         reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
-        roots = [r for i in reached for r in i.roots]
+        roots = [r for i in reached for r in self.hinted.items[i.id].roots]
         trimmed = () if outs or not self.schedule.trim else targets
         start, stop = self.range_of(c)
         product = any(c in i.axes and i.id in self.contractions for i in reached)
         kept = self.unwritten(reached)
         if product or not self.schedule.peel:
             steps = Steps(c, start, stop, tile)
-            trimmed = () if kept else trimmed
-            return tiled_segments(steps, roots, self.scope.spans, trimmed, exact, product)
+            hinted = () if kept else [self.hinted.items[t.id] for t in trimmed]
+            ends = self.ends()
+            found = tiled_segments(steps, roots, self.scope.spans, hinted, exact, product, ends)
+            return self.ended(found, ends)
         scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
         pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, self.scope.truths)
         return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.peel)]

@@ -31,9 +31,9 @@ class Threshold:
     rising: bool
 
 
-def slack_of(condition: Expr) -> Expr | None:
+def slack_of(condition: Expr, data: bool = False) -> Expr | None:
     """An index expression that is not negative exactly where the comparison `condition` holds; None if it is none of
-    classes and sizes."""
+    classes and sizes (and, with `data`, of whole numbers from memory, which are trusted not to wrap)."""
     if condition.op not in ("lt", "le", "gt", "ge") or condition.args[0].dtype is not i64:
         return None
     left, right = condition.args
@@ -42,7 +42,8 @@ def slack_of(condition: Expr) -> Expr | None:
     slack = dims.sub(right, left)
     if condition.op in ("lt", "gt"):
         slack = dims.sub(slack, dims.ONE)
-    return None if any(x.op in ("read", "value", "var") for x in walk(slack)) else slack
+    foreign = ("value", "var") if data else ("read", "value", "var")
+    return None if any(x.op in foreign for x in walk(slack)) else slack
 
 
 def threshold(condition: Expr, c: Axis, scalars: frozenset[Axis]) -> Threshold | None:

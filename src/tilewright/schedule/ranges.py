@@ -9,7 +9,7 @@ from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from .form import Item
 from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
-from .regions import Interval, Known, Spans, Steps, known, visible
+from .regions import Ends, Interval, Known, Spans, Steps, known, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,17 @@ class _Mask:
 
 
 def tiled_segments(
-    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool
+    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool,
+    ends: Ends | None = None,
 ) -> list[Segment]:  # fmt: skip
     """Loops over whole tiles while other classes range over `spans`: tiles that leave every fold of `trimmed` its
     identity are left out, and with `split` those in which no lane is masked run apart, without masks. `exact` says that
-    the length is a multiple of the tile although its expression does not show it."""
+    the length is a multiple of the tile although its expression does not show it. Numbers from memory count if they
+    may be put into `ends`."""
     stop = steps.stop
     length = dims.sub(stop, steps.start)
     mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
-    masks = _masks(steps, roots, spans, trimmed)
+    masks = _masks(steps, roots, spans, trimmed, ends)
     parts = _parts(steps, masks)
     made: list[Segment] = []
     for low, high, inside in parts:
@@ -121,11 +123,13 @@ def tiled_segments(
     return [s for s in made if s.start is not s.stop]
 
 
-def _masks(steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item]) -> list[_Mask]:
+def _masks(
+    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], ends: Ends | None
+) -> list[_Mask]:
     """The conditions that, alone, leave every fold of `trimmed` its identity."""
     found: list[_Mask] = []
     for condition in tested(roots) if trimmed else ():
-        region = known(condition, steps, spans)
+        region = known(condition, steps, spans, ends)
         for truth in (True, False):
             if not (region.holds or region.fails) or not all(
                 is_neutral(t, {condition: not truth}) for t in trimmed

@@ -3,7 +3,8 @@
 A comparison linear in a class c has the form +-c + rest >= 0. Where the other classes of `rest` range over intervals
 (a block of a grid point, or a whole extent), it holds in every lane on one side of a first place, fails in every lane
 on the far side of a second one, and is mixed in between. Places are rounded to whole tiles, so that what is cut off or
-left unmasked is whole tiles; conjunctions, disjunctions and negations combine the intervals.
+left unmasked is whole tiles; conjunctions, disjunctions and negations combine the intervals. Where `rest` has whole
+numbers from memory, their least and greatest one in the block stand for them, which a run finds before the loop.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
-from ..ir.dtype import bool_
-from ..ir.expr import Axis, Expr, axes_of, axis
+from ..ir.dtype import bool_, i64
+from ..ir.expr import Axis, Expr, axes_of, axis, slot, walk
 from .predicate import slack_of
 
 Spans = Mapping[Axis, tuple[Expr, Expr]]
@@ -81,24 +82,76 @@ class Steps:
         return dims.add(self.start, dims.mul(dims.floordiv(length, step), step))
 
 
-def known(condition: Expr, steps: Steps, spans: Spans) -> Known:
-    """Where `condition` is known, in whole tiles of a loop."""
+@dataclass(frozen=True, slots=True)
+class End:
+    """The least (`low`) or greatest value of `number`, which comes from memory, over a block. Values beyond `limit`
+    from 0 count as that: they are on one side of all places of the class."""
+
+    number: Expr
+    low: bool
+    limit: Expr
+
+
+class Ends:
+    """Numbers from memory that a loop ends at, as far as they are `safe` to evaluate ahead of it."""
+
+    def __init__(self, safe: Callable[[Expr], bool]) -> None:
+        self.safe = safe
+        self.found: list[End] = []
+
+    def stand_in(self, end: End) -> Expr:
+        """The leaf that stands for `end` until its number is computed."""
+        if end not in self.found:
+            self.found.append(end)
+        return slot("end", self.found.index(end), i64)
+
+    def put_in(self, e: Expr, spans: Spans, low: bool, c: Axis) -> Expr | None:
+        """`e`, which a loop over `c` compares with its places, with its number from memory as the end that makes it
+        least (`low`) or greatest; None if there are several, or they depend on what is not bound."""
+        data = [(m, k) for m, k in dims.linear(e).items() if any(x.op == "read" for a in m for x in walk(a))]
+        if not data:
+            return e
+        (number, *more), factor = data[0]
+        if (
+            more
+            or len(data) > 1
+            or any(a.value not in spans for a in axes_of(number))
+            or not self.safe(number)
+        ):
+            return None
+        rest = dims.sub(e, dims.mul(number, dims.integer(factor)))
+        least, most = dims.bounds(rest)
+        if least is None or most is None:
+            return None
+        limit = dims.add(c.extent, dims.maximum(most, _negative(least)), dims.ONE)
+        end = self.stand_in(End(number, low == (factor > 0), limit))
+        return dims.add(rest, dims.mul(end, dims.integer(factor)))
+
+
+def known(condition: Expr, steps: Steps, spans: Spans, ends: Ends | None = None) -> Known:
+    """Where `condition` is known, in whole tiles of a loop; that which numbers from memory say only with `ends`."""
+    if condition.op == "implied":
+        return Known((Interval(),), known(condition.args[0], steps, spans, ends).fails)
     if condition.dtype is bool_ and condition.op == "not":
-        inner = known(condition.args[0], steps, spans)
+        inner = known(condition.args[0], steps, spans, ends)
         return Known(inner.fails, inner.holds)
     if condition.dtype is bool_ and condition.op in ("and", "or"):
-        parts = [known(x, steps, spans) for x in condition.args]
+        parts = [known(x, steps, spans, ends) for x in condition.args]
         all_hold = _common([p.holds for p in parts]), _joined([p.fails for p in parts])
         one_holds = _joined([p.holds for p in parts]), _common([p.fails for p in parts])
         return Known(*(all_hold if condition.op == "and" else one_holds))
-    slack = slack_of(condition)
+    slack = slack_of(condition, ends is not None)
     if slack is None:
         return Known()
     rises = dims.static(dims.coefficient(slack, axis(steps.axis)) or dims.ZERO)
     if rises not in (1, -1, 0):
         return Known()
     rest = dims.sub(slack, dims.mul(axis(steps.axis), dims.integer(rises)))
-    least, most = extreme(rest, spans, low=True), extreme(rest, spans, low=False)
+    low, high = (
+        rest if ends is None else ends.put_in(rest, spans, side, steps.axis) for side in (True, False)
+    )
+    least = None if low is None else extreme(low, spans, low=True)
+    most = None if high is None else extreme(high, spans, low=False)
     if rises == 0:
         # All of the loop or nothing of it, which only a run knows.
         holds = None if least is None else Interval(high=steps.all_if(dims.add(least, dims.ONE)))

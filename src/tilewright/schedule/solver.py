@@ -18,6 +18,7 @@ from .blocks import blocks, buckets
 from .companions import refusals, with_companions
 from .contract import sides
 from .cost import seconds
+from .ends import unended
 from .flags import as_numbers
 from .form import Form
 from .lower import lower
@@ -78,6 +79,7 @@ class Solver:
             made = _Lowered(lower(found.form, found.schedule), self._buckets(found.rows))
             self.lowered[key] = made
         notes = refusals(found.form, found.schedule) if found.schedule.online else ()
+        notes = (*notes, *unended(found.form, found.schedule))
         if self.target.rounds_singles and any(_is_single(s) for s in made.program.statements()):
             notes = (*notes, "its products of fp32 are TF32")
         params = (*kernel.inputs, *kernel.outputs)

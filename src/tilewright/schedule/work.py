@@ -28,6 +28,9 @@ from ..tile.sizes import estimate
 
 SAMPLES = 3
 
+UNKNOWN = 1 << 40
+"""Loops that end where data says are taken to be as long as they can be: numbers from memory count as far off."""
+
 
 def issued(program: TileProgram, width: int) -> float:
     """Vector instructions of `width` lanes, symbols taken as typical sizes."""
@@ -56,7 +59,8 @@ class _Walk:
             total = self.plain[id(body)] = sum(map(self.statement, body))
         for s in body:
             if isinstance(s, Loop):
-                start, stop = (estimate(substitute(e, at)) for e in (s.start, s.stop))
+                start = estimate(substitute(_with_data(s.start, -UNKNOWN), at))
+                stop = estimate(substitute(_with_data(s.stop, UNKNOWN), at))
                 trips = max(0, -(-(stop - start) // s.tile))
                 if trips:
                     middle = dims.integer(start + trips // 2 * s.tile)
@@ -86,6 +90,11 @@ class _Walk:
         for a in set(axes):
             count *= self.tiles.get(a, 1)
         return count / self.width if count > 1 else 1.0
+
+
+def _with_data(e: Expr, number: int) -> Expr:
+    """`e` with `number` for each value from memory."""
+    return substitute(e, {x: dims.integer(number) for x in walk(e) if x.op == "var"})
 
 
 def _operations(e: Expr) -> int:

@@ -1,0 +1,120 @@
+"""Loops that end where data says: the least and greatest number that a block of memory holds, found before the loop.
+
+A mask may compare a class with whole numbers from memory: with the length of each sequence, or with the first and last
+place that a row sees (see `windows`). Over a block of the other classes the least and the greatest of them bound the
+loop. Where `implied` conditions stand, kernels know the bound already and test nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir import dims
+from ..ir.dtype import bool_, i64
+from ..ir.expr import Axis, Expr, axes_of, axis, const, substitute, transform, walk, where
+from ..ir.program import value_of
+from ..ir.reduction import maximum, minimum
+from .checks import unsafe
+from .form import Form, Item
+from .predicate import conditions, is_neutral, slack_of, tested
+from .ranges import Segment
+from .regions import End, Ends
+from .repair import Repair
+from .schedule import Role, Schedule
+
+
+def unhinted(form: Form) -> Form:
+    """The form without conditions that are implied."""
+    items = [_unhinted(i) for i in form.items]
+    return (
+        form
+        if all(a is b for a, b in zip(items, form.items, strict=True))
+        else replace(form, items=tuple(items))
+    )
+
+
+def _unhinted(item: Item) -> Item:
+    if not any(x.op == "implied" for r in item.body for x in walk(r)):
+        return item
+    return replace(item, body=tuple(transform(r, _taken) for r in item.body))
+
+
+def _taken(e: Expr) -> Expr | None:
+    return const(True, bool_) if e.op == "implied" else None
+
+
+def unended(form: Form, schedule: Schedule) -> tuple[str, ...]:
+    """Why loops run over tiles that a mask of data may hide, in words."""
+    found: dict[str, None] = {}
+    for c in (p.axis for p in schedule.classes if p.role is Role.STREAMED):
+        folds = [f for f in form.folds.values() if c in f.reduce]
+        roots = [r for i in form.items if c in i.axes for r in i.roots]
+        masks = [
+            x
+            for x in tested(roots)
+            if folds and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
+        ]
+        if schedule.trim and not any(x.op == "implied" for x in masks):
+            found |= dict.fromkeys(filter(None, (_unbounded(x, c) for x in masks)))
+    return tuple(found)
+
+
+def _unbounded(mask: Expr, c: Axis) -> str:
+    if any(x.op == "value" or (x.op == "read" and x.dtype.is_float) for x in walk(mask)):
+        return "its mask depends on what it computes: no tile is left out for it"
+    atoms = [
+        x
+        for x in conditions([where(mask, const(1, i64), const(0, i64))])
+        if any(y.op == "read" for y in walk(x))
+    ]
+    slacks = [slack_of(x, data=True) for x in atoms]
+    if all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks):
+        return ""
+    return "the tiles that its mask hides are not known ahead: no tile is left out for it"
+
+
+class Ended(Repair):
+    """Lowering that finds ends of loops in memory."""
+
+    def ends(self) -> Ends:
+        """What loops may end at: numbers that can be read wherever the loop stands."""
+        return Ends(self.is_safe)
+
+    def is_safe(self, e: Expr) -> bool:
+        """Whether `e` may be evaluated wherever its classes are bound, which then have elements."""
+        sizes = {a.value.extent for a in axes_of(e) if isinstance(a.value, Axis)}
+
+        def positive(x: Expr) -> Expr | None:
+            if x.op != "maximum" or dims.ONE not in x.args:
+                return None
+            return next((a for a in x.args if a in sizes), None)
+
+        return not unsafe(transform(e, positive), self.params)
+
+    def ended(self, found: Sequence[Segment], ends: Ends) -> list[Segment]:
+        """Segments whose bounds are values computed here, before their loops."""
+        used = {x for s in found for e in (s.start, s.stop) for x in walk(e) if x.op == "slot"}
+        table: dict[Expr, Expr] = {}
+        for end in ends.found:
+            if (stand_in := ends.stand_in(end)) in used:
+                if not self.blocks(self.eval(end.number)):
+                    end = replace(end, low=True)
+                if end not in self.scope.ends:
+                    self.scope.ends[end] = self.end(end)
+                table[stand_in] = self.scope.ends[end]
+        return [replace(s, start=substitute(s.start, table), stop=substitute(s.stop, table)) for s in found]
+
+    def end(self, end: End) -> Expr:
+        """The number that `end` means, of the lanes that count."""
+        reduction = minimum(i64) if end.low else maximum(i64)
+        least = dims.mul(end.limit, dims.integer(-1))
+        value = self.eval(end.number)
+        blocks = self.blocks(value)
+        mask = self.tail(blocks)
+        if mask is not None:
+            value = where(mask, value, end.limit if end.low else least)
+        for a in blocks:
+            (var,) = self.collapsed(reduction, (self.held(value, self.blocks(value)),), a)
+            value = value_of(var)
+        return self.named(dims.minimum(dims.maximum(value, least), end.limit))
