@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import fx
@@ -237,7 +238,7 @@ class _Importer:
         if opaque:
             raise NoDeclaration("complex" if "complex" in opaque[0].name else f"type {opaque[0]}")
         shapes = tuple(r.shape for r in tensors)
-        call = Call(self.b, tuple(r.dtype for r in tensors), _used(node), shapes, self.dense(node))
+        call = Call(self.b, tuple(r.dtype for r in tensors), _used(node), shapes, partial(self.dense, node))
         try:
             out = entry.rule(call, *args, **kwargs)
         except (ValueError, AssertionError) as bad:
@@ -413,6 +414,8 @@ def _used(node: fx.Node) -> frozenset[int]:
 def _agree(node: fx.Node, v: Value, r: _Result) -> None:
     """A declaration's result against torch's own: types and constant sizes must be equal (else it is a defect of ours);
     symbolic sizes provably (else the library call stands in)."""
+    if v.dtype == r.dtype and v.shape == r.shape:
+        return
     what = f"{v} declared, torch has {r.dtype}{list(r.shape)}"
     if v.dtype != r.dtype or len(v.shape) != len(r.shape):
         raise VerifyError(what, phase="capture", op=_display(node.target), place=_place(node))
@@ -434,9 +437,9 @@ def _place(node: fx.Node) -> str:
     """The last line of the user's own code that made the node, else the module that holds it."""
     trace = node.meta.get("stack_trace")
     if isinstance(trace, str):
-        lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-        if lines:
-            file, _, rest = lines[-1].removeprefix('File "').partition('", line ')
+        last = next((line for line in reversed(trace.splitlines()) if line.lstrip().startswith("File ")), "")
+        if last:
+            file, _, rest = last.strip().removeprefix('File "').partition('", line ')
             return f"{file}:{rest.partition(',')[0]}"
     stack = node.meta.get("nn_module_stack")
     if isinstance(stack, dict) and stack:

@@ -65,7 +65,7 @@ class Symbols:
 
     def shape(self, sizes: Sequence[SymbolicNumber]) -> tuple[Expr, ...]:
         """Sizes or strides of a tensor."""
-        return tuple(self.expr(s) for s in sizes)
+        return tuple([integer(s) if type(s) is int else self.expr(s) for s in sizes])
 
     def _sympy(self, e: sympy.Basic) -> Expr:
         found = self._memo.get(e)

@@ -146,11 +146,13 @@ def const(value: Const, dtype: DType) -> Expr:
     return make("const", (), dtype, value if isinstance(value, Fraction) else float(value))
 
 
+@lru_cache(1 << 12)
 def integer(value: int) -> Expr:
     """An index constant."""
     return make("const", (), i64, int(value))
 
 
+@lru_cache(1 << 14)
 def axis(of: Axis) -> Expr:
     """The index expression that is the loop variable `of`."""
     return make("axis", (), i64, of)

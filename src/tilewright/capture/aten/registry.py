@@ -86,13 +86,13 @@ def lower(*overloads: object, view: bool = False, reason: str = "", bias: int = 
 @dataclass(slots=True)
 class Call:
     """What a rule knows of the captured node: the builder, types and sizes of its results, which of them are read, and
-    whether its first operand lies dense and row-major at the start of its storage in torch."""
+    how to find out whether its first operand lies dense and row-major at the start of its storage in torch."""
 
     b: Builder
     results: tuple[DType, ...]
     used: frozenset[int] = frozenset({0})
     sizes_of_results: tuple[tuple[Expr, ...], ...] = ()
-    dense: bool = False
+    dense: Callable[[], bool] = lambda: False
 
     @property
     def dtype(self) -> DType:

@@ -195,7 +195,7 @@ def _as_strided(
     c: Call, x: Value, shape: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> Value:
     """A strided reading of storage is an access map only if the base lies dense in it."""
-    if not c.dense:
+    if not c.dense():
         raise NoDeclaration("strides of a base that is not dense")
     return ops.strided(c.b, x, sizes(shape), sizes(strides), size(offset or 0))
 
