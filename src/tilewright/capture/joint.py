@@ -115,7 +115,8 @@ def _keep_saved() -> None:
 
 def _boxed(runner: Runner, kind: str, recorder: Recorder | None) -> Runner:
     if recorder is None and kind != "backward" and getattr(runner, "_boxed_call", False):
-        return runner
+        plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
+        return runner if plain is None else plain()
 
     def run(args: list[object]) -> list[object]:
         if recorder is not None and recorder.stop:

@@ -92,6 +92,9 @@ class CudaBound(Bound):
             kept = self.by_stream.setdefault(stream, [])
         return kept
 
+    def shared(self) -> None:
+        """Each call asks for the pool of its stream."""
+
     def retain(self, keep: bool) -> None:
         """Whether to keep workspaces from now on."""
         super().retain(keep)
@@ -127,6 +130,10 @@ class CudaExecutable(Executable):
         """The same for callers that are trusted, with sizes found in another way."""
         plan = replace(self.plan, bindings=tuple(bindings))
         return CudaExecutable(plan, self.constants, self.unit, trusted=True, graphs=self.graphs)
+
+    def entry(self) -> Callable[[list[Argument]], list[Result]]:
+        """Itself."""
+        return self
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
         """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found

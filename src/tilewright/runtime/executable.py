@@ -84,6 +84,10 @@ class Bound:
         """The workspaces that a call may take now, and where it puts back what it has used."""
         return self.free
 
+    def shared(self) -> list[Workspace] | None:
+        """The pool, if it is the same for all calls."""
+        return self.free
+
     def workspace(self) -> Workspace:
         """One that nobody uses."""
         try:
@@ -114,27 +118,34 @@ class Bound:
         outputs, order, pool, make = self.first.outputs, self.order, self.pool, self.first.make
         ordered = order == tuple(range(len(outputs)))
 
+        shared, only = self.shared(), outputs[0] if len(outputs) == 1 else None
+
         def run(args: list[Argument]) -> list[Result] | None:
-            free = pool()
+            free = pool() if shared is None else shared
             try:
                 workspace = free.pop()
             except IndexError:
                 workspace = self.fresh()
             bases = workspace.bases
             for k, b, strides, dense in inputs:
-                t = cast(Tensor, args[k])
+                t: Tensor = args[k]  # pyright: ignore[reportAssignmentType]  (a cast would be one more call)
                 if not (t.is_contiguous() if dense else t.stride() == strides):
                     free.append(workspace)
                     return None
                 bases[b] = t.data_ptr()
-            made: list[Result] = []
-            for b, shape, strides, dtype in outputs:
-                t = make(shape, strides, dtype)
+            if only is not None:
+                b, shape, layout, dtype = only
+                t = make(shape, layout, dtype)
                 bases[b] = t.data_ptr()
-                made.append(t)
+                made: list[Result] = [t]
+            else:
+                made = []
+                for b, shape, layout, dtype in outputs:
+                    t = make(shape, layout, dtype)
+                    bases[b] = t.data_ptr()
+                    made.append(t)
             for launch in workspace.runs:
-                code = launch()
-                if code:
+                if code := launch():
                     raise_error(code)
             args.clear()
             if self.keep:
@@ -178,6 +189,24 @@ class Executable:
         self._single = len(plan.segments) == 1
 
     # --- calling ---
+
+    def entry(self) -> Callable[[list[Argument]], list[Result]]:
+        """`__call__` as a plain function, which Python calls faster than an object."""
+        if not self._fixed:
+            return self
+        quick: Quick | None = None
+
+        def run(args: list[Argument]) -> list[Result]:
+            nonlocal quick
+            if quick is None:
+                results = self(args)
+                quick = self._recent and self._recent.run  # there are no other sizes
+                return results
+            made = quick(args)
+            return self(args) if made is None else made
+
+        run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        return run
 
     def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
         """Run on `args` (the plan's inputs in order); the list is emptied, so that the plan can free what it has read.

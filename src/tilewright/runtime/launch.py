@@ -60,7 +60,7 @@ class Record(ctypes.Structure):
 class Table:
     """Launch records of one run of kernels, with the memory that they point to."""
 
-    __slots__ = ("_keep", "address", "count")
+    __slots__ = ("_keep", "address", "alone", "count")
 
     def __init__(self, unit: Tasks, launches: Sequence[Launching], sizes: int) -> None:
         """Launches over no points are left out."""
@@ -81,6 +81,8 @@ class Table:
         self._keep = (slots, offsets, records)
         self.address = ctypes.addressof(records)
         self.count = len(rows)
+        self.alone = all(count <= grain for _, count, grain, _ in rows)
+        """Whether no launch is worth a second thread."""
 
 
 def raise_error(code: int) -> None:

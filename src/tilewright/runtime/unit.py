@@ -6,6 +6,7 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,9 @@ class _Row(ctypes.Structure):
 class _Run(ctypes.Structure):
     """One run as the native side reads it."""
 
+    kept: tuple[object, ...]
+    """What it points to."""
+
     _fields_ = (
         ("records", ctypes.c_void_p),
         ("count", ctypes.c_int64),
@@ -38,12 +42,19 @@ class _Run(ctypes.Structure):
 
 
 _SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-_launchers: list[Callable[..., int]] = []
+_HELD = ctypes.PYFUNCTYPE(ctypes.c_int64)
+"""A function that is called without letting other Python threads run meanwhile. Its argument, a pointer that is kept,
+has no declared type: converting it would take as long as the call."""
+FEW = 4
+"""Launches that may run so, if none of them is worth a second thread: letting others run takes longer than they do."""
+
+_launchers: list[tuple[Callable[..., int], Callable[..., int]]] = []
 _lock = threading.Lock()
 
 
-def launcher(store: Store, options: Options) -> Callable[..., int]:
-    """The native `tw_launch` of this process, built with the thread pool on first use. Raises what `build` raises."""
+def launchers(store: Store, options: Options) -> tuple[Callable[..., int], Callable[..., int]]:
+    """The native `tw_launch` and `tw_launch_here` of this process, built with the thread pool on first use. Raises what
+    `build` raises."""
     with _lock:
         if not _launchers:
             found = pool(store, options)
@@ -53,7 +64,9 @@ def launcher(store: Store, options: Options) -> Callable[..., int]:
             launch = library.tw_launch
             launch.argtypes = [ctypes.c_void_p]
             launch.restype = ctypes.c_int64
-            _launchers.append(launch)
+            here = ctypes.cast(library.tw_launch_here, ctypes.c_void_p).value
+            assert here is not None
+            _launchers.append((launch, _HELD(here)))
         return _launchers[0]
 
 
@@ -67,7 +80,7 @@ class NativeUnit:
         self._tasks = [int(row.task or 0) for row in rows[: self.kernels]]
         self._counts = [_SIZE(row.count) for row in rows[: self.kernels]]
         self._grains = [_SIZE(row.grain) for row in rows[: self.kernels]]
-        self._launch = launcher(store, options)
+        self._launch, self._launch_here = launchers(store, options)
         self._fixed = options.threads
         self._sign = -1 if options.pin_threads else 1
 
@@ -93,6 +106,9 @@ class NativeUnit:
         table = _Run(records.address, records.count, bases.buffer_info()[0], place, sign * (self._fixed or 1))
         address = ctypes.addressof(table)
         kept = (records, table, bases, sizes)
+        if records.alone and records.count <= FEW and sign > 0:
+            table.kept = kept
+            return partial(self._launch_here, ctypes.byref(table))
         if self._fixed:
             return lambda kept=kept: launch(address)
         threads = torch.get_num_threads
