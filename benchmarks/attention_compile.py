@@ -5,6 +5,8 @@ not be here: its phases end where Triton would be called. Building (the C++ comp
 the other phases.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import warnings
