@@ -89,7 +89,7 @@ class Evaluation(ABC):
         self.shared = _shared([r for i in form.items for r in i.roots])
         self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
         self.written: set[Expr] = set()
-        self.fetching: set[int] = set()
+        self.fetching: set[int] = set(self.schedule.ahead)
 
     @abstractmethod
     def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:

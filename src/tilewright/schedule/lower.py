@@ -164,14 +164,13 @@ class _Lowering(Ended):
             {passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes}
         )
         read = params_by_pass([i for i in users if c in i.axes], passes, self.scope.kept)
+        around = self.fetching
         for n, q in enumerate(numbers):
             self.free_folds(cone, c)
-            again = read[q] if n else set[int]()
-            self.fetching = again.intersection(self.schedule.ahead).difference(
-                *(read[r] for r in numbers[n + 1 :])
-            )
+            self.fetching = around.intersection(read[q]).difference(*(read[r] for r in numbers[n + 1 :]))
             targets = [i for i in cone if over(i) and passes[i.id] == q]
             self.loop(c, targets, [o for o in outputs if c in o.axes and passes[o.id] == q], merged, True)
+        self.fetching = around
         self.compute(
             [f.id for f in cone if c not in f.axes and f.id in wanted],
             [o for o in outputs if c not in o.axes],

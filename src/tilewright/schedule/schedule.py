@@ -44,9 +44,8 @@ class Schedule:
     exists. Values that cost at least `keep` (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory
     instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
     work below which grid points are not worth another thread. `trim` leaves out parts of a fold that take only its
-    identity, which assumes finite values behind a mask. `ahead` names parameters, read in several passes, of which the
-    next grid point's part is fetched in the last of them; `fetch` those of which each step of a loop fetches the next
-    step's block.
+    identity, which assumes finite values behind a mask. `ahead` names parameters of which the next grid point's part is
+    fetched in the last pass that reads them; `fetch` those of which each step of a loop fetches the next step's block.
 
     With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir import dims
-from ..ir.expr import Axis, axes_of, axis
+from ..ir.expr import Axis, axes_of, axis, cost
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .form import Form, Item
@@ -248,15 +248,16 @@ def _contiguous(i: Item) -> bool:
 
 
 def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[int, ...]:
-    """Inputs from memory whose rows are walked in several passes: while a row is worked on in the nearest caches,
-    memory would wait."""
+    """Inputs from memory whose rows are walked in several passes, or with much work on each element: while a row is
+    worked on in the nearest caches, memory would wait."""
     grid = [c for c in schedule.classes if c.role is Role.GRID]
     cache = target.level(MemoryKind.L2)
     if not grid or grid[-1].chunk or schedule.lane is None or cache is None:
         return ()
     found: list[int] = []
-    for item in form.folds.values():
-        for param, offset in item.accesses():
+    working = [i for i in form.outputs if sum(map(cost, i.body)) >= KEEP]
+    for item, (param, offset) in [(i, a) for i in (*form.folds.values(), *working) for a in i.accesses()]:
+        if param != item.param:
             size = dims.static(form.sizes[param])
             row = dims.coefficient(offset, axis(grid[-1].axis))
             near = row is not None and 0 < 4 * (dims.static(row) or 0) <= target.core.capacity // 4
