@@ -67,24 +67,30 @@ class CompilerMissing(BuildError):
 
 
 class IllegalSchedule(TilewrightError):
-    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate."""
+    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `fold` is the
+    place in the kernel of the op that "a fold" in the message means (-1: none)."""
 
     def __init__(
         self,
         message: str,
         *,
         law: str,
+        fold: int = -1,
         phase: str = "schedule",
         op: str = "",
         place: str = "",
         hint: str = "",
     ) -> None:
         super().__init__(message, phase=phase, op=op, place=place, hint=hint)
-        self.law = law
+        self.law, self.fold = law, fold
 
     def __str__(self) -> str:
         """As the base class, with the law at the end."""
         return f"{super().__str__()} [law: {self.law}]"
+
+    def about(self, name: str) -> str:
+        """The same with the name of the fold that it is about."""
+        return str(self).replace("a fold", name, 1)
 
 
 class IndexOutOfRange(TilewrightError, IndexError):

@@ -10,7 +10,7 @@ from functools import partial
 from tilewright.building import Builder, in_silence
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
-from tilewright.ir.kernel import Kernel, LibraryStep
+from tilewright.ir.kernel import Kernel, LibraryStep, Note
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import called
@@ -18,6 +18,7 @@ from tilewright.partition.recall import Memory
 from tilewright.partition.regions import may_have_regions
 from tilewright.partition.routines import as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Mapped, Prices, settle_regions
+from tilewright.partition.sites import marks
 from tilewright.rewrite.anneal import Search, rearrange
 from tilewright.rewrite.mask import recognise_masks
 from tilewright.rewrite.normalise import normalise
@@ -95,17 +96,27 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
         found = None if exact else routine_of(region, solver.target)
         return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
 
-    return Prices(kernel, library, ideal, usual, routine)
+    def refused(k: Kernel, layouts: Mapping[Value, Layout]) -> Sequence[Note]:
+        with seen_sizes(sizes):
+            return solver.notes(k, layouts)
+
+    return Prices(kernel, library, ideal, usual, routine, refused)
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
-    """A region in the form that is best cut into kernels, and which rules led there, with the ops where they did."""
+    """A region in the form that is best cut into kernels, and which rules led there or were refused, with the ops where
+    they were."""
     if not options.rules:
         return region, ()
-    found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates))
+    found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates), marks(region))
     changed, quotients = undivided(normalise(found.graph))
-    applied = [str(step) for change in found.changes for step in change.applied]
-    return changed, (*applied, *("quotient leaves elements at folds across rows",) * quotients)
+    applied = [f"rule: {step}" for change in found.changes for step in change.applied]
+    refused = [f"refused rule: {rule}" for rule in found.refused]
+    return changed, (
+        *applied,
+        *("rule: quotient leaves elements at folds across rows",) * quotients,
+        *refused,
+    )
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:

@@ -299,4 +299,4 @@ def test_large_means_do_not_cancel(name: str, style: str) -> None:
 def test_what_is_refused_says_why(run: Callable[[Tensor], Tensor], words: str) -> None:
     graph = capture(Case("long", run, ((600, 131072),)), False)
     solved = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts)
-    assert len(solved.notes) == bool(words) and all(words in n for n in solved.notes)
+    assert len(solved.notes) == bool(words) and all(words in n.text for n in solved.notes)

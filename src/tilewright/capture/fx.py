@@ -126,7 +126,7 @@ class _Importer:
             return self.write(node)
         if name == "_assert_scalar":
             return self.assertion(node)
-        with self.b.origin(_display(target), _place(node)) as origin:
+        with self.b.origin(_display(target), _place(node), node.name) as origin:
             return self.compute(node, origin, val)
 
     def item(self, node: fx.Node) -> object:
@@ -144,7 +144,7 @@ class _Importer:
         sources = [a for a in node.all_input_nodes if isinstance(self.entries[a], Value)]
         target = node.target
         if isinstance(target, OpOverload) and sources and "sym_" not in target.overloadpacket.__name__:
-            with self.b.origin(_display(target), _place(node)) as origin:
+            with self.b.origin(_display(target), _place(node), node.name) as origin:
                 call, inputs = self.library(node, (), library_reason(target))
                 self.b.library(call, inputs, (), binds=(made,))
                 self.b.close_origin(origin, call, inputs, ())
@@ -157,7 +157,7 @@ class _Importer:
         made = self.claims.expr(val) if isinstance(val, _NUMBERS) else self.argument(tested)
         if made is True or (isinstance(made, Expr) and made.op == "const" and bool(made.value)):
             return
-        with self.b.origin(_display(node.target), _place(node)) as origin:
+        with self.b.origin(_display(node.target), _place(node), node.name) as origin:
             call, inputs = self.library(node, (), CHECK)
             call = replace(call, args=(made, *call.args[1:]), pure=False)
             self.b.library(call, inputs, ())
@@ -169,7 +169,7 @@ class _Importer:
         old = self.entries[target]
         assert isinstance(old, Value)
         if source.dtype != old.dtype or source.shape != old.shape:
-            with self.b.origin("copy_", _place(node)):
+            with self.b.origin("copy_", _place(node), node.name):
                 source = pointwise.to(self.b, source, old.dtype)
                 source = pointwise.pointwise(self.b, "copy", lambda _, e: e, old, source)
         self.writes.append(Write(self.places[target], source))

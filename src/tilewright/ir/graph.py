@@ -152,7 +152,7 @@ class Epilogue:
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
     """One captured node: display name, place in the user's source, and its library call with inputs and outputs.
-    `view` marks pure views, which coverage does not count."""
+    `view` marks pure views, which coverage does not count; `node` is the name that capture gave this one."""
 
     id: int
     name: str
@@ -161,6 +161,7 @@ class Origin:
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
     view: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,10 +378,10 @@ class Builder:
             self.preconditions.append(Precondition(size, origin.name, origin.place))
 
     @contextmanager
-    def origin(self, name: str, place: str = "") -> Generator[int, None, None]:
+    def origin(self, name: str, place: str = "", node: str = "") -> Generator[int, None, None]:
         """Ops emitted inside belong to one captured node; give its call and values to `close_origin` afterwards."""
         outer, self._origin = self._origin, len(self.origins)
-        self.origins.append(Origin(self._origin, name, place))
+        self.origins.append(Origin(self._origin, name, place, node=node))
         try:
             yield self._origin
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .expr import Expr
@@ -60,6 +60,18 @@ class Cover:
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What could not be had in a kernel, in words: `text` with {0}, {1} and so on for `ops`."""
+
+    text: str
+    ops: tuple[Op, ...] = ()
+
+    def shown(self, name: Callable[[Op], str]) -> str:
+        """The words, with names of the ops."""
+        return self.text.format(*map(name, self.ops))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
     """A kernel with its decisions and its tile program; `params[k]` is the value behind `program.params[k]` (inputs,
@@ -74,5 +86,5 @@ class Scheduled:
     program: TileProgram
     params: tuple[Value, ...]
     buckets: tuple[tuple[Expr, TileProgram], ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     seconds: float | None = None

@@ -19,6 +19,7 @@ from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .layout import kernel_layouts
 from .recall import Grouping, Memory, groupings_of, plain, task_of
+from .sites import filled
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -211,10 +212,11 @@ class _Partition:
         if self.cyclic(a, b):
             b.why = b.why or "another kernel or library call stands between"
             return False
+        kernel = self.kernel(a.ops | b.ops)
         try:
-            together = self.cost_of(a.ops | b.ops)
+            together = self.price(kernel, self.layouts)
         except IllegalSchedule as refused:
-            b.why = str(refused)
+            b.why = self.reason(refused, kernel)
             together = math.inf
         if together > (1 - saved) * (a.price + b.price):
             b.tried.add(id(a))
@@ -224,6 +226,12 @@ class _Partition:
         for op in merged.ops:
             self.group[op] = merged
         return True
+
+    def reason(self, refused: IllegalSchedule, kernel: Kernel) -> str:
+        """Why a kernel has no legal form, with marks for ops."""
+        if refused.fold < 0:
+            return str(refused)
+        return refused.about(f"@{self.position[kernel.ops[refused.fold]]}")
 
     def cyclic(self, a: _Group, b: _Group) -> bool:
         """Whether a path leaves one group and enters the other, or itself, through ops outside both."""
@@ -315,7 +323,7 @@ class _Partition:
         for op in self.inlined:
             if op.output in stored:
                 groups.append(_Group({op}, 0.0, "read by a library call or the caller"))
-        steps: list[Step] = [self.kernel(g.ops, g.why) for g in groups]
+        steps: list[Step] = [self.kernel(g.ops, filled(g.why, self.graph)) for g in groups]
         for op in self.graph.ops:
             if op.call is not None:
                 origins = tuple(o for o in (op.origin, *op.absorbed) if o >= 0)

@@ -74,9 +74,11 @@ class Choice:
     seconds: float
 
 
-def candidates(region: Graph, price: Price, cores: int) -> Candidates:
+def candidates(
+    region: Graph, price: Price, cores: int, name: Callable[[Op], str] = lambda op: op.name
+) -> Candidates:
     """The kernels of a region that have a legal form, fill `cores` with tiles if others that store the same do, and
-    that no other one makes needless."""
+    that no other one makes needless. `name` says how ops are called in reasons."""
     cuts = _cuts(region)
     producer = region.producer()
     position = {op: n for n, op in enumerate(region.ops)}
@@ -107,11 +109,12 @@ def candidates(region: Graph, price: Price, cores: int) -> Candidates:
         try:
             found.append(Candidate(kernel, given, price(kernel, region.layouts)))
         except IllegalSchedule as problem:
-            refused.setdefault(str(problem), {}).update(dict.fromkeys(kernel.outputs))
+            why = problem.about(name(kernel.ops[problem.fold])) if problem.fold >= 0 else str(problem)
+            refused.setdefault(why, {}).update(dict.fromkeys(kernel.outputs))
     fit = _undominated(found)
     kept = _useful(region, fit)
     maker = region.producer()
-    reasons = tuple(f"{why} (for {_listed(maker[v].name for v in made)})" for why, made in refused.items())
+    reasons = tuple(f"{why} (for {_listed(name(maker[v]) for v in made)})" for why, made in refused.items())
     return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons, tuple(fit))
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.kernel import Kernel
+from ..ir.kernel import Kernel, Note
 from ..options import Contractions
 from ..rewrite.parts import Cascade, cascades, in_parts
 from ..tile.sizes import estimate
 from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
 from .recall import Grouping, Memory, groupings_of, plain, task_of
 from .regions import Region, find_regions
+from .sites import filled, marks
 
 MARGIN = 1.2
 """How many times as fast as library calls kernels must be modelled: the model knows both only roughly."""
@@ -39,7 +40,8 @@ WORTH = 1.2
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
     """What was decided for one region: its kernels (none if library calls are faster), made of the equal graph
-    `rearranged`; modelled seconds of either way; and, for people, what was considered, refused and rearranged."""
+    `rearranged`; modelled seconds of either way; and notes of what was considered, refused and rearranged (for people:
+    `explained`)."""
 
     region: Graph
     kernels: tuple[Kernel, ...]
@@ -57,7 +59,12 @@ class Settled:
         ways = f"{self.seconds * 1e3:.3g} ms modelled, {self.library * 1e3:.3g} ms as library calls"
         how = "one library call" if self.routine else f"{len(self.kernels) or 'no'} kernels"
         head = f"{len(self.region.ops)} ops that make {made}: {how}; {ways}"
-        return "\n  ".join((head, *self.notes))
+        return "\n  ".join((head, *self.explained))
+
+    @property
+    def explained(self) -> tuple[str, ...]:
+        """The notes, with the captured nodes that they are about."""
+        return tuple(filled(note, self.region) for note in self.notes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +87,8 @@ class Prices:
     """The same for the sizes that the program was traced with, if these are others: kernels must win there too."""
     routine: Callable[[Graph], tuple[float, Graph] | None] = lambda region: None
     """Seconds of a routine of the library that computes a whole region, and the region as its call."""
+    refused: Callable[[Kernel, Mapping[Value, Layout]], Sequence[Note]] = lambda kernel, layouts: ()
+    """What could not be had in a kernel."""
     timed: Callable[[Sequence[Graph]], Sequence[float] | None] = lambda covers: None
     """Measured seconds of graphs whose ops have the numbers of their kernels; None where nothing is measured."""
 
@@ -103,7 +112,7 @@ ROWS = 64
 """Rows for each core from which on nothing is cut in parts."""
 
 Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
-"""Gives an equal region whose large values are fewer, and the names of the rules that were applied."""
+"""Gives an equal region whose large values are fewer, and notes of the rules that were applied and refused."""
 
 
 def settle_regions(
@@ -155,8 +164,8 @@ def _settle(
     if otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, cores)
-    notes = _notes(considered, rules)
+    considered = candidates(better, prices.kernel, cores, marks(region))
+    notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, CONSIDERED) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]
@@ -233,6 +242,14 @@ def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way,
     )
 
 
+def _in_one(region: Graph, prices: Prices, name: Callable[[Op], str]) -> Iterator[str]:
+    """What could not be had if all of the region were one kernel: passes that do not merge."""
+    owed = {v for v in region.outputs if isinstance(v, Value)}
+    whole = Kernel(region.ops, tuple(v for v in _results(region) if v in owed))
+    for note in prices.refused(whole, region.layouts):
+        yield f"in one kernel {note.shown(name)}"
+
+
 def _each_apart(
     region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
     whole: tuple[float, Graph] | None = None,
@@ -279,7 +296,7 @@ def _notes(considered: Candidates, rules: Sequence[str]) -> tuple[str, ...]:
 
 
 def _applied(rules: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"rule: {name}" + (f" x{n}" if n > 1 else "") for name, n in Counter(rules).items())
+    return tuple(name + (f" x{n}" if n > 1 else "") for name, n in Counter(rules).items())
 
 
 def _plain(settled: Settled) -> list[object]:

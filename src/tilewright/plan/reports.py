@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr, cost, walk
-from tilewright.ir.graph import Value
+from tilewright.ir.graph import Op, Value
 from tilewright.ir.host import size
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.reduction import Reduction
+from tilewright.partition.sites import site
 from tilewright.plan.bind import names_in
 from tilewright.plan.coverage import How, how
 
@@ -40,6 +41,7 @@ class KernelReport:
     sizes: Mapping[str, int]
     scheduled: Callable[[], Scheduled]
     printer: Callable[[TileProgram], str]
+    site: Callable[[Op], str]
 
     @property
     def bytes_moved(self) -> int | None:
@@ -83,7 +85,8 @@ class KernelReport:
     def reason(self) -> str:
         """Why the kernel ends where it does, and what could not be had."""
         made = self.scheduled()
-        return "; ".join(filter(None, (made.kernel.reason, *made.notes)))
+        notes = (note.shown(self.site) for note in made.notes)
+        return "; ".join(filter(None, (made.kernel.reason, *notes)))
 
     @property
     def source(self) -> str:
@@ -150,7 +153,7 @@ def report_of(
             flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
             powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
             exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
-    stored = set(kernel.outputs)
+    stored, origins = set(kernel.outputs), cover.graph.origins
     moved = _bytes((*kernel.inputs, *kernel.outputs))
     bound = _bytes((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
     return KernelReport(
@@ -163,6 +166,7 @@ def report_of(
         sizes=sizes,
         scheduled=scheduled,
         printer=printer,
+        site=lambda op: site(op, origins, sum(o.origin == op.origin for o in kernel.ops) == 1),
     )
 
 

@@ -39,6 +39,11 @@ class AlgebraRule:
     condition: str
 
 
+ENDLESS = "the factor may be infinite or NaN"
+ROUNDED = "what is left would be rounded anew in half precision"
+CANCELS = "terms may cancel: their signs are unknown"
+
+
 # --- what floats need ------------------------------------------------------------
 
 
@@ -52,7 +57,13 @@ def _leaves_sum(d: Draft, p: Part, step: Step) -> bool:
         harmless, gentle = f.finite, not f.zero and f.least >= 1 / MOST
         shrinks = f.largest <= 1
     room = d.bounds.of(p.rest).largest * MOST <= LARGEST[step.value.dtype.name]
-    return harmless and (gentle or room) and _keeps_precision(d, p, shrinks)
+    if not harmless:
+        why = "the divisor may be 0" if p.divides else ENDLESS
+    elif not (gentle or room):
+        why = "what is left may overflow"
+    else:
+        why = "" if _keeps_precision(d, p, shrinks) else ROUNDED
+    return d.allows(p.part, why)
 
 
 def _keeps_precision(d: Draft, p: Part, shrinks: bool) -> bool:
@@ -64,7 +75,10 @@ def _keeps_precision(d: Draft, p: Part, shrinks: bool) -> bool:
 def _leaves_extreme(d: Draft, p: Part, step: Step) -> bool:
     """Whether a factor is positive, and no infinity that would make NaN of 0."""
     f = d.bounds.of(p.part)
-    return f.positive and f.finite and _keeps_precision(d, p, shrinks=f.largest <= 1 and not p.divides)
+    if not (f.positive and f.finite):
+        return d.allows(p.part, "the sign of the factor is unknown" if f.finite else ENDLESS)
+    kept = _keeps_precision(d, p, shrinks=f.largest <= 1 and not p.divides)
+    return d.allows(p.part, "" if kept else ROUNDED)
 
 
 def _some(step: Step) -> bool:
@@ -174,7 +188,7 @@ def term_leaves_sum(d: Draft, step: Step) -> Found:
     if step.simple != "add" or not step.value.dtype.is_float or not _some(step):
         return
     for p in terms(d, step.body, _banned(step), "add"):
-        if p.rounded or not _same_sign(d, p.rest, p.part):
+        if p.rounded or not d.allows(p.part, "" if _same_sign(d, p.rest, p.part) else CANCELS):
             continue
         made, times = _counted(d, step, p)
         add = lambda e, t=times: call("add", e, t)  # noqa: E731
@@ -204,7 +218,7 @@ def sum_splits(d: Draft, step: Step) -> Found:
     if step.simple != "add" or not step.value.dtype.is_float:
         return
     for a, b in _distributed(d, step.body):
-        if _same_sign(d, a, b):
+        if d.allows(call("add", a, b), "" if _same_sign(d, a, b) else CANCELS):
             first = d.make(step, replace(step.expr, body=(a,)), step.value.dtype)
             element = read(first.id, [position(x) for x in step.expr.axes], step.value.dtype)
             yield _outside(d, step, b, lambda e, x=element: call("add", x, e), (first,))

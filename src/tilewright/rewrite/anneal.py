@@ -16,7 +16,7 @@ from random import Random
 from torch import Tensor
 
 from ..ir import dims
-from ..ir.expr import Symbol
+from ..ir.expr import Symbol, walk
 from ..ir.graph import Graph, Op, Value
 from ..ir.pattern import Rewriter
 from .algebra import RULES, AlgebraRule
@@ -24,12 +24,14 @@ from .bounds import of_tensor
 from .factors import Draft
 from .normalise import normalise
 from .rules import IEEE_RULES
-from .steps import UNKNOWN_SIZE, Program, Step, canonical, renumbered
+from .steps import UNKNOWN_SIZE, Program, Step, canonical, operand, renumbered
 
 GROWTH = 2
 """How many times larger than its largest operand the result of an op is that starts a part to be searched."""
 STEPS = 100
 """Steps of annealing for each part."""
+INPUT = "an input"
+"""What a factor is called that no op of a part makes."""
 TRIES = 32
 """Steps of a descent."""
 
@@ -43,6 +45,20 @@ class Applied:
 
     def __str__(self) -> str:
         return f"{self.rule} at {self.site}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A rule that would apply at an op, to a factor or term that the ops `parts` make, but for a condition."""
+
+    rule: str
+    site: str
+    parts: tuple[str, ...]
+    why: str
+
+    def __str__(self) -> str:
+        of = f" ({', '.join(self.parts)})" if self.parts else ""
+        return f"{self.rule} at {self.site}: {self.why}{of}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +80,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rearranged:
-    """A graph after the search, and what was changed in it."""
+    """A graph after the search, what was changed in it, and which rules were refused where it ended."""
 
     graph: Graph
     changes: tuple[Change, ...] = ()
+    refused: tuple[Refused, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +102,17 @@ class Search:
 
 
 def rearrange(
-    graph: Graph, sizes: Mapping[str, int] | None = None, search: Search | None = None
-) -> Rearranged:
+    graph: Graph, sizes: Mapping[str, int] | None = None, search: Search | None = None,
+    name: Callable[[Op], str] = lambda op: op.name,
+) -> Rearranged:  # fmt: skip
     """The graph with factors and terms where they leave the fewest bytes of intermediates.
 
     It comes after `normalise` and before partitioning: every reduction stays an op of its own, followed or preceded by
     new pointwise ops, so that a kernel may end in between. `sizes` are typical values of symbols. Values that are read
     elsewhere keep their identity. A captured node whose ops change loses its library call, which would read or make
-    what is not there any more; other nodes keep theirs."""
+    what is not there any more; other nodes keep theirs. `name` says how ops are called in what is reported."""
     settings = search or Search()
-    found: dict[object, _Solution | None] = {}
+    found: dict[object, _Solution] = {}
     counts: Counter[object] = Counter()
     ops: dict[Op, tuple[Op, ...]] = {}
     first_id = 1 + max((v.id for v in _values(graph)), default=0)
@@ -104,9 +122,9 @@ def rearrange(
         program, values = program_of(graph, whole, part, sizes or {})
         key = _key(program)
         if key not in found:
-            found[key] = _searched(program, whole, settings)
+            found[key] = _searched(program, whole, settings, name)
         solution = found[key]
-        if solution is None:
+        if not solution.change.applied:
             continue
         counts[key] += 1
         new = [
@@ -117,10 +135,11 @@ def rearrange(
         changed |= {op.origin for op in part if op not in new}
         ops |= dict.fromkeys(part, ())
         ops[part[-1]] = tuple(new)
+    refused = tuple(dict.fromkeys(r for s in found.values() for r in s.refused))
     if not ops:
-        return Rearranged(graph)
-    changes = [replace(s.change, repeats=counts[key]) for key, s in found.items() if s is not None]
-    return Rearranged(_replaced(graph, ops, changed), tuple(changes))
+        return Rearranged(graph, refused=refused)
+    changes = [replace(s.change, repeats=counts[key]) for key, s in found.items() if counts[key]]
+    return Rearranged(_replaced(graph, ops, changed), tuple(changes), refused)
 
 
 # --- parts of a graph ------------------------------------------------------------
@@ -277,6 +296,7 @@ class _State:
 class _Solution:
     program: Program
     change: Change
+    refused: tuple[Refused, ...]
 
 
 class Walk:
@@ -293,6 +313,7 @@ class Walk:
     def moves(self, program: Program) -> list[Move]:
         """Every way to apply a rule once. What it is at a step depends on that step and those behind it."""
         self._draft.program = program
+        self._draft.refusals.clear()
         behind = _behind(program)
         found: list[Move] = []
         for step in program.steps.values():
@@ -313,6 +334,25 @@ class Walk:
         if key not in self._after:
             self._after[key] = s.program.changed([self._simplified(x) for x in new])
         return _State(self._after[key], (*s.applied, Applied(rule.name, self.name(step))))
+
+    def refused(self, program: Program) -> tuple[Refused, ...]:
+        """The rules that would apply to the program but for a condition."""
+        draft = self._draft
+        draft.program = program
+        found: dict[tuple[str, tuple[str, ...], str], Refused] = {}
+        for step in program.steps.values():
+            if step.id in program.fixed:
+                continue
+            for rule in self.search.rules:
+                draft.refusals.clear()
+                for _ in rule.find(draft, step):
+                    pass
+                for part, why in draft.refusals:
+                    behind = [draft.step(operand(r)) for r in walk(part) if r.op == "read"]
+                    names = tuple(dict.fromkeys(INPUT if s is None else self.name(s) for s in behind))
+                    site = self.name(step)
+                    found.setdefault((site, names, why), Refused(rule.name, site, names, why))
+        return tuple(found.values())
 
     def _simplified(self, step: Step) -> Step:
         body = tuple(self._rewriter(b) for b in step.expr.body)
@@ -362,16 +402,17 @@ def _behind(program: Program) -> dict[int, frozenset[Step]]:
     return found
 
 
-def _searched(program: Program, part: Sequence[Op], search: Search) -> _Solution | None:
-    """The best program that the search finds, or None if that is the one it is given."""
-    walk = Walk(program, search, lambda step: part[step.source].name)
+def _searched(program: Program, part: Sequence[Op], search: Search, name: Callable[[Op], str]) -> _Solution:
+    """The best program that the search finds; without a change that is the one it is given."""
+    walk = Walk(program, search, lambda step: name(part[step.source]))
     outward = [r for r in search.rules if "leaves" in r.name or "stands" in r.name]
     ends = [walk.descend(walk.start), walk.descend(walk.descend(walk.start, outward))]
     ends.append(walk.descend(walk.anneal(walk.start)))
     best = min(ends, key=lambda s: (s.program.cost, len(s.applied)))
     if best.program.cost >= program.cost:
-        return None
-    return _Solution(best.program, Change(best.applied, program.cost, best.program.cost))
+        best = walk.start
+    change = Change(best.applied, program.cost, best.program.cost)
+    return _Solution(best.program, change, walk.refused(best.program))
 
 
 # --- back to a graph ------------------------------------------------------------

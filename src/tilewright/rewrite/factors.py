@@ -27,8 +27,16 @@ class Draft:
         self.program = program
         self.bounds = Bounds(program, limit)
         self.round_intermediates = round_intermediates
+        self.refusals: list[tuple[Expr, str]] = []
+        """Parts that a rule would have moved, and the conditions that they do not meet, since somebody cleared it."""
         self._next = program.fresh
         self._made: dict[int, Step] = {}
+
+    def allows(self, part: Expr, why: str) -> bool:
+        """Whether nothing (no `why`) keeps a rule from moving a part; a reason is noted."""
+        if why:
+            self.refusals.append((part, why))
+        return not why
 
     def step(self, id: int) -> Step | None:
         """The step of a value in the program, or one in the making."""
@@ -114,6 +122,12 @@ class _Factors:
     d: Draft
     banned: frozenset[Expr]
     constants: bool
+    inner: bool = False
+    """Whether this is about what an op makes that the reduction reads."""
+
+    def _stays(self, f: Expr, e: Expr) -> bool:
+        """Whether a factor of `e` is spread over some of its axes, but reads those of the sum."""
+        return f.op == "read" and bool(axes_of(f) & self.banned) and axes_of(f) < axes_of(e)
 
     def _free(self, e: Expr) -> bool:
         return constant_value(e) is not None or not (
@@ -144,6 +158,8 @@ class _Factors:
         x, y = e.args
         divides = e.op == "div"
         for rest, f in ((x, y),) if divides else ((x, y), (y, x)):
+            if not self.constants and self.inner and self._stays(f, e):
+                self.d.allows(f, "it reads the axis of the sum")
             if self._free(f):
                 found = constant(f, divides)
                 yield Part(rest, f, divides) if found is None else replace(found, rest=rest)
@@ -161,10 +177,11 @@ class _Factors:
         """exp(t + u) = exp(t) * exp(u), neither of which is beyond it in magnitude if t and u have one sign."""
         for p in terms(self.d, e.args[0], self.banned, "add"):
             t, u = self.d.bounds.of(p.rest), self.d.bounds.of(p.part)
-            if (
-                p.mask is None
-                and not p.rounded
-                and ((t.high <= 0 and u.high <= 0) or (t.low >= 0 and u.low >= 0))
+            alike = (t.high <= 0 and u.high <= 0) or (t.low >= 0 and u.low >= 0)
+            if p.mask is not None or p.rounded:
+                continue
+            if self.d.allows(
+                p.part, "" if alike else "one exponential may overflow where their product does not"
             ):
                 yield replace(p, rest=call("exp", p.rest), part=call("exp", p.part), exponential=True)
 
@@ -203,7 +220,7 @@ class _Factors:
             return
         places = {axis(a): i for a, i in zip(step.expr.axes, e.args, strict=True)}
         inner = frozenset(a for a, i in places.items() if axes_of(i) & self.banned)
-        for p in _Factors(self.d, inner, self.constants).of(step.body):
+        for p in _Factors(self.d, inner, self.constants, True).of(step.body):
             yield _copied(self.d, step, e, p)
 
     def _rebuilt(self, p: Part, build: Callable[[Expr], Expr]) -> Part:

@@ -180,9 +180,18 @@ def with_companions(form: Form) -> Form:
     return replace(form, items=tuple(items))
 
 
-def refusals(form: Form, schedule: Schedule) -> tuple[str, ...]:
-    """Why folds along streamed classes run after the folds that they read, in words."""
-    found: dict[str, None] = {}
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Why a fold runs after `others` that it reads; folds by the places of their ops in the kernel."""
+
+    fold: int
+    others: tuple[int, ...]
+    why: str
+
+
+def refusals(form: Form, schedule: Schedule) -> tuple[Late, ...]:
+    """Why folds along streamed classes run after the folds that they read."""
+    found: dict[Late, None] = {}
     for fold in form.folds.values():
         upstream = [
             form.items[d] for d in folds_read(fold.body) if set(form.items[d].reduce) & set(fold.reduce)
@@ -191,9 +200,9 @@ def refusals(form: Form, schedule: Schedule) -> tuple[str, ...]:
             continue
         law = law_of(fold, upstream)
         why = (law.law, law.reason) if isinstance(law, Refusal) else ("safe gauge", law.hazard)
-        names = ", ".join(u.reduction.name for u in upstream if u.reduction is not None)
-        if why[1] and fold.reduction is not None:
-            found[f"{fold.reduction.name} runs after {names} (no {why[0]}: {why[1]})"] = None
+        others = tuple(dict.fromkeys(u.source for u in upstream if u.source >= 0))
+        if why[1] and fold.source >= 0:
+            found[Late(fold.source, others, f"no {why[0]}: {why[1]}")] = None
     return tuple(found)
 
 

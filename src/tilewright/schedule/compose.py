@@ -82,7 +82,10 @@ class _Composer:
         number = len(self.items)
         live = lambda group: tuple(fresh[a] for a in group if a.extent is not dims.ONE)  # noqa: E731
         scan = fresh[expr.scan] if expr.scan is not None else None
-        self.items.append(Item(number, live(expr.axes), body, live(expr.reduce), expr.reduction, scan))
+        source = self.kernel.ops.index(op)
+        self.items.append(
+            Item(number, live(expr.axes), body, live(expr.reduce), expr.reduction, scan, source=source)
+        )
         for r, v in enumerate(op.outputs):
             self.folded[v] = (number, r)
 

@@ -44,9 +44,9 @@ def _taken(e: Expr) -> Expr | None:
     return const(True, bool_) if e.op == "implied" else None
 
 
-def unended(form: Form, schedule: Schedule) -> tuple[str, ...]:
-    """Why loops run over tiles that a mask of data may hide, in words."""
-    found: dict[str, None] = {}
+def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Why loops run over tiles that a mask may hide, in words, with the places in the kernel of the folds there."""
+    found: dict[tuple[tuple[int, ...], str], None] = {}
     for c in (p.axis for p in schedule.classes if p.role is Role.STREAMED):
         folds = [f for f in form.folds.values() if c in f.reduce]
         roots = [r for i in form.items if c in i.axes for r in i.roots]
@@ -55,8 +55,11 @@ def unended(form: Form, schedule: Schedule) -> tuple[str, ...]:
             for x in tested(roots)
             if folds and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
         ]
-        if schedule.trim and not any(x.op == "implied" for x in masks):
-            found |= dict.fromkeys(filter(None, (_unbounded(x, c) for x in masks)))
+        reasons = () if any(x.op == "implied" for x in masks) else (_unbounded(x, c) for x in masks)
+        if masks and not schedule.trim:
+            reasons = ("what its mask hides may not be finite (trim='exact'): no tile is left out for it",)
+        places = tuple(dict.fromkeys(f.source for f in folds if f.source >= 0))
+        found |= {(places, why): None for why in reasons if why}
     return tuple(found)
 
 

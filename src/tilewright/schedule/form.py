@@ -23,7 +23,7 @@ class Item:
     """A fold (with `reduction`) or an output (with `param`, the parameter it is stored to, at element offset `offset`).
 
     `kept` are the classes that index its result, `reduce` those it folds over; `scan` is a kept class along which the
-    fold is an inclusive running one."""
+    fold is an inclusive running one. `source` is the place of a fold's op in the kernel (-1: it stems from none)."""
 
     id: int
     kept: tuple[Axis, ...]
@@ -33,6 +33,7 @@ class Item:
     scan: Axis | None = None
     param: int = -1
     offset: Expr = dims.ZERO
+    source: int = -1
 
     @property
     def is_fold(self) -> bool:

@@ -273,10 +273,10 @@ def _clone_misfits(form: Form, budget: int) -> Form:
             return made[x]
         if any(y.op in ("read", "value") for a in x.args for y in walk(a)):
             raise IllegalSchedule(
-                f"fold {fold.id} is read at an index that comes from data", law=_PLAIN, phase="schedule"
+                "a fold is read at an index that comes from data", law=_PLAIN, fold=fold.source
             )
         if fold.scan is not None or len(items) - len(form.items) >= budget:
-            raise IllegalSchedule(f"fold {fold.id} is read through a map", law=_PLAIN, phase="schedule")
+            raise IllegalSchedule("a fold is read through a map", law=_PLAIN, fold=fold.source)
         fresh = {a: Axis(f"c{age + k}", a.extent) for k, a in enumerate(fold.reduce)}
         age += len(fresh)
         table = {axis(a): axis(b) for a, b in fresh.items()} | {

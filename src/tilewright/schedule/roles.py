@@ -33,13 +33,13 @@ def check_roles(form: Form, schedule: Schedule) -> None:
         for a in item.reduce:
             if roles[a].role is Role.GRID:
                 raise IllegalSchedule(
-                    f"fold {item.id} reduces {a.name}", law="no fold reduces a grid class", phase="schedule"
+                    f"a fold reduces {a.name}", law="no fold reduces a grid class", fold=item.source
                 )
         for d in item.kept:
             for c in item.reduce:
                 if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
                     raise IllegalSchedule(
-                        f"fold {item.id} keeps {d.name} inside {c.name}", law=_NEST, phase="schedule"
+                        f"a fold keeps {d.name} inside {c.name}", law=_NEST, fold=item.source
                     )
         if item.scan is not None and roles[item.scan].role not in (Role.SCAN, Role.RESIDENT):
             raise IllegalSchedule(
@@ -62,7 +62,7 @@ def _check_scans(form: Form) -> None:
             for d in folds_read(item.roots):
                 if folds[d].scan == c and (c not in item.kept or numbers[item.id] != numbers[d]):
                     raise IllegalSchedule(
-                        f"item {item.id} needs every step of the running fold {d}", phase="schedule",
+                        "every step of a fold that runs is needed elsewhere", fold=folds[d].source,
                         law="a running fold is read in its own pass",
                     )  # fmt: skip
 

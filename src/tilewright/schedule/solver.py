@@ -9,7 +9,7 @@ from ..errors import IllegalSchedule
 from ..ir.dtype import f32
 from ..ir.expr import Expr
 from ..ir.graph import Layout, Value
-from ..ir.kernel import Kernel, Scheduled
+from ..ir.kernel import Kernel, Note, Scheduled
 from ..ir.program import Dot, Stmt, TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
@@ -78,12 +78,20 @@ class Solver:
         if made is None:
             made = _Lowered(lower(found.form, found.schedule), self._buckets(found.rows))
             self.lowered[key] = made
-        notes = refusals(found.form, found.schedule) if found.schedule.online else ()
-        notes = (*notes, *unended(found.form, found.schedule))
+        notes = self.notes(kernel, layouts)
         if self.target.rounds_singles and any(_is_single(s) for s in made.program.statements()):
-            notes = (*notes, "its products of fp32 are TF32")
+            notes = (*notes, Note("its products of fp32 are TF32"))
         params = (*kernel.inputs, *kernel.outputs)
         return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes, found.seconds)
+
+    def notes(self, kernel: Kernel, layouts: Layouts) -> tuple[Note, ...]:
+        """What is refused in a kernel: folds that wait for others, masks that skip nothing. Nothing of one that has no
+        legal form."""
+        try:
+            found = self._solution(kernel, layouts)
+        except IllegalSchedule:
+            return ()
+        return _notes(kernel, found.form, found.schedule)
 
     def cramp(self, kernel: Kernel, layouts: Layouts, share: float) -> None:
         """From now on, solve this kernel as if a block had only this `share` of the shared memory that was counted on
@@ -144,6 +152,19 @@ class Solver:
         schedule = self._trimmed(choose(form, self.target, self.tuning))
         check_roles(form, schedule)
         return _Solution(schedule, form, modelled(form, schedule, self.target), form)
+
+
+def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
+    """What was refused in a kernel: folds that wait for others, masks that skip nothing."""
+    notes: list[Note] = []
+    for late in refusals(form, schedule):
+        ops = (kernel.ops[late.fold], *(kernel.ops[n] for n in late.others))
+        others = ", ".join(f"{{{k}}}" for k in range(1, len(ops))) or "what it reads"
+        notes.append(Note(f"{{0}} runs after {others} ({late.why})", ops))
+    for folds, why in unended(form, schedule):
+        names = ", ".join(f"{{{k}}}" for k in range(len(folds)))
+        notes.append(Note(f"{names}: {why}", tuple(kernel.ops[n] for n in folds)))
+    return tuple(notes)
 
 
 def _is_single(s: Stmt) -> bool:
