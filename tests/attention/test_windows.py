@@ -229,7 +229,7 @@ def test_masks_of_scores_are_no_windows() -> None:
     inputs = given(documents, 200, "sorted")[:3]
     made = compiled(steep, inputs)
     assert not any(ended(k.program) for k in made.kernels)
-    assert any("mask" in note for k in made.kernels for note in k.notes)
+    assert any("mask" in note.text for k in made.kernels for note in k.notes)
     right(made, steep, inputs)
 
 

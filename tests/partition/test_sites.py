@@ -78,7 +78,7 @@ def line(run: Callable[..., object], words: str) -> str:
         (
             deviation,
             "far.abs()",
-            "sum of mean_1 {} runs after sum of mean (test_sites.py:23) (no finite rank: the sign inside abs",
+            "in one kernel sum of mean_1 {} runs after sum of mean (test_sites.py:",
         ),
         (
             sparsemax,
@@ -90,7 +90,7 @@ def line(run: Callable[..., object], words: str) -> str:
         (
             scores_of_others,
             "softmax",
-            "max of _softmax {}: its mask depends on what it computes: no tile is left out",
+            "bmm_1 {}: its mask depends on what it computes: no tile is left out",
         ),
     ],
 )
