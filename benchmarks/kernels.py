@@ -140,6 +140,7 @@ def with_out(
     return {OURS: lambda: compiled(*workload.inputs, out=target)}
 
 
+@torch._dynamo.config.patch(automatic_dynamic_shapes=False)  # sizes are constants, as in what is recorded
 def in_cache(case: Case, moved: int, threads: int, seconds: float) -> float | None:
     """Seconds that our kernel would take for `moved` bytes if memory took none: from how its time grows between two
     sizes that stay in cache, which leaves out what a call costs. None if noise hides it."""
