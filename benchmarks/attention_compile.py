@@ -30,6 +30,7 @@ from tilewright import compiler
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
 from tilewright.partition.settle import Mapped
+from tilewright.runtime.device import host_target
 from tilewright.target import preset
 
 GPU, CPU = "sm_90", "cpu"
@@ -51,7 +52,12 @@ def captured(name: str, target: str) -> fx.GraphModule:
     module, sizes = WORKLOADS[name](), Sizes(QUERIES)
     with FakeTensorMode():
         inputs = sizes.inputs(name, dtype=torch.float32 if target == CPU else torch.float16)
-    return make_fx(_listed(module), decomposition_table=decompositions(), tracing_mode="fake")(*inputs)
+    made = make_fx(
+        _listed(module),
+        decomposition_table=decompositions(),  # pyright: ignore[reportArgumentType]
+        tracing_mode="fake",
+    )
+    return made(*inputs)
 
 
 def _listed(module: Attention) -> Callable[..., list[torch.Tensor]]:
@@ -63,8 +69,9 @@ def _listed(module: Attention) -> Callable[..., list[torch.Tensor]]:
 
 
 def compiled(graph: fx.GraphModule, target: str) -> compiler.Trace:
-    """The phases of a compilation; for a GPU, as if the graph were on it, those before building."""
-    placed, here = compiler._placed, compiler._Place("cuda:0")
+    """The phases of a compilation; for a machine that is not this one, those before building."""
+    machine = host_target() if target == CPU else preset(target)
+    here = compiler._Place("cpu" if machine.language == "cpp" else "cuda:0")
     recorders: list[compiler.Recorder] = []
 
     class Noted(compiler.Recorder):
@@ -80,8 +87,9 @@ def compiled(graph: fx.GraphModule, target: str) -> compiler.Trace:
     options = Options.make({"measure": False, "cache": False})
     with (
         mock.patch.object(compiler, "Recorder", Noted),
-        mock.patch.object(compiler, "_placed", placed if target == CPU else lambda *_: here),
-        mock.patch.object(compiler, "gpu_target", lambda ordinal: preset(target)),
+        mock.patch.object(compiler, "_placed", lambda *_: here),
+        mock.patch.object(compiler, "host_target", lambda: machine),
+        mock.patch.object(compiler, "gpu_target", lambda ordinal: machine),
         mock.patch.object(compiler, "missing", lambda where: ""),
         mock.patch.object(compiler, "singles_may_round", lambda: False),
     ):

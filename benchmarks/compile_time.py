@@ -3,7 +3,7 @@ warm one.
 
 Every figure comes from a process of its own. Cold: empty kernel caches. Warm: a second process with the
 caches that the first one filled. Tilewright's own phases are shown beside the rest (imports, torch's
-tracing).
+tracing), and beside the first call, which packs frozen weights.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def run(name: str, contestant: str, threads: int) -> Facts:
     facts: Facts = {
         "imports_s": imports,
         "first_result_s": prepared.ready_seconds,
+        "first_call_s": prepared.first_call_seconds,
         "coverage": prepared.coverage,
     }
     if phases:
@@ -96,10 +97,12 @@ def table(models: Mapping[str, Mapping[str, Mapping[str, Facts]]], threads: int)
     for contestant in CONTESTANTS:
         for kind in ("cold", "warm"):
             result.add_column(f"{contestant} {kind}", justify="right")
-    result.add_column("own phases warm", justify="right")
+    for column in ("own phases warm", "first call warm"):
+        result.add_column(column, justify="right")
     for name, facts in models.items():
         cells = [cell(facts[contestant][kind]) for contestant in CONTESTANTS for kind in ("cold", "warm")]
-        result.add_row(name, *cells, cell(facts["tilewright"]["warm"], "own_phases_s"))
+        warm = facts["tilewright"]["warm"]
+        result.add_row(name, *cells, cell(warm, "own_phases_s"), cell(warm, "first_call_s"))
     return result
 
 
