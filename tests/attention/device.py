@@ -90,7 +90,7 @@ def compiled(
         compiler.traced_sizes(gm),
     )
     captured = from_fx(gm)
-    normal = compiler._normal(run, captured, solver, given, sizes, None)  # pyright: ignore[reportArgumentType]
+    normal = compiler._normal(run, captured, solver, given, sizes, None, late=False)  # pyright: ignore[reportArgumentType]
     with seen_sizes(sizes):
         cover = partition(split_folds(normal, solver.price, solver.target), solver.price)
         assert all(isinstance(step, Kernel) for step in cover.steps)

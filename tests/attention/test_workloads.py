@@ -97,23 +97,40 @@ def free(name: str) -> Dims:
     return found | ({"noise": {2: "queries", 3: "keys"}} if name == "keyformer" else {})
 
 
-LENGTHS = ((2, 2), (17, 17), (127, 127), (129, 129), (17, 33), (2, 129))
+HALVES = (torch.float16, torch.bfloat16)
+LENGTHS = ((2, 2), (17, 17), (127, 127), (129, 129), (17, 33), (2, 129), (89, 25))
+"""Queries and keys; more queries than keys are rows that see nothing."""
 ONE = ((1, 1), (1, 5))
 LONG = ((1000, 1000), (129, 1000))
+CHUNKS = ((33, 4097), (129, 4095))
 VERY_LONG = ((4097, 4097),)
+LOUD = {torch.float32: 3000.0, torch.float16: 100.0, torch.bfloat16: 100.0}
+"""Standard deviations of scores that reach about 1e4, and 300 in halves."""
 
 
-def lengths(name: str, way: str, pairs: tuple[tuple[int, int], ...]) -> None:
-    """Queries and keys of any number, with one graph, another for equal numbers, and others for those of 1."""
+def lengths(
+    name: str,
+    way: str,
+    pairs: tuple[tuple[int, int], ...],
+    dtype: torch.dtype = torch.float32,
+    group: int = 1,
+) -> None:
+    """Queries and keys of any number, with one graph, another for equal numbers, and others for those of 1. `group`
+    heads share keys and values."""
     module = WORKLOADS[name]().eval()
     before = tilewright.stats().graphs
-    compiled = built(module, Sizes(40, 2, 16, keys=56).inputs(name, dtype=torch.float32), way, free(name))
+    first = Sizes(40, 8 if group > 1 else 2, 16, keys=56, kv_heads=1 if group > 1 else 2)
+    compiled = built(module, first.inputs(name, dtype=dtype), way, free(name))
     for queries, keys in pairs:
-        batch, heads = (4, 8) if queries < 1000 else (2, 8) if queries < 4000 else (1, 2)
-        sizes = Sizes(queries, heads, 16, batch, keys=keys)
-        count = max(1, min(64, 400 // queries))  # few elements say little about the worst of them
-        draws = [sizes.inputs(name, dtype=torch.float32) for _ in range(count)]
-        assert not (text := wrong(module, compiled, draws, deciding(module))), (queries, keys, text)
+        batch = 4 if keys < 1000 else 2 if queries < 1000 else 1
+        heads = 8 if group > 1 or keys < 4000 else 2
+        sizes = Sizes(queries, heads, 16, batch, keys=keys, kv_heads=heads // group)
+        # Few elements say little about the worst of them.
+        count = max(1, min(64, 400 // queries)) if keys < 1000 else 1
+        for scale in (1.0, LOUD[dtype]) if 17 <= queries <= keys <= 129 else (1.0,):
+            draws = [sizes.inputs(name, dtype=dtype, scale=scale) for _ in range(count)]
+            text = wrong(module, compiled, draws, deciding(module))
+            assert not text, (queries, keys, scale, text)
     assert tilewright.stats().graphs - before <= 2 + sum(1 in pair for pair in pairs)
 
 
@@ -124,7 +141,7 @@ def test_one_query(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_length_inside_kernels(name: str) -> None:
-    lengths(name, "inside", LENGTHS)
+    lengths(name, "inside", (*LENGTHS, *CHUNKS[:1]))
 
 
 @pytest.mark.parametrize("name", ["vanilla", "roco", "corm"])
@@ -132,14 +149,24 @@ def test_any_length_with_library_calls(name: str) -> None:
     lengths(name, "library", LENGTHS)
 
 
+@pytest.mark.parametrize("number", range(len(NAMES)))
+def test_any_length_in_halves(number: int) -> None:
+    """Eight heads share keys and values."""
+    lengths(NAMES[number], "inside", (*LENGTHS, *CHUNKS[:1]), HALVES[number % 2], 8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_long(name: str, way: str) -> None:
-    lengths(name, way, LONG + VERY_LONG)
+    lengths(name, way, LONG + CHUNKS + VERY_LONG)
 
 
-HALVES = (torch.float16, torch.bfloat16)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", LOUD, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_length_in_every_type(name: str, dtype: torch.dtype) -> None:
+    lengths(name, "inside", ONE + LENGTHS + LONG + CHUNKS + VERY_LONG, dtype, 8)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from .form import Item
 from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
-from .regions import Ends, Interval, Known, Spans, Steps, known, visible
+from .regions import Ends, Interval, Known, Spans, Steps, known, unless, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ def split_range(
     every fold of `trimmed` (if any) takes only its identity are left out; where cutting serves nothing, one piece.
     Expressions `kept` for later passes must be constant in such pieces, which then stand in the list to store them.
 
-    Scalar loops are only cut to leave pieces out: there a condition costs one branch."""
+    Scalar loops are only cut to leave pieces out: there a condition costs one branch. Where a value of the class may
+    see nothing at all (`_needed`), what else would be left out runs."""
     start, stop = whole
     found = [threshold(x, c, scalars) for x in conditions(roots)]
     marks = ordered([t for t in found if t is not None])
@@ -54,17 +55,21 @@ def split_range(
         edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
     edges.append(stop)
     pieces: list[Piece] = []
+    needed, again = _needed(roots, trimmed, c), 0
     for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
         truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
         now = {**known, **truths}
         left_out = all(is_neutral(t, now) for t in trimmed) and all(
             constant_under(x, now) is not None for x in kept
         )
-        if not trimmed or not left_out:
+        if not trimmed or not left_out or needed is None or (kept and needed):
             pieces.append(Piece(first, last, truths))
         elif kept:
             pieces.append(Piece(first, last, truths, True))
-    useful = tile > 1 or sum(not p.left_out for p in pieces) <= len(places)
+        elif needed:
+            pieces.append(Piece(first, unless(needed, first, last), truths))
+            again += 1
+    useful = tile > 1 or sum(not p.left_out for p in pieces) - again <= len(places)
     return pieces if useful else [Piece(start, stop)]
 
 
@@ -137,6 +142,22 @@ def _masks(
                 continue
             found.append(_Mask(condition, truth, _guarded(region, condition, truth, steps, trimmed)))
     return found
+
+
+def _needed(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Expr, ...] | None:
+    """Numbers of which none may be negative where masked parts of folds are left out, as in `_guarded`; None: they may
+    never be."""
+    found: list[Expr] = []
+    for condition in tested(roots):
+        if not any(_shifted_by_memory(t, condition, c) for t in trimmed):
+            continue
+        for truth in (True, False):
+            if all(is_neutral(t, {condition: not truth}) for t in trimmed):
+                one = visible(condition, truth, c)
+                if one is None:
+                    return None
+                found += one
+    return tuple(dict.fromkeys(found))
 
 
 def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed: Sequence[Item]) -> Known:

@@ -128,6 +128,13 @@ class Ends:
         return dims.add(rest, dims.mul(end, dims.integer(factor)))
 
 
+def unless(numbers: Sequence[Expr], holds: Expr, fails: Expr) -> Expr:
+    """`holds`, or `fails` if one of the `numbers` is negative."""
+    for n in numbers:
+        holds = _chosen(dims.add(n, dims.ONE), holds, fails)
+    return holds
+
+
 def known(condition: Expr, steps: Steps, spans: Spans, ends: Ends | None = None) -> Known:
     """Where `condition` is known, in whole tiles of a loop; that which numbers from memory say only with `ends`."""
     if condition.op == "implied":
