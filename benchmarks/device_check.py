@@ -1,8 +1,8 @@
 """`python -m benchmarks.device_check [--json FILE] [--parts N]`: whether compiled graphs are right on a GPU.
 
-The corpus of `tests.schedule` in three types by the fp64 rule, sizes that are nothing, one, odd or large, memory that
-is misaligned, expanded or strided, streams, threads, CUDA graphs, bad input, and what a launch costs. Prints one line
-for each check that fails, and a count. Parts run side by side in processes of their own.
+The corpus of `tests.schedule` and the attention cores in three types by the fp64 rule, sizes that are nothing, one, odd
+or large, memory that is misaligned, expanded or strided, streams, threads, CUDA graphs, bad input, and what a launch
+costs. Prints one line for each check that fails, and a count. Parts run side by side in processes of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.schedule.corpus import CASES, Case
 from torch import Tensor
 
 import tilewright
-from benchmarks import device_cases, record
+from benchmarks import device_attention, device_cases, record
 from tilewright.accuracy import compare_trees, in_float64
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -95,7 +95,8 @@ def corpus() -> Iterator[Check]:
 def checks() -> list[Check]:
     """All of them."""
     others = [Check(f.__name__, f) for f in device_cases.ALL]
-    return [*others, *corpus()]
+    attention = [Check(name, run) for name, run in device_attention.checks()]
+    return [*others, *attention, *corpus()]
 
 
 def run(check: Check) -> Outcome:

@@ -40,7 +40,8 @@ def wrong(
         near = None
         if deciding is not None:
             margins = (
-                torch.cat([_flat(f(*x))[0] for x in draws]) for f in (deciding, accuracy.in_float64(deciding))
+                torch.cat([_flat(f(*x))[0] for x in draws]).cpu()
+                for f in (deciding, accuracy.in_float64(deciding))
             )
             first, second = margins
             near = accuracy.Deciding(first, second, second)

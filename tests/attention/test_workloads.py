@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.attention.workloads import WORKLOADS, Corm, Layout, Sizes, Tensors, causal_mask, export
-from tests.attention.run import WAYS, Dims, Function, built, wrong
+from benchmarks.attention.workloads import WORKLOADS, Layout, Sizes, export
+from tests.attention.cores import HALVES, LOUD, Guarded, deciding, free
+from tests.attention.run import WAYS, Dims, built, wrong
 
 import tilewright
 from tilewright import accuracy, measure
@@ -86,26 +87,12 @@ def test_a_file_serves_all_lengths(name: str, tmp_path: Path) -> None:
 # --- compiled --------------------------------------------------------------------------------------------------------
 
 
-def deciding(module: torch.nn.Module) -> Function | None:
-    """The floats behind the bools of a core."""
-    return module.deciding if isinstance(module, Corm) else None
-
-
-def free(name: str) -> Dims:
-    """Queries and keys of layout bshd as symbols."""
-    found: Dims = {"q": {1: "queries"}, "k": {1: "keys"}, "v": {1: "keys"}}
-    return found | ({"noise": {2: "queries", 3: "keys"}} if name == "keyformer" else {})
-
-
-HALVES = (torch.float16, torch.bfloat16)
 LENGTHS = ((2, 2), (17, 17), (127, 127), (129, 129), (17, 33), (2, 129), (89, 25))
 """Queries and keys; more queries than keys are rows that see nothing."""
 ONE = ((1, 1), (1, 5))
 LONG = ((1000, 1000), (129, 1000))
 CHUNKS = ((33, 4097), (129, 4095))
 VERY_LONG = ((4097, 4097),)
-LOUD = {torch.float32: 3000.0, torch.float16: 100.0, torch.bfloat16: 100.0}
-"""Standard deviations of scores that reach about 1e4, and 300 in halves."""
 
 
 def lengths(
@@ -191,13 +178,17 @@ def test_fixed_sizes(name: str, layout: Layout, sizes: Sizes, dtype: torch.dtype
         assert not wrong(module, built(module, draws[0], way), draws, deciding(module)), way
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_queries_that_see_nothing(way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [*((way, torch.float32) for way in WAYS), *(("inside", dtype) for dtype in HALVES)],
+    ids=str,
+)
+def test_queries_that_see_nothing(way: str, dtype: torch.dtype) -> None:
     """More queries than keys: the first see none. Their results are NaN in eager, and what sums over them; a softmax
     that guards itself gives zeros."""
     sizes = Sizes(40, 4, 16, keys=25)
     for module in (WORKLOADS["h2o"]().eval(), Guarded().eval()):
-        draws = [sizes.inputs("h2o", dtype=torch.float32) for _ in range(3)]
+        draws = [sizes.inputs("h2o", dtype=dtype) for _ in range(3)]
         assert not wrong(module, built(module, draws[0], way), draws)
         with torch.no_grad():
             made = module(*draws[0])
@@ -210,16 +201,3 @@ def test_heads_of_any_number(way: str) -> None:
     draw = ODD.inputs("vanilla", dtype=torch.float32)
     dims: Dims = {"q": {1: "queries", 2: "heads", 3: "depth"}, "k": {1: "keys", 3: "depth"}, "v": {1: "keys"}}
     assert not wrong(module, built(module, draw, way, dims), [draw])
-
-
-class Guarded(torch.nn.Module):
-    """H2O with a softmax that gives zeros where a query sees nothing."""
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        z = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + causal_mask(q, k)
-        top = z.amax(-1, keepdim=True)
-        e = torch.exp(z - torch.where(torch.isfinite(top), top, 0.0))
-        total = e.sum(-1, keepdim=True)
-        p = e / torch.where(total == 0, 1.0, total)
-        return (p @ v).transpose(1, 2), p.sum(2)
