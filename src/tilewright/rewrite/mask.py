@@ -31,6 +31,9 @@ SMALLEST = 64
 ROWS = 64
 """Rows that are compared at a time, and rows of which a first look takes some elements."""
 
+FIRST = 8
+"""Elements of the first row that are looked at before anything is computed."""
+
 SAMPLE = 256
 """Rows that suggest predicates, and that a predicate is first compared with."""
 
@@ -102,7 +105,9 @@ def _matrix(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def _values(m: torch.Tensor) -> list[float] | None:
-    """Its values in ascending order, if they are one or two; a look at a few rows refuses most tensors."""
+    """Its values in ascending order, if they are one or two; a look at a few elements refuses most tensors."""
+    if len(set(m[0, :FIRST].tolist())) > 2:
+        return None
     some = m[:: max(1, m.shape[0] // ROWS)][:, :: max(1, m.shape[1] // ROWS)]
     for part in (some, m):
         low, high = part.min(), part.max()
