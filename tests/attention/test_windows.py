@@ -18,7 +18,7 @@ from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, axis, integer, walk
-from tilewright.ir.program import Buffer, Load, Loop, TileProgram, Var, value_of
+from tilewright.ir.program import Branch, Buffer, Load, Loop, TileProgram, Var, value_of
 from tilewright.schedule import windows
 from tilewright.target import preset
 
@@ -265,3 +265,43 @@ def test_loops_end_at_scalars() -> None:
     until(one).verify()
     with pytest.raises(ValueError, match="ends at a block"):
         until(many).verify()
+
+
+def test_steps_between_the_ends_are_jumped_over_on_a_cpu() -> None:
+    """Documents in two runs each: NaN among the values of what lies between would show."""
+    inputs = given(filled, 512, "sorted", torch.float32)
+    inputs[3] = inputs[4] = torch.tensor([0, 1, 0, 2]).repeat_interleave(128).repeat(2, 1)
+    inputs[2][:, :, 128:256] = torch.nan
+    made = built(filled, tuple(inputs), "inside")
+    assert any(isinstance(x, Branch) for s in made.trace["schedule"] for x in s.program.statements())  # pyright: ignore
+    ours = made(*inputs)
+    assert isinstance(ours, Tensor)
+    assert ours[:, :, 128:256].isnan().all()
+    ours[:, :, 128:256], inputs[2][:, :, 128:256] = 0.0, 0.0
+    want = filled(*inputs)
+    want[:, :, 128:256] = 0.0
+    torch.testing.assert_close(ours, want)
+
+
+def received(q: Tensor, k: Tensor, v: Tensor, own: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """What each key receives besides: rows that see nothing make all of it NaN."""
+    same = (own[..., :, None] == ids[..., None, :]).unsqueeze(-3)
+    p = torch.softmax(torch.where(same, scores(q, k), float("-inf")), -1)
+    return p.to(v.dtype) @ v, p.sum(-2)
+
+
+@pytest.mark.parametrize("way", ["gpu", "cpu"])
+def test_statistics_of_columns(way: str) -> None:
+    draws = [given(filled, 400, kind, torch.half if way == "gpu" else torch.float32) for kind in KINDS]
+    if way == "cpu":
+        made = built(received, tuple(draws[0]), "inside")
+        assert not wrong(received, made, [tuple(d) for d in draws])
+        return
+    device = compiled(received, draws[0])
+    for draw in draws:
+        results, _ = device.run(draw)
+        for ours, eager, exact in zip(
+            results, received(*draw), accuracy.in_float64(received)(*draw), strict=True
+        ):
+            verdict = accuracy.compare(ours, eager, exact)
+            assert verdict.passed, verdict

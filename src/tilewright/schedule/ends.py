@@ -55,7 +55,7 @@ def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str]
             for x in tested(roots)
             if folds and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
         ]
-        reasons = () if any(x.op == "implied" for x in masks) else (_unbounded(x, c) for x in masks)
+        reasons = () if any(x.op == "implied" for x in masks) else (_unbounded(x, c, schedule.skip) for x in masks)
         if masks and not schedule.trim:
             reasons = ("what its mask hides may not be finite (trim='exact'): no tile is left out for it",)
         places = tuple(dict.fromkeys(f.source for f in folds if f.source >= 0))
@@ -63,18 +63,18 @@ def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str]
     return tuple(found)
 
 
-def _unbounded(mask: Expr, c: Axis) -> str:
+def _unbounded(mask: Expr, c: Axis, skip: bool) -> str:
     if any(x.op == "value" or (x.op == "read" and x.dtype.is_float) for x in walk(mask)):
         return "its mask depends on what it computes: no tile is left out for it"
-    atoms = [
-        x
-        for x in conditions([where(mask, const(1, i64), const(0, i64))])
-        if any(y.op == "read" for y in walk(x))
-    ]
-    slacks = [slack_of(x, data=True) for x in atoms]
-    if all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks):
-        return ""
-    return "the tiles that its mask hides are not known ahead: no tile is left out for it"
+    known = skip or bounds_loop(mask, c)
+    return "" if known else "the tiles that its mask hides are not known ahead: no tile is left out for it"
+
+
+def bounds_loop(mask: Expr, c: Axis) -> bool:
+    """Whether all that a mask says of data are comparisons with numbers that a loop over `c` can end at."""
+    single = conditions([where(mask, const(1, i64), const(0, i64))])
+    slacks = [slack_of(x, data=True) for x in single if any(y.op == "read" for y in walk(x))]
+    return all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks)
 
 
 class Ended(Repair):

@@ -21,7 +21,7 @@ from ..ir.program import (
     TileProgram,
 )  # fmt: skip
 from .descriptors import with_descriptors
-from .ends import Ended, unhinted
+from .ends import unhinted
 from .evaluate import Kept
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
@@ -31,6 +31,7 @@ from .ranges import Segment, segments, split_range, tiled_segments
 from .regions import Steps
 from .roles import block_lengths, check_roles, grain
 from .schedule import Role, Schedule
+from .skips import Skipping
 
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:
@@ -57,7 +58,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     return program
 
 
-class _Lowering(Ended):
+class _Lowering(Skipping):
     def __init__(self, form: Form, schedule: Schedule) -> None:
         super().__init__(unhinted(form), schedule)
         self.hinted = form
@@ -247,11 +248,14 @@ class _Lowering(Ended):
     def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
         tile = self.schedule.plan(c).tile
         exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
+        masks = () if outs or self.scope.kept else self.hidden_by(c, targets)
+
+        def body_of_step() -> None:
+            self.unless_hidden(masks, lambda: self.body(targets, outs, merged))
+
         for s in self.segments(c, tile, exact, targets, outs):
             span = s.start, dims.sub(s.stop, dims.ONE)
-            inner = (
-                (lambda: self.leave(targets)) if s.left_out else (lambda: self.body(targets, outs, merged))
-            )
+            inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
             body = self.block(c, tile, s.mask, inner, span, s.truths)
             self.out.append(Loop(c, s.start, s.stop, tile, body))
 

@@ -165,7 +165,7 @@ def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed:
 
     Where an exponential takes off a number from memory that belongs to values of the class (the log of a row's sum,
     while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left out."""
-    if not any(_shifted_by_memory(t, condition, steps.axis) for t in trimmed):
+    if not any(shifted_by_memory(t, condition, steps.axis) for t in trimmed):
         return region
     needed = visible(condition, truth, steps.axis)
     if needed is None:
@@ -174,7 +174,8 @@ def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed:
     return Known(region.holds, empty) if truth else Known(empty, region.fails)
 
 
-def _shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
+def shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
+    """Whether an exponential of a fold takes off a number from memory that belongs to values of `c` alone."""
     others = axes_of(condition) - {axis(c)}
     for root in fold.body:
         for x in walk(root):
