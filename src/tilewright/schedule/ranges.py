@@ -149,7 +149,7 @@ def _needed(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Ex
     never be."""
     found: list[Expr] = []
     for condition in tested(roots):
-        if not any(_shifted_by_memory(t, condition, c) for t in trimmed):
+        if not any(shifted_by_memory(t, condition, c) for t in trimmed):
             continue
         for truth in (True, False):
             if all(is_neutral(t, {condition: not truth}) for t in trimmed):
