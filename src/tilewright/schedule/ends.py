@@ -16,6 +16,7 @@ from ..ir.expr import Axis, Expr, axes_of, axis, const, substitute, transform, w
 from ..ir.program import value_of
 from ..ir.reduction import maximum, minimum
 from .checks import unsafe
+from .contract import sides
 from .form import Form, Item
 from .predicate import conditions, is_neutral, slack_of, tested
 from .ranges import Segment
@@ -45,7 +46,7 @@ def _taken(e: Expr) -> Expr | None:
 
 
 def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Why loops run over tiles that a mask may hide, in words, with the places in the kernel of the folds there."""
+    """Why loops of products run over tiles that a mask may hide, in words, with the places of the folds there."""
     found: dict[tuple[tuple[int, ...], str], None] = {}
     for c in (p.axis for p in schedule.classes if p.role is Role.STREAMED):
         folds = [f for f in form.folds.values() if c in f.reduce]
@@ -53,9 +54,12 @@ def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str]
         masks = [
             x
             for x in tested(roots)
-            if folds and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
+            if any(map(sides, folds))
+            and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
         ]
-        reasons = () if any(x.op == "implied" for x in masks) else (_unbounded(x, c, schedule.skip) for x in masks)
+        reasons = (
+            () if any(x.op == "implied" for x in masks) else (_unbounded(x, c, schedule.skip) for x in masks)
+        )
         if masks and not schedule.trim:
             reasons = ("what its mask hides may not be finite (trim='exact'): no tile is left out for it",)
         places = tuple(dict.fromkeys(f.source for f in folds if f.source >= 0))
