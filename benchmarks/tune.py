@@ -11,17 +11,21 @@ import argparse
 import fcntl
 import json
 import math
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright
@@ -39,6 +43,9 @@ PER_THREAD = (2, 64)
 
 NOISE = 0.01
 """Differences of time that mean nothing."""
+
+LARGER = 0.03
+"""What a larger block may cost."""
 
 USUAL = 12
 """Elements per thread."""
@@ -61,11 +68,17 @@ class Case:
     bytes: int
     length: int
     run: Callable[..., Tensor]
+    odd: bool = False
+
+    @property
+    def group(self) -> str:
+        """Of the cases that share an entry."""
+        return f"{self.kind}-{self.bytes}-{self.length}{'-odd' if self.odd else ''}"
 
     @property
     def name(self) -> str:
         """For the command line."""
-        return f"{self.kind}-{self.bytes}-{self.length}"
+        return f"{self.group}-{self.run.__name__.strip('_')}"
 
     @property
     def multiplies(self) -> bool:
@@ -76,8 +89,9 @@ class Case:
         """Random ones; of attention queries, keys, values, and what the sums of the rows' exponentials may be."""
         dtype = DTYPES[self.bytes]
         if not self.multiplies:
-            rows = (MEBIBYTES << 20) // (self.bytes * self.length)
-            return (torch.randn(rows, self.length, device=device).to(dtype),)
+            rows, length = (MEBIBYTES << 20) // (self.bytes * self.length) - self.odd, self.length - self.odd
+            x = torch.randn(rows, length, device=device).to(dtype)
+            return (x, torch.randn(length, device=device).to(dtype)) if self.run in WEIGHTED else (x,)
         shape = (1, HEADS, PLACES, self.length)
         made = tuple(torch.randn(shape, device=device).to(dtype) for _ in range(3))
         return (*made, 8 + torch.rand(*shape[:3], 1, device=device))
@@ -100,13 +114,52 @@ def _statistics(q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
     return (_scores(q, k) - lse).exp().sum(-2)
 
 
+def _normalised(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    return (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def _activated(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    h = h - h.mean(-1, keepdim=True)
+    return F.silu(h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * w).to(x.dtype)
+
+
+def _place(x: Tensor) -> Tensor:
+    return x.argmax(-1)
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.sum(-1)
+
+
+def _total(x: Tensor) -> Tensor:
+    return x.float().logsumexp(-1)
+
+
+def _turned(x: Tensor) -> Tensor:
+    return x.t().contiguous()
+
+
+def _columns(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+WEIGHTED = (_normalised, _activated)
+
+
 def _cases() -> Iterator[Case]:
-    for size in DTYPES:
-        yield Case("square", size, 8192, lambda x: x.t().contiguous())
-        yield Case("columns", size, 4096, lambda x: x.sum(0))
-        for length in (256, 1024, 4096, 8192, 16384):
-            yield Case("rows", size, length, _softmax)
-        yield Case("streams", size, 131072, _softmax)
+    for size, odd in product(DTYPES, (False, True)):
+        yield Case("square", size, 8192, _turned, odd)
+        yield Case("columns", size, 4096, _columns, odd)
+        for length in (1024, 4096, 8192) if odd else (256, 1024, 4096, 8192, 16384):
+            for run in (_softmax, _normalised, _activated):
+                yield Case("rows", size, length, run, odd)
+            for run in (_place, _sum):
+                yield Case("row_totals", size, length, run, odd)
+        for length in (32768, 131072):
+            yield Case("streams", size, length, _softmax, odd)
+            yield Case("stream_totals", size, length, _total, odd)
     for depth in (64, 128):
         yield Case("products", 2, depth, _attention)
         yield Case("scores", 2, depth, _statistics)
@@ -130,14 +183,16 @@ def candidates(case: Case) -> list[Entry]:
     match case.kind:
         case "square":
             found = [(a * b, a, 1) for a in powers(5, 7) for b in powers(5, 7)]
-        case "rows":
+        case "rows" | "row_totals":
             found = [(case.length * r, 0, 1) for r in powers(0, 4) if case.length * r <= 1 << 14]
-        case "streams":
-            found = [(e, 0, s) for e in powers(11, 14) for s in (1, 3)]
+        case "streams" | "stream_totals":
+            found = [(e, 0, s) for e in powers(10, 14) for s in (1, 2)]
         case _:
-            found = [(a * b, a, s) for a in powers(6, 8) for b in powers(3, 5) for s in (1, 3)]
+            found = [
+                (a * b, a, s) for a in powers(6, 10) for b in powers(3, 5) for s in (1, 3) if a * b <= 1 << 14
+            ]
     return [
-        Entry(case.kind, case.bytes, case.length, e, lane, w, stages)
+        Entry(case.kind, case.bytes, case.length, e, lane, w, stages, odd=case.odd)
         for e, lane, stages in found
         for w in _warps(e)
     ]
@@ -179,9 +234,21 @@ def measure(case: Case, shard: int, lock: Path) -> dict[str, object]:
     return {"seconds": seconds, "refused": refused}
 
 
+def relative(cases: Sequence[Mapping[Entry, float]]) -> dict[Entry, float]:
+    """Of each entry that serves all cases: its time over the best one of the case, as the geometric mean."""
+    shared = set.intersection(*(set(seconds) for seconds in cases))
+    best = [min(seconds[e] for e in shared) for seconds in cases]
+    times = {e: [seconds[e] / b for seconds, b in zip(cases, best, strict=True)] for e in shared}
+    return {e: math.exp(statistics.fmean(map(math.log, ratios))) for e, ratios in times.items()}
+
+
 def chosen(seconds: Mapping[Entry, float]) -> Entry:
-    """Of the entries that are as good as the best one, that whose threads have the most usual amount of work."""
+    """Of the entries that are as good as the best one, that whose threads have the most usual amount of work; of nearly
+    as good ones for long rows the one with most threads, as there may be few rows."""
     least = min(seconds.values())
+    if next(iter(seconds)).kind in ("streams", "stream_totals"):
+        near = [e for e, s in seconds.items() if s <= (1 + LARGER) * least]
+        return max(near, key=lambda e: (e.warps, e.elements, -seconds[e]))
     near = [e for e, s in seconds.items() if s <= (1 + NOISE) * least]
     return min(near, key=lambda e: (abs(math.log2(e.elements / (32 * e.warps * USUAL))), seconds[e]))
 
@@ -211,16 +278,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.tune", "--table", str(given.table), "--child"]
         shards = [(n, str(k)) for n in names for k in range(SHARDS if CASES[n].multiplies else 1)]
-        children = [subprocess.Popen([*command, name, shard, folder]) for name, shard in shards]
-        for child in children:
-            child.wait()
+        with ThreadPoolExecutor(
+            os.cpu_count()
+        ) as pool:  # more at once would not build faster, and take memory
+            list(pool.map(lambda shard: subprocess.run([*command, *shard, folder], check=False), shards))
         found = {n: [json.loads(p.read_text()) for p in Path(folder).glob(f"{n}-*.json")] for n in names}
     results = {name: joined(parts) for name, parts in found.items() if parts}
-    best: list[Entry] = []
+    groups: dict[str, list[dict[Entry, float]]] = {}
     for name, facts in results.items():
         order = list(facts["seconds"].items())
         print(name, *(f"{1e6 * s:.1f} us {list(json.loads(n).values())[3:]}" for n, s in order[:4]), sep="  ")
-        best += [chosen({Entry(**json.loads(n)): s for n, s in order})] if order else []
+        if order:
+            groups.setdefault(CASES[name].group, []).append({Entry(**json.loads(n)): s for n, s in order})
+    best = [chosen(relative(cases)) for cases in groups.values()]
     target = gpu_target(0)
     given.table.write_text(tuning.table(target.name).merged(best).text())
     if given.json:

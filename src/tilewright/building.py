@@ -133,7 +133,8 @@ class Builder:
             ) -> TritonSource:
                 return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
 
-            wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p)]
+            serves = {id(p): when for s in scheduled for when, p in s.buckets}
+            wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p, serves.get(id(p)))]
             sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
             try:
                 built = run("build", lambda: builder(sources))  # noqa: B023

@@ -25,8 +25,8 @@ Language = Literal["cpp", "triton"]
 COARSE = ("tanh",)
 """What NVIDIA's devices have, from compute capability 7.5 on (PTX ISA 8.0, tanh)."""
 
-QUICK = ("exp2", "log2")
-"""What NVIDIA's devices have (PTX ISA 8.0, ex2 and lg2)."""
+QUICK = ("exp2", "log2", "erfc")
+"""What NVIDIA's devices have (PTX ISA 8.0, ex2 and lg2), or need one of these and a polynomial for."""
 
 
 class MemoryKind(IntEnum):
@@ -114,7 +114,8 @@ class Target:
     fused_attention: float = 0.0
     """Flop/s that the usual library's fused attention reaches; 0 where it is not faster than kernels."""
     quick: tuple[str, ...] = ()
-    """Functions of fp32 that one instruction gives with an error of at most 2^-21 where no denormal number is made."""
+    """Functions of fp32 that one instruction, perhaps of a polynomial, gives with an error of at most 2^-21 where no
+    denormal number is made."""
     descriptors: bool = False
     """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
     slow_products: bool = False

@@ -14,15 +14,18 @@ from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel
 from tilewright.interp import FLOATS, run_program
 from tilewright.ir import dims
-from tilewright.ir.expr import Axis
+from tilewright.ir.expr import Axis, Symbol
 from tilewright.ir.graph import Graph, Value
+from tilewright.ir.host import number
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.program import Dot, Loop, Prefix
 from tilewright.options import Options
+from tilewright.runtime.cuda_unit import usual
 from tilewright.schedule.blocks import fitting, power
 from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_fold
+from tilewright.schedule.tuning import Entry, Tuning
 from tilewright.target import PRESETS, Target
 
 ALL = [(case, dynamic) for case in CASES for dynamic in ((False, True) if case.dynamic else (False,))]
@@ -144,7 +147,8 @@ def test_a_wide_operand_is_not_rounded(other: torch.dtype, operand: str) -> None
 
 
 def test_long_rows_of_halves_are_read_twice() -> None:
-    """Once for maximum and sum together, once for the result; no fold is added that rows in registers would carry."""
+    """Once for maximum and sum together (whole steps, and the rest), once for the result; no fold is added that rows in
+    registers would carry."""
 
     class Halves(Case):
         def inputs(self, scale: int = 1, seed: int = 0) -> list[torch.Tensor]:
@@ -152,7 +156,26 @@ def test_long_rows_of_halves_are_read_twice() -> None:
 
     long = Halves("softmax", lambda x: torch.softmax(x, -1), ((64, 40000),))
     program = solved(capture(long, False), PRESETS["sm_90"]).program
-    assert sum(isinstance(s, Loop) for s in program.statements()) == 2
+    loops = [s for s in program.statements() if isinstance(s, Loop)]
+    assert sum(dims.sub(s.stop, s.start) is not dims.integer(s.tile) and s.tile > 8 for s in loops) == 3
     rows = Case("layer_norm", lambda x: torch.nn.functional.layer_norm(x, (1024,)), ((512, 1024),))
     made = solved(capture(rows, False), PRESETS["sm_90"])
     assert "grid" in str(made.schedule).split()[0] and "streamed" not in str(made.schedule)
+
+
+def test_rows_that_begin_anywhere_have_blocks_of_their_own() -> None:
+    entries = (Entry("rows", 4, 1024, 1024, 0, 1), Entry("rows", 4, 1024, 4096, 0, 8, odd=True))
+
+    def made(columns: int, dynamic: bool) -> Scheduled:
+        case = Case("rms", lambda x: x * (x * x).mean(-1, keepdim=True), ((512, columns),), ({1: "n"},))
+        graph = capture(case, dynamic)
+        return Solver(PRESETS["sm_90"], Options(), Tuning(entries)).solve(one_kernel(graph), graph.layouts)
+
+    warps = {n: made(n, False).program.warps for n in (1000, 1001)}
+    assert warps == {1000: 1, 1001: 8}
+    first, second = (program.warps for _, program in made(1000, True).buckets[:2])
+    assert (first, second) == (8, 1)
+    when, wide = made(1000, True).buckets[0]
+    assert len(usual(wide)) == 2 * len(usual(wide, when)) and not any(v.aligned for v in usual(wide, when))
+    (name,) = {s.value.name for s in dims.symbols_of(when) if isinstance(s.value, Symbol)}
+    assert [number(when, {name: n}) for n in (992, 1000, 1008, 1001)] == [False, True, False, True]

@@ -69,7 +69,11 @@ def number(value: float, single: bool) -> str:
         return repr(value)
     with np.errstate(over="ignore"):
         rounded = np.float32(value)
-    return str(rounded) if np.isfinite(rounded) else f'float("{rounded}")'
+    if not np.isfinite(rounded):
+        return f'float("{rounded}")'
+    # The shortest text of the largest single is beyond it as a double, which the language would take it for.
+    largest = abs(rounded) == np.finfo(np.float32).max
+    return repr(float(rounded)) if largest else str(rounded)
 
 
 def count_reads(roots: Iterable[Expr]) -> Counter[Expr]:

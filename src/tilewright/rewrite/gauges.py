@@ -43,7 +43,7 @@ def gauges_of(body: Expr, upstream: Sequence[Upstream], over: Sequence[Axis]) ->
 def _extremes(body: Expr, u: Upstream, combiner: str, over: Sequence[Axis]) -> list[Gauge]:
     rising = combiner == "maximum"
     throughs = [
-        x for x in walk(body) if _is_finite_part(x, u.leaf, rising) or _is_bounded(x, u.leaf, combiner, over)
+        x for x in walk(body) if is_finite_part(x, u.leaf, rising) or _is_bounded(x, u.leaf, combiner, over)
     ]
     rest = substitute(body, {x: const(0, x.dtype) for x in throughs})
     if any(x is u.leaf for x in walk(rest)):
@@ -51,7 +51,7 @@ def _extremes(body: Expr, u: Upstream, combiner: str, over: Sequence[Axis]) -> l
     return [Gauge(u.leaf, x, u.body[0], bounded=x.op == combiner, rising=rising) for x in throughs]
 
 
-def _is_finite_part(x: Expr, leaf: Expr, rising: bool) -> bool:
+def is_finite_part(x: Expr, leaf: Expr, rising: bool) -> bool:
     """Whether `x` is `leaf` with zero in the place of infinities, or of an extreme's identity."""
     if x.op != "where" or x.args[2] is not leaf or not is_const(x.args[1], 0):
         return False

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tilewright.emit.triton import Argument, TritonSource
-from tilewright.emit.variant import ALIGNMENT, NARROW_LIMIT, Variant, reach, variants
+from tilewright.emit.variant import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
 from tilewright.errors import UnsupportedError, VerifyError
-from tilewright.ir.expr import Expr
+from tilewright.ir.dims import symbols_of
+from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.host import Number, number, size
 from tilewright.ir.program import TileProgram
 from tilewright.runtime.cuda_build import Built
@@ -233,10 +234,17 @@ class CudaUnit:
         return values, slots, offsets, places, arguments, special, kept
 
 
-def usual(program: TileProgram) -> tuple[Variant, ...]:
-    """The variants that calls with usual sizes need: narrow ones if there are any, else wide ones."""
+def usual(program: TileProgram, when: Expr | None = None) -> tuple[Variant, ...]:
+    """The variants that calls with usual sizes need: narrow ones if there are any, else wide ones; no aligned ones of a
+    program that only runs `when` sizes are such as spoil alignment."""
     possible = variants(program)
-    return tuple(v for v in possible if v.wide == all(p.wide for p in possible))
+    found = tuple(v for v in possible if v.wide == all(p.wide for p in possible))
+    if when is None:
+        return found
+    multiples = aligning(program)
+    names = {s.value.name for s in symbols_of(when) if isinstance(s.value, Symbol)}
+    sizes = {name: ALIGNMENT if name in multiples else 1 for name in names}
+    return found if number(when, sizes) else tuple(v for v in found if not v.aligned)
 
 
 def _shape(source: TritonSource) -> list[tuple[str, int, str]]:

@@ -7,14 +7,15 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, call
+from ..ir.expr import Axis, Expr, axes_of, axis, call
 from ..target import Target
 from ..tile.sizes import estimate, likely
 from .dots import Blocks, product_blocks
+from .exponential import one_each
 from .form import Form, folds_read
 from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
@@ -69,10 +70,11 @@ class _Shape:
 
 
 def blocks(
-    form: Form, target: Target, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING
-) -> Schedule:
+    form: Form, target: Target, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING,
+    odd: bool = False,
+) -> Schedule:  # fmt: skip
     """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed; `tuning`
-    holds what was measured."""
+    holds what was measured. `odd`: rows begin where no wide access may, although that is not known of all sizes."""
     shape = _shape(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     products = product_blocks(form, shape.grid, shape.inner, most, target, tuning)
@@ -82,9 +84,9 @@ def blocks(
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
-    found = tuning.find(*_kind(shape, inner, most))
+    found = tuning.find(*_kind(form, shape, inner, most), odd or _is_odd(form, shape, target))
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
-    if found and found.kind == "streams" and shape.lane is not None:
+    if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif found and found.kind == "columns":
@@ -116,7 +118,7 @@ def _made(
         shape.lane,
         online=streamed,
         peel=False,
-        lanes=products is None and not (streamed and _cascaded(form)),
+        lanes=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
         spread=products.spread if products is not None else (),
         powers=products is not None and products.halves,
         chain=0 if products is not None else CHAIN,
@@ -126,19 +128,49 @@ def _made(
     )
 
 
-def _kind(shape: _Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]) -> tuple[str, int, int]:
+def _kind(
+    form: Form, shape: _Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]
+) -> tuple[str, int, int]:
     """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
     lane = dims.static(shape.lane.extent) if shape.lane is not None else None
     if not shape.inner:
         return "square" if shape.across is not None else "flat", shape.element, lane or 1 << 20
     if shape.lane not in shape.inner:
         return "columns", shape.element, lane or 1 << 20
-    whole = all(a in most and t >= most[a] for a, t in inner.items())
-    return (
-        "rows" if whole else "streams",
-        shape.element,
-        _product(inner.values()) if whole else lane or 1 << 20,
-    )
+    stored = any(shape.lane in o.axes for o in form.outputs)
+    if all(a in most and t >= most[a] for a, t in inner.items()):
+        return "rows" if stored else "row_totals", shape.element, _product(inner.values())
+    return "streams" if stored else "stream_totals", shape.element, lane or 1 << 17
+
+
+def _is_odd(form: Form, shape: _Shape, target: Target) -> bool:
+    """Whether rows are known to begin where no wide access may."""
+    known = ((dims.static(step), size) for step, size in _steps(form, shape))
+    return any(n is not None and n > 1 and n * size % target.vector_bytes for n, size in known)
+
+
+def misalignment(form: Form, target: Target) -> Expr | None:
+    """The condition on the sizes under which rows begin where no wide access may; None if that is known before."""
+    shape = _shape(form)
+    open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
+    if not open_ or _is_odd(form, shape, target):
+        return None
+    tests = [
+        call("ne", dims.mod(s, dims.integer(target.vector_bytes)), dims.ZERO) for s in sorted(open_, key=repr)
+    ]
+    return functools.reduce(lambda p, q: call("or", p, q), tests)
+
+
+def _steps(form: Form, shape: _Shape) -> Iterator[tuple[Expr, int]]:
+    """From row to row of what is read or written along the contiguous classes, and the bytes of an element."""
+    for item in form.items:
+        for param, offset in item.accesses():
+            steps = {a: dims.coefficient(offset, a) for a in axes_of(offset)}
+            if {axis(a) for a in (shape.lane, shape.across) if a is not None} & {
+                a for a, s in steps.items() if s is dims.ONE
+            }:
+                size = form.params[param].dtype.bytes
+                yield from ((s, size) for s in steps.values() if s is not None and s is not dims.ONE)
 
 
 def _product(values: Iterable[int]) -> int:
@@ -164,7 +196,10 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
         if _product(limits.values()) <= LONGEST:
             conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]
             fits = functools.reduce(lambda p, q: call("and", p, q), conditions)
-            found.append((fits, blocks(form, target, limits, tuning)))
+            even, odd = (blocks(form, target, limits, tuning, odd) for odd in (False, True))
+            differs = misalignment(form, target) if odd != even else None
+            found += [] if differs is None else [(call("and", fits, differs), odd)]
+            found.append((fits, even))
     return found
 
 

@@ -31,7 +31,7 @@ from ..ir.expr import (
 from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .form import Form, Item
-from .powers import power_of_two
+from .powers import power_of_two, quick_power
 from .predicate import decide
 from .regions import End
 from .schedule import Role, Schedule
@@ -160,6 +160,8 @@ class Evaluation(ABC):
             result = power_of_two(
                 self.eval(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
             )
+        elif e.op == "exp" and "exp2" in self.schedule.quick and e.dtype.compute is f32:
+            result = quick_power(self.eval(e.args[0], guard))
         else:
             result = self.applied(e, tuple(self.eval(a, guard) for a in e.args))
             if divisor(e) is not None:

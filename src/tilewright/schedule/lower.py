@@ -186,7 +186,7 @@ class _Lowering(Skipping):
             {f: i for f, i in self.form.folds.items() if (f, 0) not in self.scope.results} if online else None
         )
         while True:
-            numbers, merged = pass_numbers(cone, outputs, c, open_)
+            numbers, merged = pass_numbers(cone, outputs, c, open_, self.schedule.together)
             inside = {i.id for i in cone}
             beside = [f for m in merged.values() for f in m.beside if f not in inside]
             if not beside:
@@ -253,7 +253,8 @@ class _Lowering(Skipping):
         def body_of_step() -> None:
             self.unless_hidden(masks, lambda: self.body(targets, outs, merged))
 
-        for s in self.segments(c, tile, exact, targets, outs):
+        joint = self.schedule.lanes and any(t.id in merged for t in targets)
+        for s in self.segments(c, tile, exact, targets, outs, joint):
             span = s.start, dims.sub(s.stop, dims.ONE)
             inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
             body = self.block(c, tile, s.mask, inner, span, s.truths)
@@ -290,9 +291,10 @@ class _Lowering(Skipping):
         self.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
     def segments(
-        self, c: Axis, tile: int, exact: bool, targets: Sequence[Item], outs: Sequence[Item]
+        self, c: Axis, tile: int, exact: bool, targets: Sequence[Item], outs: Sequence[Item], joint: bool
     ) -> list[Segment]:
-        """The loops over `c`: parts of its range in which conditions do not change."""
+        """The loops over `c`: parts of its range in which conditions do not change. `joint`: lanes have states that
+        depend on each other, which a mask makes dear."""
         reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
         roots = [r for i in reached for r in self.hinted.items[i.id].roots]
         trimmed = () if outs or not self.schedule.trim else targets
@@ -303,7 +305,7 @@ class _Lowering(Skipping):
             steps = Steps(c, start, stop, tile)
             hinted = () if kept else [self.hinted.items[t.id] for t in trimmed]
             ends = self.ends()
-            found = tiled_segments(steps, roots, self.scope.spans, hinted, exact, product, ends)
+            found = tiled_segments(steps, roots, self.scope.spans, hinted, exact, product or joint, ends)
             return self.ended(found, ends)
         scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
         pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, self.scope.truths)

@@ -13,15 +13,17 @@ Merges = dict[int, Merge]
 
 
 def pass_numbers(
-    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, folds: Mapping[int, Item] | None = None
-) -> tuple[Numbers, Merges]:
+    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, folds: Mapping[int, Item] | None = None,
+    together: Collection[Axis] = (),
+) -> tuple[Numbers, Merges]:  # fmt: skip
     """Pass number along `c` of each item of `cone` (producers first) and of `outputs`; and how folds run in the pass of
-    the folds that they read, where the online law lets them (among `folds`, None = nowhere).
+    the folds that they read, where the online law lets them (among `folds`, None = nowhere). Of the classes `together`
+    each step has all values.
 
     A reader stands one pass after a fold over `c` that it reads; beside a scan that it reads at the same index."""
     apart: set[int] = set()
     while True:
-        numbers, merges = _numbered(cone, outputs, c, folds, apart)
+        numbers, merges = _numbered(cone, outputs, c, folds, apart, together)
         late = [
             i for i, m in merges.items() if any(numbers.get(f, numbers[i]) != numbers[i] for f in m.beside)
         ]
@@ -36,6 +38,7 @@ def _numbered(
     c: Axis,
     folds: Mapping[int, Item] | None,
     apart: Collection[int],
+    together: Collection[Axis],
 ) -> tuple[Numbers, Merges]:
     numbers: Numbers = {}
     merges: Merges = {}
@@ -49,7 +52,12 @@ def _numbered(
             late = (c in up.reduce or up.scan == c) and not (up.scan == c and c in i.kept)
             number = max(number, numbers[d] + late)
             waits += [d] if late else []
-        if folds is not None and waits and i.id not in apart and i.reduce == (c,):
+        if (
+            folds is not None
+            and waits
+            and i.id not in apart
+            and tuple(a for a in i.reduce if a not in together) == (c,)
+        ):
             merge = follow(i, [inside[d] for d in waits if numbers[d] + 1 == number], folds)
             if merge is not None:
                 merges[i.id] = merge

@@ -47,6 +47,11 @@ def power_of_two(
     return call("quick_exp2" if quick else "exp2", result)
 
 
+def quick_power(x: Expr) -> Expr:
+    """exp(x) of an evaluated difference by a quick function."""
+    return call("quick_exp2", call("mul", x, const(LOG2E, x.dtype)))
+
+
 def _terms(x: Expr, factor: float) -> list[tuple[Expr, float]]:
     """Terms of a sum, each with what it is multiplied by."""
     if x.op in ("add", "sub"):
@@ -123,6 +128,21 @@ def quick_logarithms(form: Form) -> Form:
             for a in x.args
         )
         return rebuild(x, found)
+
+    return replace(form, items=tuple(_rewritten(i, visit) for i in form.items))
+
+
+def complements(form: Form) -> Form:
+    """The form with 1 + erf(x) as erfc(-x) and 1 - erf(x) as erfc(x), where they are fp32."""
+
+    def visit(x: Expr) -> Expr | None:
+        if x.op not in ("add", "sub") or x.dtype is not f32:
+            return None
+        one, other = x.args if x.op == "sub" or is_const(x.args[0], 1) else x.args[::-1]
+        if not is_const(one, 1) or other.op != "erf":
+            return None
+        inside = transform(other.args[0], visit)
+        return call("quick_erfc", call("neg", inside) if x.op == "add" else inside)
 
     return replace(form, items=tuple(_rewritten(i, visit) for i in form.items))
 

@@ -20,6 +20,7 @@ from ..ir.reduction import any_
 from ..rewrite.gauges import empty, gap, shown
 from ..rewrite.terms import Gauge
 from .companions import Merge
+from .exponential import joined, weight
 from .form import Form, Item
 from .passes import Merges
 from .schedule import Schedule
@@ -84,7 +85,7 @@ class Repair(States):
         far = {f: self.far_behind(f, new[0]) for f, new in ahead.items() if f in self.references}
         used = {f: self.named(where(far[f], ahead[f][0], before[f][0])) for f in far}
         self.expose(follows, ahead | {f: (e,) for f, e in used.items()})
-        gaps: Gaps = {}
+        gaps = self.single_powers(targets, follows, before, ahead)
         repaired = {m.states[0]: self.brought(m, before, gaps) for m in follows}
         some = {frozenset(m.gauges): self.anywhere([far[f] for f in m.gauges])
                 for m in follows if m.states[0] in self.contractions and far.keys() >= set(m.gauges)}  # fmt: skip
@@ -115,6 +116,33 @@ class Repair(States):
         for a in parts[0].axes:
             parts = self.collapsed(any_(), parts, a)
         return value_of(parts[0])
+
+    def single_powers(
+        self, targets: Sequence[Item], follows: Sequence[Merge], before: Values, ahead: Values
+    ) -> Gaps:
+        """How far maxima have moved that each lane has for itself: elements and states share an exponential."""
+        known: Gaps = {}
+        folds = {t.id: t for t in targets}
+        for merge in () if self.schedule.powers else follows:
+            for k, (gauge, f) in enumerate(zip(merge.law.gauges, merge.gauges, strict=True)):
+                t = folds[f]
+                own = self.schedule.per_lane(f) and all(a in self.states[f][0].axes for a in t.reduce)
+                plain = gauge.rising and not gauge.bounded and gauge.through is gauge.leaf
+                if (
+                    not (own and plain and merge.law.falls(k))
+                    or f in self.references
+                    or (gauge.through, True) in known
+                ):
+                    continue
+                old = before[f][0]
+                of_state, of_element = joined(
+                    old, self.eval(t.body[0]), ahead[f][0], "exp2" in self.schedule.quick
+                )
+                moved = call("sub", old, self.scope.results[f, 0])
+                known[gauge.through, True] = moved
+                known[call("exp", moved), False] = self.named(of_state)
+                self.scope.memo[weight(t.body[0], gauge.leaf), None] = self.named(of_element)
+        return known
 
     def run_ahead(self, t: Item) -> tuple[Expr, ...]:
         """The state of a gauge after this step, before it is assigned."""

@@ -93,7 +93,7 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
     for a in {a for t in sums for a in t.reduce if a != c}:
         inside *= max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
     extent = dims.static(c.extent)
-    if extent is None and tile >= WHOLE and not any(schedule.per_lane(t.id) for t in sums):
+    if extent is None and tile >= WHOLE:
         return ()
     if extent is None:
         first = tile * max(1, chain // inside)

@@ -49,16 +49,17 @@ class Schedule:
 
     With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
-    per lane and merges them after the loop; without, each step is merged into one state, but for the folds `spread`. A
-    float sum of more than `chain` steps in a row (0: any number) gets a second level of states. `warps` and `stages`
-    are those of the program. With `powers`, exponentials are powers of two, `quick` functions in their quick form (see
-    `ir.expr.SCALARS`). With `apart`, a last block that reaches past the extent is code of its own, so that all others
-    need no masks. With `skip`, steps are jumped over that a mask of data hides. With `last_outermost`, grid points are
-    numbered with the last grid class outermost: what a thread writes then lies together. With `descriptors`, blocks
-    that tensor descriptors reach are loaded by them. With `lazy`, what follows a running extreme is not brought to each
-    new one, but only to one past which exponentials could grow by more than 2^lazy, and to the last one at the end: a
-    block in which that happens to no row is not multiplied. The values are the same in exact arithmetic
-    (FlashAttention-4 does so with 8)."""
+    per lane and merges them after the loop, but values along the classes `together` are merged in each step; without,
+    each step is merged into one state, but for the folds `spread`. A float sum of more than `chain` steps in a row (0:
+    any number) gets a second level of states. `warps` and `stages` are those of the program. With `powers`,
+    exponentials are powers of two; `quick` functions are in their quick form (see `ir.expr.SCALARS`). With `apart`, a
+    last block that reaches past the extent is code of its own, so that all others need no masks. With `skip`, steps are
+    jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class outermost: what a thread writes then lies together. With
+    `descriptors`, blocks that tensor descriptors reach are loaded by them.
+
+    With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
+    could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
+    multiplied. The values are the same in exact arithmetic (FlashAttention-4 does so with 8)."""
 
     classes: tuple[ClassPlan, ...]
     lane: Axis | None = None
@@ -72,6 +73,7 @@ class Schedule:
     peel: bool = True
     lanes: bool = True
     spread: tuple[int, ...] = ()
+    together: tuple[Axis, ...] = ()
     powers: bool = False
     quick: tuple[str, ...] = ()
     apart: bool = False

@@ -14,16 +14,17 @@ from ..ir.program import Dot, Stmt, TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import MemoryKind, Target
-from .blocks import blocks, buckets
+from .blocks import blocks, buckets, misalignment
 from .companions import refusals, with_companions
 from .contract import sides
 from .cost import seconds
 from .ends import unended
+from .exponential import with_neighbours
 from .flags import as_numbers
 from .form import Form
 from .lower import lower
 from .parts import in_parts
-from .powers import quick_logarithms, unscaled
+from .powers import complements, quick_logarithms, unscaled
 from .products import products
 from .refine import make_form
 from .roles import check_roles
@@ -76,7 +77,7 @@ class Solver:
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
-            made = _Lowered(lower(found.form, found.schedule), self._buckets(found.rows))
+            made = _Lowered(lower(found.form, found.schedule), self._buckets(found))
             self.lowered[key] = made
         notes = self.notes(kernel, layouts)
         if self.target.rounds_singles and any(_is_single(s) for s in made.program.statements()):
@@ -103,11 +104,17 @@ class Solver:
             less = target.resized(capacities={MemoryKind.SHARED: int(level.capacity * share)})
             self.cramped[key] = Solver(less, self.options, self.tuning)
 
-    def _buckets(self, form: Form) -> Buckets:
+    def _buckets(self, found: _Solution) -> Buckets:
         if self.target.lanes == 1:
             return ()
-        made = buckets(form, self.target, self.tuning)
-        return tuple((condition, lower(form, self._trimmed(schedule))) for condition, schedule in made)
+        made = [(c, found.rows, self._trimmed(s)) for c, s in buckets(found.rows, self.target, self.tuning)]
+        odd = misalignment(found.form, self.target)
+        if odd is not None:
+            form, schedule = self._scheduled(
+                found.form, blocks(found.form, self.target, None, self.tuning, odd=True)
+            )
+            made += [(odd, form, schedule)] if schedule != found.schedule else []
+        return tuple((condition, lower(form, schedule)) for condition, form, schedule in made)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.powers else ()
@@ -120,6 +127,7 @@ class Solver:
             try:
                 exact, coarse = self.options.round_intermediates, self.target.coarse
                 form = make_form(kernel, layouts, round_halves=exact, coarse=coarse)
+                form = complements(form) if "erfc" in self.target.quick else form
                 found = self._best(form)
             except IllegalSchedule as refused:
                 found = refused
@@ -148,8 +156,11 @@ class Solver:
         merged = replace(self._chosen(helped), rows=plain.form)
         return merged if merged.seconds <= plain.seconds else plain
 
+    def _scheduled(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
+        return with_neighbours(form, self._trimmed(schedule), self.target)
+
     def _chosen(self, form: Form) -> _Solution:
-        schedule = self._trimmed(choose(form, self.target, self.tuning))
+        form, schedule = self._scheduled(form, choose(form, self.target, self.tuning))
         check_roles(form, schedule)
         return _Solution(schedule, form, modelled(form, schedule, self.target), form)
 

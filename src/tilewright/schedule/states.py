@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, both, call, const, make, walk, where
+from ..ir.expr import Axis, Expr, axes_of, call, const, make, walk, where
 from ..ir.program import Collapse, Compute, Declare, Dot, Prefix, Update, Var, value_of
 from ..ir.reduction import Reduction, highest, maximum, minimum
 from .contract import Contraction, contraction, stored_half
@@ -28,11 +28,15 @@ class States(Evaluation):
     def declare(self, t: Item) -> None:
         assert t.reduction is not None
         kept = tuple(a for a in t.kept if a != t.scan)
-        folded = t.reduce if self.schedule.per_lane(t.id) and t.id not in self.contractions else ()
+        folded = self.lanes(t) if self.schedule.per_lane(t.id) and t.id not in self.contractions else ()
         blocks = tuple(a for a in (*kept, *folded) if self.tile_of(a) > 1)
         names = tuple(self.var(d, blocks) for d in t.reduction.state)
         self.states[t.id] = names
         self.out.append(Declare(names, t.reduction.identity))
+
+    def lanes(self, t: Item) -> tuple[Axis, ...]:
+        """The classes of a fold along which there may be a state per lane."""
+        return tuple(a for a in t.reduce if a not in self.schedule.together)
 
     def tile_of(self, a: Axis) -> int:
         return self.scope.bound.get(a) or self.schedule.plan(a).tile
@@ -45,8 +49,17 @@ class States(Evaluation):
         """The states of a step's elements and the mask of those that count: one per lane, or all merged into one."""
         mask = self.tail(t.reduce)
         lifted = self.lifted(t)
-        if self.schedule.per_lane(t.id) or all(self.tile_of(a) == 1 for a in t.reduce):
+        assert t.reduction is not None
+        if all(self.tile_of(a) == 1 for a in t.reduce):
             return lifted, mask
+        if self.schedule.per_lane(t.id):
+            near = [a for a in t.reduce if a in self.schedule.together]
+            if not near:
+                return lifted, mask
+            parts = self.parts(t, lifted, mask)
+            for a in near:
+                parts = self.collapsed(t.reduction, parts, a)
+            return [value_of(v) for v in parts], None
         return [value_of(v) for v in self.collapse(t, self.parts(t, lifted, mask))], None
 
     def parts(self, t: Item, lifted: Sequence[Expr], mask: Expr | None) -> tuple[Var, ...]:
@@ -131,9 +144,11 @@ class States(Evaluation):
         (best,) = self.collapsed(plain(parts[0].dtype), parts[:1], a)
         here = call("eq", value, value_of(best))
         if best.dtype.is_float:
-            here = call("or", here, both(call("isnan", value), call("isnan", value_of(best))) or here)
+            here = call("or", here, call("isnan", value))  # if there is one, the extreme is none
         none = _beyond(t.body[1])
-        there = where(call("and", here, call("ge", place, const(0, i64))), place, none)
+        if a not in self.scope.bound or self.tail(t.reduce) is not None:  # the identity may be among them
+            here = call("and", here, call("ge", place, const(0, i64)))
+        there = where(here, place, none)
         candidates = self.var(i64, parts[1].axes)
         self.out.append(Compute(candidates, there))
         (first,) = self.collapsed(minimum(i64), (candidates,), a)

@@ -18,9 +18,11 @@ from ..errors import InputError
 FOLDER = Path(__file__).parent.parent / "tuning"
 """Where the tables of the package lie."""
 
-KINDS = ("flat", "square", "rows", "streams", "columns", "products", "scores")
-"""Pointwise along memory; read along one class and written along another; rows that stay in registers; rows that are
-streamed; folds across rows; products that are added up over steps; products whose elements are folded in each step."""
+HELD = ("rows", "row_totals")
+KINDS = ("flat", "square", *HELD, "streams", "stream_totals", "columns", "products", "scores")
+"""Pointwise along memory; read along one class and written along another; rows that stay in registers, or of which only
+totals are left; rows that are streamed, and such of which only totals are left; folds across rows; products that are
+added up over steps; products whose elements are folded in each step."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,7 +30,8 @@ class Entry:
     """The fastest block of kernels of `kind` whose elements have `bytes` and whose rows have `length` elements (of a
     flat or square kernel: of the contiguous class): `elements` in a block, `lane` of them along memory (0: as many as
     possible), worked on by `warps`, with loads of `stages` steps under way, by `descriptors` where those reach. Of
-    products, `length` is what the first one folds, `elements` the tile on the grid, `lane` that of a step."""
+    products, `length` is what the first one folds, `elements` the tile on the grid, `lane` that of a step. `odd`: of
+    rows that begin anywhere, whose accesses are as narrow as an element."""
 
     kind: str
     bytes: int
@@ -38,6 +41,7 @@ class Entry:
     warps: int = 4
     stages: int = 1
     descriptors: bool = False
+    odd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +50,22 @@ class Tuning:
 
     entries: tuple[Entry, ...] = ()
 
-    def find(self, kind: str, size: int, length: int) -> Entry | None:
-        """The entry nearest in length; rows in registers must be at most twice or half as long."""
+    def find(self, kind: str, size: int, length: int, odd: bool = False) -> Entry | None:
+        """The entry nearest in length, as `odd` as asked for if there is such a one; rows in registers must be at most
+        twice or half as long."""
         found = [e for e in self.entries if (e.kind, e.bytes) == (kind, size)]
-        near = [e for e in found if kind != "rows" or _distance(e, length) <= 1]
+        near = [e for e in found if kind not in HELD or _distance(e, length) <= 1]
+        near = [e for e in near if e.odd is odd] or [e for e in near if not e.odd]
         return min(near, key=lambda e: _distance(e, length), default=None)
 
     def merged(self, others: Iterable[Entry]) -> Tuning:
         """With entries added; one for the same kernels replaces the old one."""
-        table = {(e.kind, e.bytes, e.length): e for e in (*self.entries, *others)}
+        table = {(e.kind, e.bytes, e.length, e.odd): e for e in (*self.entries, *others)}
         return Tuning(tuple(sorted(table.values())))
 
     def text(self) -> str:
         """As JSON, one entry a line."""
-        lines = [json.dumps(asdict(e)) for e in self.entries]
+        lines = [json.dumps({k: v for k, v in asdict(e).items() if v is not False}) for e in self.entries]
         return "[\n  " + ",\n  ".join(lines) + "\n]\n"
 
 

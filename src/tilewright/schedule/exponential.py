@@ -1,0 +1,100 @@
+"""Few exponentials per element where each lane has a running maximum of its own.
+
+When an element joins a lane, the new maximum is the old one or the element, so of exp(old - new) and exp(element - new)
+one is 1. The other one is exp((old - new) + (element - new)), as the first difference or the second one is 0 (not a
+number where the maximum is infinite, as both exponentials together are).
+
+Where neighbours are a whole access, a lane takes all of them in a step: the maximum moves once for all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir import dims
+from ..ir.dtype import f32
+from ..ir.expr import Axis, Expr, axis, call, const, make, substitute, walk, where
+from ..rewrite.gauges import is_finite_part
+from ..target import Target
+from .form import Form, Item, folds_read
+from .powers import quick_power
+from .refine import split_class
+from .schedule import ClassPlan, Role, Schedule
+
+LARGEST = (2 - 2.0**-23) * 2.0**127
+"""The largest number of single precision."""
+
+
+def weight(element: Expr, leaf: Expr) -> Expr:
+    """exp(element - maximum), as programs write it."""
+    return call("exp", call("sub", element, leaf))
+
+
+def joined(old: Expr, element: Expr, new: Expr, quick: bool) -> tuple[Expr, Expr]:
+    """exp(old - new) and exp(element - new) for a `new` that is the larger one of both, 1 and 0 where both are the
+    maximum of nothing; see above. `quick`: the power may be the quick one."""
+    most = LARGEST if new.dtype is f32 else sys.float_info.max
+    top = call("maximum", new, const(-most, new.dtype))
+    apart = call("add", call("sub", old, top), call("sub", element, top))
+    power = quick_power(apart) if quick else call("exp", apart)
+    rises, one = call("gt", element, old), const(1.0, power.dtype)
+    return where(rises, power, one), where(rises, one, power)
+
+
+def leaf_of(fold: Item) -> Expr:
+    """The only result of a fold where it stands."""
+    assert fold.reduction is not None
+    return make("value", tuple(map(axis, fold.kept)), fold.reduction.results[0].compute, (fold.id, 0))
+
+
+def one_each(form: Form, lanes: Sequence[Axis]) -> bool:
+    """Whether all that folds over `lanes` read of other folds over them are maxima (perhaps with 0 for infinity), in
+    such exponentials."""
+    over = {i.id: i for i in form.folds.values() if set(i.reduce) & set(lanes)}
+    read = False
+    for i in over.values():
+        for d in sorted(folds_read(i.body) & over.keys()):
+            up, read = over[d], True
+            if up.reduction is None or up.reduction.combiner != "maximum" or up.reduce != i.reduce:
+                return False
+            leaf = leaf_of(up)
+            tops = [leaf, *(x for b in i.body for x in walk(b) if is_finite_part(x, leaf, rising=True))]
+            known = {weight(up.body[0], top): const(1.0, leaf.dtype) for top in tops}
+            if any(
+                x.op == "value" and x.value == leaf.value for b in i.body for x in walk(substitute(b, known))
+            ):
+                return False
+    return read
+
+
+def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[Form, Schedule]:
+    """The form with the streamed class in accesses, all of which a lane takes at once, if such exponentials are folded
+    over it and it is known to consist of whole accesses; else what was given."""
+    c = next((p for p in schedule.classes if p.axis == schedule.lane), None)
+    if c is None or c.role is not Role.STREAMED or not schedule.lanes or not one_each(form, [c.axis]):
+        return form, schedule
+    widths = [
+        form.params[param].dtype.bytes
+        for item in form.items
+        for param, offset in item.accesses()
+        if dims.coefficient(offset, axis(c.axis)) is dims.ONE
+    ]
+    count = target.vector_bytes // max(widths, default=target.vector_bytes)
+    stored = any(c.axis in o.axes for o in form.outputs)  # then the smallest numbers count, too
+    schedule = replace(schedule, quick=() if stored else target.quick)
+    outer = dims.exact_div(c.axis.extent, dims.integer(count))
+    if (
+        count == 1
+        or outer is None
+        or dims.static(outer) is None
+        or c.tile < count * target.lanes * schedule.warps
+    ):
+        return form, schedule
+    split = split_class(form, c.axis, outer, dims.integer(count))
+    before = set(form.classes())
+    far, near = sorted((a for a in split.classes() if a not in before), key=lambda a: int(a.name[1:]))
+    plans = (ClassPlan(near, Role.RESIDENT, count), ClassPlan(far, Role.STREAMED, c.tile // count))
+    classes = tuple(q for p in schedule.classes for q in (plans if p is c else (p,)))
+    return split, replace(schedule, classes=classes, lane=near, together=(near,))
