@@ -52,6 +52,10 @@ NARROW = 16
 
 STAGES = 3
 
+ANYWHERE = frozenset({"square", "columns", "row_totals", "stream_totals"})
+"""Kinds of kernels with blocks of their own for rows that begin anywhere at sizes not known before. Those that write
+rows along memory have most registers taken by addresses then, in whatever block."""
+
 CHAIN = 256
 """A block adds its lanes as a tree at the end, so a long chain per lane is short beside the whole sum."""
 
@@ -84,7 +88,8 @@ def blocks(
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
-    found = tuning.find(*_kind(form, shape, inner, most), odd or _is_odd(form, shape, target))
+    kind, *rest = _kind(form, shape, inner, most)
+    found = tuning.find(kind, *rest, (odd and kind in ANYWHERE) or _is_odd(form, shape, target))
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         inner[shape.lane] = min(found.elements, _longest(shape.lane))

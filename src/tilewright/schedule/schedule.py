@@ -54,8 +54,9 @@ class Schedule:
     any number) gets a second level of states. `warps` and `stages` are those of the program. With `powers`,
     exponentials are powers of two; `quick` functions are in their quick form (see `ir.expr.SCALARS`). With `apart`, a
     last block that reaches past the extent is code of its own, so that all others need no masks. With `skip`, steps are
-    jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class outermost: what a thread writes then lies together. With
-    `descriptors`, blocks that tensor descriptors reach are loaded by them.
+    jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class
+    outermost: what a thread writes then lies together. With `descriptors`, blocks that tensor descriptors reach are
+    loaded by them.
 
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
     could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
