@@ -88,8 +88,8 @@ def blocks(
     access = power(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
-    kind, *rest = _kind(form, shape, inner, most)
-    found = tuning.find(kind, *rest, (odd and kind in ANYWHERE) or _is_odd(form, shape, target))
+    kind, size, length = _kind(form, shape, inner, most)
+    found = tuning.find(kind, size, length, (odd and kind in ANYWHERE) or _is_odd(form, shape, target))
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
