@@ -86,6 +86,19 @@ def test_no_region_where_the_product_leaves_or_nothing_folds_it(run: Callable[..
     assert not find_regions(graph_of(run))
 
 
+def test_a_bias_stays_with_the_product_of_a_library() -> None:
+    def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        made = torch.addmm(b, x, w).view(-1, 2, 16).transpose(0, 1)
+        return attention(made, made * 2, made)
+
+    graph = capture(Case("case", biased, ((64, 64), (64, 32), (32,))), False)
+    (region,) = find_regions(graph)
+    product = next(op for op in graph.ops if op.origin == graph.ops[0].origin)
+    same = [op for op in graph.ops if op.origin == product.origin]
+    assert len(same) > 1 and not set(same) & set(region.ops)
+    assert any(op.expr is not None and op.expr.is_pointwise for op in set(region.ops) - region.own)
+
+
 def test_small_products_are_regions_only_where_asked() -> None:
     graph = capture(Case("case", attention, ((2, 8, 8),) * 3), False)
     assert not find_regions(graph)

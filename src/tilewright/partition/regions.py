@@ -75,6 +75,7 @@ class _Finder:
         self.producer, self.consumers = graph.producer(), graph.consumers()
         self.kept = graph.kept()
         self.position = {op: n for n, op in enumerate(graph.ops)}
+        self.multiplied = {op.origin for op in graph.ops if op.origin >= 0 and is_product(op)}
 
     def expands(self, op: Op) -> bool:
         """Whether `op` is a contraction that starts a region."""
@@ -109,7 +110,10 @@ class _Finder:
                     own.add(p)
                     todo.append(p)
                 elif (
-                    _cheap(p) and (_numel(p.output) >= least or self.expanding(p)) and not self.inside(p, own)
+                    _cheap(p)
+                    and p.origin not in self.multiplied  # a library adds a bias to its product for nothing
+                    and (_numel(p.output) >= least or self.expanding(p))
+                    and not self.inside(p, own)
                 ):
                     borrowed.add(p)
                     todo.append(p)
