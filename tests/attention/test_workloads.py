@@ -140,7 +140,6 @@ def test_any_length_with_library_calls(name: str) -> None:
     lengths(name, "library", LENGTHS)
 
 
-@pytest.mark.xfail(strict=True, reason="columns over scores in memory leave out rows that see nothing")
 def test_rows_that_see_nothing_beside_library_calls() -> None:
     lengths("roco", "library", (*LENGTHS[:1], *HIDDEN))
 

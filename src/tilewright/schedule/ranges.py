@@ -149,7 +149,7 @@ def _needed(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Ex
     never be."""
     found: list[Expr] = []
     for condition in tested(roots):
-        if not any(shifted_by_memory(t, condition, c) for t in trimmed):
+        if not any(shifted_by_rows(t, condition, c) for t in trimmed):
             continue
         for truth in (True, False):
             if all(is_neutral(t, {condition: not truth}) for t in trimmed):
@@ -163,9 +163,10 @@ def _needed(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Ex
 def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed: Sequence[Item]) -> Known:
     """`region` with the intervals that are left out empty where they may not be.
 
-    Where an exponential takes off a number from memory that belongs to values of the class (the log of a row's sum,
-    while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left out."""
-    if not any(shifted_by_memory(t, condition, steps.axis) for t in trimmed):
+    Where an exponential takes off a number that belongs to values of the class (the log of a row's sum or a row's
+    maximum, while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left
+    out."""
+    if not any(shifted_by_rows(t, condition, steps.axis) for t in trimmed):
         return region
     needed = visible(condition, truth, steps.axis)
     if needed is None:
@@ -174,8 +175,9 @@ def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed:
     return Known(region.holds, empty) if truth else Known(empty, region.fails)
 
 
-def shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
-    """Whether an exponential of a fold takes off a number from memory that belongs to values of `c` alone."""
+def shifted_by_rows(fold: Item, condition: Expr, c: Axis) -> bool:
+    """Whether an exponential of a fold takes off a number, from memory or of a fold, that belongs to values of `c`
+    alone."""
     others = axes_of(condition) - {axis(c)}
     for root in fold.body:
         for x in walk(root):
@@ -187,7 +189,7 @@ def shifted_by_memory(fold: Item, condition: Expr, c: Axis) -> bool:
 
 
 def _read(e: Expr) -> list[Expr]:
-    """What a value reads from memory; conditions only choose."""
+    """What a value reads from memory or of folds; conditions only choose."""
     seen: dict[Expr, None] = {}
     todo = [e]
     while todo:
@@ -195,7 +197,7 @@ def _read(e: Expr) -> list[Expr]:
         if x not in seen:
             seen[x] = None
             todo += x.args[1:] if x.op == "where" else x.args
-    return [x for x in seen if x.op == "read"]
+    return [x for x in seen if x.op in ("read", "value")]
 
 
 def _parts(steps: Steps, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Interval | None]]:

@@ -15,7 +15,7 @@ from ..ir.reduction import any_
 from .ends import Ended, bounds_loop
 from .form import Item
 from .predicate import is_neutral, tested
-from .ranges import shifted_by_memory
+from .ranges import shifted_by_rows
 
 
 class Skipping(Ended):
@@ -29,7 +29,7 @@ class Skipping(Ended):
         roots = [r for t in targets for r in t.roots]
         found: list[tuple[Expr, bool]] = []
         for x in tested(roots):
-            if not _of_data(x) or bounds_loop(x, c) or any(shifted_by_memory(t, x, c) for t in targets):
+            if not _of_data(x) or bounds_loop(x, c) or any(shifted_by_rows(t, x, c) for t in targets):
                 continue
             found += [(x, t) for t in (True, False) if all(is_neutral(f, {x: not t}) for f in targets)]
         return found
