@@ -17,6 +17,7 @@ from torch import Tensor
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import Variant, variants
 from tilewright.ir.program import Branch
+from tilewright.schedule.schedule import Role, Schedule
 from tilewright.target import MemoryKind, preset
 
 QUICK = ("chain", "softmax", "layer_norm", "column_max_and_sum", "row_argmax", "any_all", "cumsum_columns", "concat",
@@ -161,6 +162,11 @@ def test_wide_indices_cost_nothing(name: str, tmp_path: Path) -> None:
     assert count <= 1.1 * least + 12, (count, least)
 
 
+def schedule_of(e: Entry) -> Schedule:
+    assert isinstance(e.scheduled.schedule, Schedule)
+    return e.scheduled.schedule
+
+
 @pytest.mark.parametrize(
     "kind, name",
     [(Half, name) for name in LARGE]
@@ -174,6 +180,14 @@ def test_accesses_are_as_wide_as_they_can_be(kind: Callable[..., Case], name: st
         e = entry(case, dynamic)
         built = made(e, tmp_path)
         widths = built.accesses
+        if (
+            kind is Half
+            and any(c.role is Role.STREAMED for c in schedule_of(e).classes)
+            and name != "column_sum"
+        ):
+            # Rows that are longer than any that have blocks of their own: measured, more threads are worth more.
+            assert set(widths) == {64} and dynamic
+            continue
         assert widths[128] >= 2 or (widths[128] and name == "column_sum"), widths
         tails = any(isinstance(s, Branch) for s in e.scheduled.program.statements())
         assert not [w for w in widths if w < (16 if name == "column_sum" or tails else 128)], (
