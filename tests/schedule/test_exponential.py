@@ -24,6 +24,7 @@ from tilewright.options import Options
 from tilewright.schedule.exponential import with_neighbours
 from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
+from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 
@@ -124,3 +125,12 @@ def test_long_rows_on_a_gpu_are_folded_so() -> None:
     assert "quick_exp2" in {
         x.op for s in solved.program.statements() if isinstance(s, Compute) for x in walk(s.expr)
     }
+
+
+def test_vectors_of_one_thread_stay_whole() -> None:
+    case = replace(CASES["softmax"], shapes=((512, 4096),))
+    graph = capture(case, False)
+    solved = Solver(PRESETS["x86-64-v4"], Options()).solve(one_kernel(graph), graph.layouts)
+    schedule = solved.schedule
+    assert isinstance(schedule, Schedule) and not schedule.together
+    assert schedule.lane is not None and schedule.lane.extent.value == 4096

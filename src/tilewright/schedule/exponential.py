@@ -73,7 +73,9 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
     """The form with the streamed class in accesses, all of which a lane takes at once, if such exponentials are folded
     over it and it is known to consist of whole accesses; else what was given."""
     c = next((p for p in schedule.classes if p.axis == schedule.lane), None)
-    if c is None or c.role is not Role.STREAMED or not schedule.lanes or not one_each(form, [c.axis]):
+    if target.lanes == 1 or c is None or c.role is not Role.STREAMED or not schedule.lanes:
+        return form, schedule  # where threads are alone, a vector is an access
+    if not one_each(form, [c.axis]):
         return form, schedule
     widths = [
         form.params[param].dtype.bytes
