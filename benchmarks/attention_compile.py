@@ -130,7 +130,7 @@ def table(cores: Mapping[str, Mapping[str, Facts]], threads: int) -> Table:
     """One row per core and target."""
     title = f"seconds to compile attention without measuring, {QUERIES} queries, {threads} threads"
     result = Table(title=title, title_justify="left")
-    for column in ("core", "target", "seconds", "cover alone", "building", "candidates", "published"):
+    for column in ("core", "target", "seconds", "map phase", "building", "candidates", "published"):
         result.add_column(column, justify="left" if column in ("core", "target") else "right")
     for name, targets in cores.items():
         for target, facts in targets.items():

@@ -50,6 +50,9 @@ ENOUGH = 128
 NARROW = 16
 """A class that loops or folds walk is the contiguous one of a block only from this extent on."""
 
+UNSEEN, UNSEEN_STREAM = 1 << 20, 1 << 17
+"""Lengths for which the table is asked where the extent is not known; of a row that is streamed."""
+
 STAGES = 3
 
 ANYWHERE = frozenset({"square", "columns", "row_totals", "stream_totals"})
@@ -139,13 +142,13 @@ def _kind(
     """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
     lane = dims.static(shape.lane.extent) if shape.lane is not None else None
     if not shape.inner:
-        return "square" if shape.across is not None else "flat", shape.element, lane or 1 << 20
+        return "square" if shape.across is not None else "flat", shape.element, lane or UNSEEN
     if shape.lane not in shape.inner:
-        return "columns", shape.element, lane or 1 << 20
+        return "columns", shape.element, lane or UNSEEN
     stored = any(shape.lane in o.axes for o in form.outputs)
     if all(a in most and t >= most[a] for a, t in inner.items()):
         return "rows" if stored else "row_totals", shape.element, _product(inner.values())
-    return "streams" if stored else "stream_totals", shape.element, lane or 1 << 17
+    return "streams" if stored else "stream_totals", shape.element, lane or UNSEEN_STREAM
 
 
 def _is_odd(form: Form, shape: _Shape, target: Target) -> bool:
@@ -155,7 +158,8 @@ def _is_odd(form: Form, shape: _Shape, target: Target) -> bool:
 
 
 def misalignment(form: Form, target: Target) -> Expr | None:
-    """The condition on the sizes under which rows begin where no wide access may; None if that is known before."""
+    """The condition on the sizes under which rows begin where no wide access may, or may not: that a step is no
+    multiple of as many elements as an access has bytes, as aligned variants need it. None if it is known before."""
     shape = _shape(form)
     open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
     if not open_ or _is_odd(form, shape, target):

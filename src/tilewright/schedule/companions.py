@@ -43,7 +43,7 @@ def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> M
     law = law_of(fold, upstream)
     if isinstance(law, Refusal) or law.hazard or not law.direct or not law.gauges:
         return None
-    number = {_leaf(u): u.id for u in upstream}
+    number = {leaf_of(u): u.id for u in upstream}
     states = [fold.id]
     for s in law.states[1:]:
         found = _holder(s, law, fold, upstream, folds)
@@ -72,7 +72,7 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
     made: list[Link] = []
     for i in items:
         assert i.reduction is not None
-        link = Link(_leaf(i), i.reduction)
+        link = Link(leaf_of(i), i.reduction)
         upstream = [inside[d] for d in folds_read(i.body) if d in inside]
         merge = follow(i, upstream, inside) if upstream else None
         if merge is not None and all(_closed(g) for g in merge.law.gauges):
@@ -97,7 +97,7 @@ def law_of(fold: Item, upstream: Sequence[Item]) -> Law | Refusal:
         return Refusal("one order", "a running fold is read at its own step")
     if any(u.reduce != fold.reduce or u.reduction is None for u in upstream):
         return Refusal("one axis", "it reads a fold over other axes")
-    own = {(_leaf(u)) for u in upstream}
+    own = {(leaf_of(u)) for u in upstream}
     numbers = {u.id for u in upstream}
     for x in (x for b in fold.body for x in walk(b) if x.op == "value"):
         if isinstance(x.value, tuple) and x.value[0] in numbers and x not in own:
@@ -114,11 +114,11 @@ def _law(
 
 def _upstream(u: Item) -> Upstream:
     assert u.reduction is not None
-    return Upstream(_leaf(u), u.reduction, u.body)
+    return Upstream(leaf_of(u), u.reduction, u.body)
 
 
-def _leaf(u: Item) -> Expr:
-    """The result of a fold where it stands."""
+def leaf_of(u: Item) -> Expr:
+    """The first result of a fold where it stands."""
     assert u.reduction is not None
     return make("value", tuple(map(axis, u.kept)), u.reduction.results[0].compute, (u.id, 0))
 
@@ -218,10 +218,10 @@ def _rewrite(items: list[Item], number: int) -> None:
         _append(items, fold, State(law.states[0].reduction, const(1.0, fold.body[0].dtype), ()))
     if not law.direct:
         items[number] = fold = replace(fold, body=(law.states[0].body,), reduction=law.states[0].reduction)
-    leaves = [_leaf(fold)]
+    leaves = [leaf_of(fold)]
     for s in law.states[1:]:
         found = _holder(s, law, fold, upstream, _folds(items))
-        leaves.append(_leaf(items[_append(items, fold, s) if found is None else found]))
+        leaves.append(leaf_of(items[_append(items, fold, s) if found is None else found]))
     if not law.direct:
         table = {slot("a", k, e.dtype): e for k, e in enumerate(leaves)}
         _replace(items, fold, substitute(law.finish, table))

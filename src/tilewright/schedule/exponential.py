@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from ..ir import dims
 from ..ir.dtype import f32
-from ..ir.expr import Axis, Expr, axis, call, const, make, substitute, walk, where
+from ..ir.expr import Axis, Expr, axis, call, const, substitute, walk, where
 from ..rewrite.gauges import is_finite_part
 from ..target import Target
-from .form import Form, Item, folds_read
+from .companions import leaf_of
+from .form import Form, folds_read
 from .powers import quick_power
 from .refine import split_class
 from .schedule import ClassPlan, Role, Schedule
@@ -43,12 +44,6 @@ def joined(old: Expr, element: Expr, new: Expr, quick: bool) -> tuple[Expr, Expr
     return where(rises, power, one), where(rises, one, power)
 
 
-def leaf_of(fold: Item) -> Expr:
-    """The only result of a fold where it stands."""
-    assert fold.reduction is not None
-    return make("value", tuple(map(axis, fold.kept)), fold.reduction.results[0].compute, (fold.id, 0))
-
-
 def one_each(form: Form, lanes: Sequence[Axis]) -> bool:
     """Whether all that folds over `lanes` read of other folds over them are maxima (perhaps with 0 for infinity), in
     such exponentials."""
@@ -71,7 +66,8 @@ def one_each(form: Form, lanes: Sequence[Axis]) -> bool:
 
 def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[Form, Schedule]:
     """The form with the streamed class in accesses, all of which a lane takes at once, if such exponentials are folded
-    over it and it is known to consist of whole accesses; else what was given."""
+    over it and it is known to consist of whole accesses. Where only totals are left of rows, such exponentials are in
+    their quick form, with neighbours or without. Else what was given."""
     c = next((p for p in schedule.classes if p.axis == schedule.lane), None)
     if target.lanes == 1 or c is None or c.role is not Role.STREAMED or not schedule.lanes:
         return form, schedule  # where threads are alone, a vector is an access
