@@ -60,14 +60,16 @@ def points(part: str, name: str, arguments: argparse.Namespace) -> list[Point]:
 
 def core(name: str, queries: int, dtype: str, arguments: argparse.Namespace) -> Point:
     """One length of a core."""
-    sizes = Sizes(queries, arguments.heads, arguments.depth, arguments.batch, kv_heads=arguments.kv_heads)
+    sizes = Sizes(
+        queries, arguments.heads, arguments.depth, arguments.batch, arguments.keys, arguments.kv_heads
+    )
     device, until = torch.device(arguments.device), arguments.build_until or float("inf")
     facts: Facts = {"part": CORE, "core": name, "dtype": dtype} | asdict(sizes)
 
     def make() -> Row:
         return rows.core(name, sizes, getattr(torch, dtype), device, arguments.onnx, until)
 
-    return Point(facts, make, queries > SHARED)
+    return Point(facts, make, max(queries, arguments.keys) > SHARED)
 
 
 def ablation(name: str, arguments: argparse.Namespace) -> Point:
@@ -202,6 +204,7 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--parts", type=words, default=[CORE], help=f"some of: {','.join(PARTS)}")
     add("--seq", type=numbers, metavar="N,...", help="lengths, the most telling first")
+    add("--keys", type=int, default=0, help="of every core, as many as queries unless told")
     add("--dtypes", type=words, help="float16 on a GPU, float32 on a CPU")
     add("--batch", type=int, default=1)
     add("--heads", type=int, help="32 on a GPU, 8 on a CPU")
@@ -241,7 +244,7 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
 def passed_on(arguments: argparse.Namespace) -> list[str]:
     """What children are told."""
     simple = (
-        "device", "rounds", "batch", "heads", "kv_heads", "depth", "hidden", "intermediate", "chunk", "keep",
+        "device", "rounds", "batch", "heads", "keys", "kv_heads", "depth", "hidden", "intermediate", "chunk", "keep",
         "threads", "seconds", "onnx",
     )  # fmt: skip
     lists = ("seq", "dtypes", "layers", "peers")

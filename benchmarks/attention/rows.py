@@ -15,7 +15,7 @@ from benchmarks.attention import llama
 from benchmarks.attention.llama import Layer, Shape, Step
 from benchmarks.attention.peers import EAGER, INDUCTOR, OURS, ablated, peers, until_late
 from benchmarks.attention.turn import Results, Row
-from benchmarks.attention.workloads import WORKLOADS, Attention, Corm, Sizes, Tensors
+from benchmarks.attention.workloads import WORKLOADS, Attention, Corm, Margins, Sizes, Tensors
 from benchmarks.record import Facts
 from tilewright import accuracy, measure
 from tilewright.measure import Built, Peer, Workload
@@ -85,22 +85,25 @@ def _k(facts: Facts) -> float:
     return float(facts["of_eager"])  # type: ignore[arg-type]
 
 
-def _deciding(module: Attention, inputs: Tensors) -> accuracy.Deciding | None:
+def _deciding(module: Attention, inputs: Tensors) -> dict[int, accuracy.Deciding]:
     """The floats behind the bools of a core that has some."""
     if not isinstance(module, Corm):
-        return None
+        return {}
     exact = accuracy.in_float64(module.deciding)(*inputs[:3])
-    return accuracy.Deciding(module.deciding(*inputs[:3]), exact, exact)
+    return {1: accuracy.Deciding(module.deciding(*inputs[:3]), exact, exact)}
 
 
-def _verdict(mine: Tensors, eager: Tensors, exact: Tensors, near: accuracy.Deciding | None) -> Facts:
+def _verdict(mine: Tensors, eager: Tensors, exact: Tensors, near: Mapping[int, accuracy.Deciding]) -> Facts:
+    """Of all results together; `near` holds the floats behind those that are no floats, by place."""
     floats = [i for i, t in enumerate(eager) if t.dtype.is_floating_point]
     if len(mine) != len(eager):
         return {"passed": False, "of_eager": 0.0, "reason": f"{len(mine)} results, eager {len(eager)}"}
     facts = gpu_peers.verdict(*(tuple(ts[i] for i in floats) for ts in (mine, eager, exact)))
+    ties = 0
     for i in set(range(len(eager))) - set(floats):
-        judged = accuracy.compare(mine[i], eager[i], exact[i], deciding=near)
-        facts["near_ties"] = judged.near_ties
+        judged = accuracy.compare(mine[i], eager[i], exact[i], deciding=near.get(i))
+        ties += judged.near_ties
+        facts["near_ties"] = ties
         if not judged.passed:
             facts |= {"passed": False, "reason": str(judged)}
     return facts
@@ -184,7 +187,8 @@ def _stack_row(name: str, module: Stack, shape: Shape, inputs: Tensors, until: f
             eager = module(*inputs)
             # A function: its ops are widened one by one, and no float64 copy of all weights is made.
             exact = accuracy.in_float64(lambda *given: module.through(llama.step, given))(*inputs)
-        return {who: _verdict(made, eager, exact, None) for who, made in results.items()}
+            near = {} if all(t.is_floating_point() for t in eager) else _margins(module, inputs)
+        return {who: _verdict(made, eager, exact, near) for who, made in results.items()}
 
     weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
     return Row(
@@ -194,3 +198,17 @@ def _stack_row(name: str, module: Stack, shape: Shape, inputs: Tensors, until: f
         2 * places * weights,
         shape.heads * places * places * inputs[0].dtype.itemsize,
     )
+
+
+def _margins(module: Stack, inputs: Tensors) -> dict[int, accuracy.Deciding]:
+    """The floats behind each layer's bools, of a stack around Corm."""
+    cores = [layer.core for layer in module.layers]  # type: ignore[union-attr]
+    try:
+        for layer in module.layers:
+            layer.core = Margins().eval()
+        eager = module(*inputs)
+        exact = accuracy.in_float64(lambda *given: module.through(llama.step, given))(*inputs)
+    finally:
+        for layer, core in zip(module.layers, cores, strict=True):
+            layer.core = core
+    return {i: accuracy.Deciding(eager[i], exact[i], exact[i]) for i in range(1, len(eager))}

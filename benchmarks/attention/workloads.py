@@ -138,10 +138,21 @@ class Corm(Attention):
         """Which keys to keep, as bools."""
         return ((p >= self.averages(p)).any(dim=2),)
 
-    def deciding(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def margins(self, p: Tensor) -> Tensor:
         """[B, H, S_kv]: how far some query is above its average; the sign decides."""
-        _, p, _ = self.probabilities(q, k, v)
         return (p - self.averages(p)).amax(dim=2)
+
+    def deciding(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The margins of one core."""
+        return self.margins(self.probabilities(q, k, v)[1])
+
+
+class Margins(Corm):
+    """Corm with the floats behind its bools in their place."""
+
+    def statistics(self, z: Tensor, p: Tensor, noise: Tensor | None) -> Tensors:
+        """The margins."""
+        return (self.margins(p),)
 
 
 WORKLOADS: Mapping[str, type[Attention]] = MappingProxyType(
