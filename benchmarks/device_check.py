@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -114,53 +116,62 @@ def run(check: Check) -> Outcome:
     return Outcome(check.name, passed, said[:700], round(time.perf_counter() - start, 3))
 
 
-def part(number: int, parts: int, only: str) -> list[Outcome]:
-    """The checks of one process."""
+def part(number: int, parts: int, only: str) -> None:
+    """The checks of one process: a line with the name before each, and one with its outcome after it."""
     torch.set_default_device("cuda")
-    chosen = [c for k, c in enumerate(checks()) if k % parts == number and only in c.name]
-    return [run(c) for c in chosen]
+    for check in [c for c in checks() if only in c.name][number::parts]:
+        print(check.name, flush=True)
+        print(json.dumps(asdict(run(check))), flush=True)
+
+
+def outcomes(process: subprocess.Popen[str], number: int) -> list[Outcome]:
+    """What a part said, up to its end."""
+    out, err = process.communicate()
+    lines = out.splitlines()
+    said = [Outcome(**json.loads(line)) for line in lines if line.startswith("{")]
+    if process.returncode:
+        name = lines[-1] if lines and not lines[-1].startswith("{") else f"part {number}"
+        said.append(Outcome(name, False, " | ".join(err.splitlines()[-3:])[:700] or "ended", 0.0))
+    return said
 
 
 @click.command()
 @click.option("--json", "path", type=click.Path(path_type=Path), help="write all outcomes to a file")
 @click.option("--parts", default=8, show_default=True, help="processes side by side")
 @click.option("--only", default="", help="checks whose name contains this")
+@click.option("--budget", type=float, help="seconds after which what still runs is ended, and fails")
 @click.option("--part", "number", type=int, help="run one part here and print it")
-def main(path: Path | None, parts: int, only: str, number: int | None) -> None:
+def main(path: Path | None, parts: int, only: str, budget: float | None, number: int | None) -> None:
     """Check compiled graphs on this machine's GPU."""
     if number is not None:
-        print(json.dumps([asdict(o) for o in part(number, parts, only)]))
+        part(number, parts, only)
         return
     command = [
         sys.executable,
         "-m",
         "benchmarks.device_check",
-        "--parts",
-        str(parts),
-        "--only",
-        only,
+        f"--parts={parts}",
+        f"--only={only}",
         "--part",
     ]
     running = [
         subprocess.Popen([*command, str(k)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for k in range(parts)
     ]
-    outcomes: list[Outcome] = []
-    for k, process in enumerate(running):
-        out, err = process.communicate()
-        lines = [line for line in out.splitlines() if line.startswith("[")]
-        if process.returncode or not lines:
-            outcomes.append(Outcome(f"part {k}", False, " | ".join(err.splitlines()[-3:])[:700], 0.0))
-        else:
-            outcomes += [Outcome(**o) for o in json.loads(lines[-1])]
-    for o in outcomes:
+    timers = [threading.Timer(budget, process.kill) for process in running] if budget else []
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    with ThreadPoolExecutor(parts) as pool:  # all pipes are read at once, or a full one would stop its part
+        found = [o for some in pool.map(outcomes, running, range(parts)) for o in some]
+    for o in found:
         if not o.passed or o.name in {f.__name__ for f in device_cases.ALL}:
             print(f"{'ok  ' if o.passed else 'FAIL'} {o.name}: {o.said}")
-    failed = sum(not o.passed for o in outcomes)
-    print(f"{len(outcomes) - failed} of {len(outcomes)} checks passed")
+    failed = sum(not o.passed for o in found)
+    print(f"{len(found) - failed} of {len(found)} checks passed")
     if path is not None:
         facts = {**record.provenance(torch.get_num_threads()), "device": torch.cuda.get_device_name()}
-        record.write_json(path, {**facts, "checks": [asdict(o) for o in outcomes]})
+        record.write_json(path, {**facts, "checks": [asdict(o) for o in found]})
     sys.exit(bool(failed))
 
 

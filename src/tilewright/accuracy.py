@@ -323,7 +323,7 @@ def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding
     if deciding is None:
         excused = differs & (y == r).reshape(-1)
     else:
-        near = _near(deciding, k)
+        near = _near(deciding, k).to(differs.device)
         excused = differs & near.reshape(-1)
     wrong = differs & ~excused
     first = int((wrong if bool(wrong.any()) else differs).int().argmax())
