@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
+from benchmarks.attention.workloads import WORKLOADS, Sizes
+from tests.attention.device import compiled
 from tests.attention.run import Tensors, built, wrong
 from torch import Tensor
+
+from tilewright.emit.triton import emit_triton
+from tilewright.emit.variant import variants
+from tilewright.ir.program import Dot, Update
+from tilewright.target import preset
 
 
 def normalised(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
@@ -30,5 +39,17 @@ def inputs(keys: int) -> Tensors:
 @pytest.mark.parametrize("program", [normalised, sums])
 def test_sums_are_as_exact_as_eagers(program: object, keys: int) -> None:
     assert callable(program)
-    compiled = built(program, inputs(keys), "inside")
-    assert not wrong(program, compiled, [inputs(keys) for _ in range(4)])
+    function = built(program, inputs(keys), "inside")
+    assert not wrong(program, function, [inputs(keys) for _ in range(4)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_products_of_singles_are_summed_by_blocks(dtype: torch.dtype) -> None:
+    """One long chain of additions would round as no library's does; halves keep their matrix units' accumulators."""
+    given = list(Sizes(512, 2, 32).inputs("vanilla", layout="bhsd", dtype=dtype))
+    (kernel,) = compiled(WORKLOADS["vanilla"]("bhsd").eval(), given).kernels
+    steps = pairwise(kernel.program.statements())
+    apart = [b for a, b in steps if isinstance(a, Dot) and isinstance(b, Update) and a.acc not in b.vars]
+    text = emit_triton(kernel.program, (), preset("sm_90"), variants(kernel.program)[0], "k0").text
+    single = dtype is torch.float32
+    assert kernel.schedule.blockwise == bool(apart) == ("max_num_imprecise_acc" in text) == single

@@ -411,7 +411,11 @@ class Body:
             a, b = b, a
         left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
         right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
-        precision = "" if dtype.is_half else f', input_precision="{"tf32" if self.coarse else "ieee"}"'
+        precision = ""
+        if not dtype.is_half and self.coarse:
+            precision = ', input_precision="tf32"'
+        elif not dtype.is_half:  # the last argument keeps Triton from adding to what the sum is added to
+            precision = f', input_precision="ieee", max_num_imprecise_acc={printer.tiles[s.k]}'
         out = f", out_dtype={named_type(s.acc.dtype)}" if s.acc.dtype is not f32 else ""
         self._assign(s.acc, Term(f"tl.dot({left}, {right}, {acc.text}{precision}{out})", ATOM, acc.dims))
         return True

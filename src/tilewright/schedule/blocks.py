@@ -129,6 +129,7 @@ def _made(
         lanes=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
         spread=products.spread if products is not None else (),
         powers=products is not None and products.halves,
+        blockwise=streamed and products is not None and not products.halves,
         chain=0 if products is not None else CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,

@@ -154,7 +154,9 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
             # Without matrix units, a thread holds the rows and columns that it multiplies.
             threads = c.warps * target.lanes
             elements += c.tiles[product.k] * (size * threads) ** 0.5
-        if not set(item.reduce) & set(known.streamed):
+        if set(item.reduce) & set(known.streamed):
+            elements += 0 if c.halves else size  # a step's own sums
+        else:
             fed = any(
                 item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id
             )

@@ -214,7 +214,12 @@ class Repair(States):
         if repaired is not None:
             moved = Update(names, (repaired,))
             self.out.append(moved if asked is None else Branch(asked, (moved,)))
-        self.out.append(Dot(names[0], *operands, product.k))
+        if not self.schedule.blockwise:
+            self.out.append(Dot(names[0], *operands, product.k))
+            return
+        step = self.var(names[0].dtype, names[0].axes)
+        self.out += [Declare((step,), t.reduction.identity), Dot(step, *operands, product.k)]
+        self.out.append(Update(names, t.reduction.merged([value_of(names[0])], [value_of(step)])))
 
     def finish(self, targets: Sequence[Item], merges: Merges) -> None:
         """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own, or with

@@ -56,7 +56,8 @@ class Schedule:
     last block that reaches past the extent is code of its own, so that all others need no masks. With `skip`, steps are
     jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class
     outermost: what a thread writes then lies together. With `descriptors`, blocks that tensor descriptors reach are
-    loaded by them.
+    loaded by them. With `blockwise`, the products of a step are summed apart from those before, which makes chains of
+    additions as short as a step or the loop.
 
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
     could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
@@ -85,6 +86,7 @@ class Schedule:
     warps: int = 1
     stages: int = 1
     descriptors: bool = False
+    blockwise: bool = False
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
@@ -94,6 +96,7 @@ class Schedule:
         parts += ["online"] if self.online else []
         parts += [f"lazy={self.lazy}"] if self.lazy else []
         parts += ["descriptors"] if self.descriptors else []
+        parts += ["blockwise"] if self.blockwise else []
         parts += [f"stream={list(self.stream)}"] if self.stream else []
         parts += [f"ahead={list(self.ahead)}"] if self.ahead else []
         parts += [f"fetch={list(self.fetch)}"] if self.fetch else []
