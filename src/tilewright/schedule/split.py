@@ -36,6 +36,10 @@ MANY_PARTS = (4, 16, 64, 256, 1024)
 PART = 64
 """Elements that a part folds at least on such a machine."""
 
+WAITING = 2
+"""How many times as fast the halves of a fold must be there if another fold over the same elements waits for it, or it
+for the other: one kernel of both reads them once, from memory or at least from near, and halves keep them apart."""
+
 
 def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
@@ -49,9 +53,12 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     if target.lanes > 1:
         graph, parts = moments_in_parts(graph, price, least, target.cores)
     fresh = _fresh(graph)
+    waiting = cascaded(graph) if target.lanes > 1 else frozenset[Op]()
     ops: list[Op] = []
     for op in graph.ops:
-        halves = _best(op, split_fold(op, fresh, target), graph.layouts, price) if op not in parts else None
+        times = WAITING if op in waiting else 1
+        splits = [] if op in parts else split_fold(op, fresh, target)
+        halves = _best(op, splits, graph.layouts, price, times)
         if halves is not None:
             fresh += len(halves[0].outputs)
             ops += halves
@@ -60,17 +67,40 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     return graph.with_ops(ops)
 
 
+def cascaded(graph: Graph) -> frozenset[Op]:
+    """The folds that wait for a fold over as many elements with as many results, through pointwise ops, and those that
+    are waited for."""
+    before: dict[Value, frozenset[Op]] = {}
+    found: set[Op] = set()
+    for op in graph.ops:
+        if op.expr is None:
+            continue
+        folds = frozenset[Op]().union(*(before.get(v, frozenset()) for v in op.inputs))
+        if op.expr.reduction is not None:
+            same = {f for f in folds if _extents(f) == _extents(op)}
+            found |= same | ({op} if same else set())
+            folds = frozenset({op})
+        before |= dict.fromkeys(op.outputs, folds)
+    return frozenset(found)
+
+
+def _extents(fold: Op) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    assert fold.expr is not None
+    kept = tuple(n for n in fold.expr.shape if n is not dims.ONE)
+    return tuple(a.extent for a in fold.expr.reduce), kept
+
+
 def _fresh(graph: Graph) -> int:
     return 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)
 
 
 def _best(
-    op: Op, splits: Sequence[tuple[Op, Op]], layouts: Mapping[Value, Layout], price: Price
+    op: Op, splits: Sequence[tuple[Op, Op]], layouts: Mapping[Value, Layout], price: Price, times: float = 1
 ) -> tuple[Op, Op] | None:
-    """The fastest of `splits`, None if none is faster than the whole."""
+    """The fastest of `splits`, None if none is `times` as fast as the whole."""
     best: tuple[Op, Op] | None = None
     try:
-        least = price(Kernel((op,), op.outputs), layouts) if splits else 0.0
+        least = price(Kernel((op,), op.outputs), layouts) / times if splits else 0.0
         for halves in splits:
             both = sum(price(Kernel((h,), h.outputs), layouts) for h in halves)
             if both < least:
