@@ -30,6 +30,12 @@ class Reduction:
     extreme: str | None = None
     """For a state (value, place): the operation ("maximum", "minimum") of which the value is the extreme one, at the
     first place where it occurs (-1: no element yet)."""
+    step: tuple[Expr, ...] = ()
+    """The state after one more element, from slots a0.. and e0.., where that takes less than a merge with the state of
+    the element (empty: it does not)."""
+    pooled: tuple[Expr, ...] = ()
+    """What of a part's state (slots a0..) adds up to the state of the whole (slots b0..), first to those values that
+    mention no b, then to the others. Empty: parts are merged two at a time."""
 
     @property
     def combiner(self) -> str | None:
@@ -50,6 +56,14 @@ class Reduction:
         mapping = {slot("a", k, t): v for k, (t, v) in enumerate(zip(self.state, a, strict=True))}
         mapping |= {slot("b", k, t): v for k, (t, v) in enumerate(zip(self.state, b, strict=True))}
         return tuple(substitute(m, mapping) for m in self.merge)
+
+    def stepped(self, state: Sequence[Expr], elements: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The state after one more element."""
+        if not self.step:
+            return self.merged(state, self.lifted(elements))
+        mapping = {slot("a", k, t): v for k, (t, v) in enumerate(zip(self.state, state, strict=True))}
+        mapping |= {slot("e", k, t): v for k, (t, v) in enumerate(zip(self.elements, elements, strict=True))}
+        return tuple(substitute(x, mapping) for x in self.step)
 
     def finished(self, state: Sequence[Expr]) -> tuple[Expr, ...]:
         """The results of a complete state."""

@@ -230,12 +230,12 @@ class _Lowering(Skipping):
         self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges, outermost: bool
     ) -> None:
         """One loop over `c` that advances the states of `targets` and stores `outs`."""
-        if outermost:
-            for t in targets:
-                self.declare(t)
-        self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
         repaired = any(t.id in merged and t.id in self.contractions for t in targets)
         lengths = block_lengths(c, targets, self.schedule) if outermost and not repaired else ()
+        if outermost:
+            for t in targets:
+                self.declare(t, thin=not lengths and t.reduce == (c,))
+        self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
         outer = self.references
         if outermost:
             self.refer([] if lengths else targets, merged)
@@ -253,8 +253,10 @@ class _Lowering(Skipping):
         def body_of_step() -> None:
             self.unless_hidden(masks, lambda: self.body(targets, outs, merged))
 
-        joint = self.schedule.lanes and any(t.id in merged for t in targets)
+        joint = self.schedule.lanes and any(t.id in merged or self.one_each(t) for t in targets)
         for s in self.segments(c, tile, exact, targets, outs, joint):
+            for t in targets:
+                self.widen(t, c, s.truths, s.mask)
             span = s.start, dims.sub(s.stop, dims.ONE)
             inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
             body = self.block(c, tile, s.mask, inner, span, s.truths)

@@ -4,9 +4,18 @@
  => s[p, i], d[p, i] the same over the parts p of r, each with a mean of its own
     (N, s, d)[i] = merge of (n[p], s[p, i], d[p, i]) over p           (Chan, Golub, LeVeque 1979)
 
-The second fold would otherwise wait for the first and read everything again. A part has a fixed length, so that one
-block holds it, whatever the sizes are; how many parts there are may depend on them. In real arithmetic the law is an
-identity; in floats it is more exact than what it replaces.
+The second fold would otherwise wait for the first and read everything again. A part has a fixed length, whatever the
+sizes are; how many parts there are may depend on them. In real arithmetic the law is an identity; in floats it is more
+exact than what it replaces.
+
+A part that lies along memory is held by one block, which takes the mean first. Of columns there is one fold with both
+sums as its state, which advances element by element (Youngs and Cramer 1971):
+
+    n, s, d  ->  n + 1, s + x, d + (n x - s)^2 / (n (n + 1))
+
+All cells of a block have seen equally many elements, so the division is one for all of them. In floats d must not see
+numbers of the size of the mean, so it counts from the column's first element (never further from the mean than the root
+of N d); the mean itself comes from another sum, which does not.
 """
 
 from __future__ import annotations
@@ -31,6 +40,13 @@ Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 PART = 1 << 13
 """Elements of a part that lies along memory: what the threads of one block hold of a row."""
+
+LENGTHS = (64, 128, 256, 512, 1024)
+"""Rows of a part of columns, of which the fastest by the model is taken: short ones keep more cores busy, long ones
+leave less to merge."""
+
+LARGE = 2.0**60
+"""Columns do not count from an element of at least this size: the distance of another one could overflow."""
 
 FULL = 2
 """Rows for each core from which on each row may as well stay whole."""
@@ -107,8 +123,9 @@ def moments_in_parts(
         if pair is None or pair.first not in ops:
             continue
         fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
-        new = _in_parts(pair, inside, fresh, FULL * cores)
-        if new is None or not _pays(pair, new, graph.layouts, price, least):
+        tried = _in_parts(pair, inside, fresh, FULL * cores)
+        new = _best(pair, tried, graph.layouts, price, least)
+        if new is None:
             continue
         at = ops.index(pair.first)
         ops[at : at + 1] = [*new.folds, *new.merge]
@@ -117,27 +134,34 @@ def moments_in_parts(
     return (drop_dead(graph.with_ops(ops)), frozenset(made)) if made else (graph, frozenset())
 
 
-def _pays(
+def _best(
     pair: _Pair,
-    new: _Parts,
+    tried: Sequence[_Parts],
     layouts: Mapping[Value, Layout],
     price: Price,
     least: Callable[[Op], float],
-) -> bool:
-    try:
-        after = sum(
-            price(Kernel(ops, tuple(v for op in ops for v in op.outputs)), layouts)
-            for ops in (new.folds, new.merge[:1])
-        )
-    except IllegalSchedule:
-        return False
+) -> _Parts | None:
+    """The fastest way of those `tried`, None if two folds are faster."""
+    prices: list[tuple[float, _Parts]] = []
+    for new in tried:
+        try:
+            cost = sum(
+                price(Kernel(ops, tuple(v for op in ops for v in op.outputs)), layouts)
+                for ops in (new.folds, new.merge[:1])
+            )
+        except IllegalSchedule:
+            continue
+        prices.append((cost, new))
+    if not prices:
+        return None
+    after, best = min(prices, key=lambda x: x[0])
     if after >= least(pair.first) + least(pair.second):
-        return False
+        return None
     try:
         both_ = (*pair.first.outputs, *pair.second.outputs)
-        return after < price(Kernel((pair.first, pair.second), both_), layouts)
+        return best if after < price(Kernel((pair.first, pair.second), both_), layouts) else None
     except IllegalSchedule:
-        return True
+        return best
 
 
 class _Inside:
@@ -250,8 +274,9 @@ def _divides(mean: Expr, first: Op) -> bool:
     return abs(share - 1) < 1e-6
 
 
-def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | None:
-    """Both folds over parts, and the merge of these; None for one part only, for `most` rows or more, for columns."""
+def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> list[_Parts]:
+    """Ways to have both folds over parts, and the merge of these; none for one part only, or for `most` rows or more
+    that lie along memory."""
     expr = pair.first.expr
     assert expr is not None
     offsets = inside.offsets(pair.first)
@@ -259,18 +284,33 @@ def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> _Parts | N
     moved = [substitute(o, joined) for o in offsets]
     reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
-    if along is None or estimate(dims.prod(expr.shape)) >= most:
-        return None  # parts of columns were slower than other ways (benchmarks/results/h200/norms_64.json)
+    if along is None:
+        near = max(reduce, key=lambda a: estimate(a.extent))
+        ways = [[_cut(a, n, k) if a == near else _uncut(a, k) for k, a in enumerate(reduce)] for n in LENGTHS]
+        return [_column_parts(pair, joined, cuts, fresh) for cuts in ways if any(c.part for c in cuts)]
+    if estimate(dims.prod(expr.shape)) >= most:
+        return []
     cuts = _cuts(reduce, along)
-    parts = [c.part for c in cuts if c.part is not None]
-    if not parts:
-        return None
+    return [_row_parts(pair, joined, cuts, fresh)] if any(c.part for c in cuts) else []
+
+
+def _row_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut], fresh: int) -> _Parts:
+    assert pair.first.expr is not None
+    part, cuts = _numbered(cuts)
+    x = _placed(pair.first.expr.body[0], joined, cuts)
+    return _ops(pair, (*pair.first.expr.axes, part), part, x, cuts, fresh)
+
+
+def _numbered(cuts: Sequence[_Cut]) -> tuple[Axis, list[_Cut]]:
+    """One axis for all parts, and the cuts with the numbers of their parts as digits of its index."""
     digits: dict[Expr, Expr] = {}
-    part = _as_one(parts, "p", digits)
-    cuts = [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
-    places = {axis(c.whole): c.place for c in cuts}
-    x = substitute(substitute(expr.body[0], joined), places)
-    return _ops(pair, (*expr.axes, part), part, x, cuts, fresh)
+    part = _as_one([c.part for c in cuts if c.part is not None], "p", digits)
+    return part, [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
+
+
+def _placed(x: Expr, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut]) -> Expr:
+    """An element of the whole as one of its part."""
+    return substitute(substitute(x, joined), {axis(c.whole): c.place for c in cuts})
 
 
 def _axes(e: Expr) -> list[Axis]:
@@ -337,10 +377,53 @@ def _length(a: Axis, room: int) -> int:
 
 
 def _cut(a: Axis, length: int, number: int) -> _Cut:
-    one = dims.static(a.extent) == length
+    one = (dims.static(a.extent) or length + 1) <= length
     part = None if one else Axis(f"p{number}", dims.ceildiv(a.extent, dims.integer(length)))
     element = Axis(f"q{number}", dims.integer(length)) if length > 1 else None
     return _Cut(a, part, element, dims.integer(length))
+
+
+def _uncut(a: Axis, number: int) -> _Cut:
+    return _Cut(a, None, Axis(f"q{number}", a.extent), a.extent)
+
+
+def _column_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut], fresh: int) -> _Parts:
+    """One fold over parts of columns, and its merge."""
+    first, second = pair.first, pair.second
+    assert first.expr is not None
+    expr, dtype = first.expr, first.output.dtype
+    part, cuts = _numbered(cuts)
+    x = _placed(expr.body[0], joined, cuts)
+    body = (const(1, dtype), call("sub", x, _origin(expr)), x)
+    guard: Expr | None = None
+    for c in cuts:
+        guard = both(guard, c.inside)
+    if guard is not None:
+        body = tuple(where(guard, e, const(0, dtype)) for e in body)
+    axes = (part, *expr.axes)
+    made = tuple(Value(fresh + k, tuple(a.extent for a in axes), dtype) for k in range(3))
+    inner = tuple(c.element for c in cuts if c.element is not None)
+    sums = TensorExpr(axes, body, inner, element_moments(dtype))
+    index = tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes)
+    count = cast(dims.prod(c.count for c in cuts), dtype)
+    whole = TensorExpr(
+        expr.axes, (count, *(read(k, index, dtype) for k in range(3))), (part,), _with_total(_moments(dtype))
+    )
+    same = second.output.shape == first.output.shape
+    result = second.output if same else Value(fresh + 3, first.output.shape, dtype)
+    fold = replace(first, name=f"{first.name}_part", outputs=made, expr=sums)
+    merge = Op(second.name, made, (first.output, result), expr=whole, origin=second.origin)
+    return _Parts((fold,), (merge,) if same else (merge, _reshaped(result, second)))
+
+
+def _origin(expr: TensorExpr) -> Expr:
+    """The first element of a column, from which all others are counted; 0 in the place of a large one, and where there
+    may be no element."""
+    first = substitute(expr.body[0], {axis(a): dims.ZERO for a in expr.reduce})
+    zero, most = const(0, first.dtype), const(LARGE, first.dtype)
+    if not all(dims.at_least(a.extent, 1) for a in expr.reduce):
+        return zero
+    return where(call("lt", call("abs", first), most), first, zero)
 
 
 def _ops(
@@ -411,7 +494,35 @@ def _moments(dtype: DType) -> Reduction:
     apart = call("sub", means[1], means[0])
     share = call("div", call("mul", na, nb), call("maximum", n, one))
     squares = call("add", call("add", da, db), call("mul", call("mul", apart, share), apart))
+    inverse = [call("div", one, call("maximum", k, one)) for k in (na, nb)]
+    off = call("sub", call("mul", sa, inverse[0]), call("mul", sb, inverse[1]))
     return Reduction(
         "moments", (dtype,) * 3, (dtype,) * 3, (zero,) * 3, tuple(slot("e", k, dtype) for k in range(3)),
         (n, call("add", sa, sb), squares), (sa, da),
+        pooled=(na, sa, call("add", da, call("mul", call("mul", off, na), off))),
+    )  # fmt: skip
+
+
+def _with_total(of: Reduction) -> Reduction:
+    """With one more sum in the state; results: this one and the squared distances."""
+    dtype = of.state[0]
+    a, b, e = (slot(side, 3, dtype) for side in "abe")
+    return Reduction(
+        f"{of.name} and sum", (dtype,) * 4, (dtype,) * 4, (*of.identity, of.identity[0]), (*of.lift, e),
+        (*of.merge, call("add", a, b)), (a, slot("a", 2, dtype)), pooled=(*of.pooled, a),
+    )  # fmt: skip
+
+
+def element_moments(dtype: DType) -> Reduction:
+    """The same of elements x, given as (1, x - origin, x), of which (0, 0, 0) is none; results: all sums."""
+    whole = _with_total(_moments(dtype))
+    n, s, d, total = (slot("a", k, dtype) for k in range(4))
+    w, y, x = (slot("e", k, dtype) for k in range(3))
+    seen = call("add", n, w)
+    far = call("sub", call("mul", n, y), s)
+    weight = call("div", w, call("maximum", call("mul", n, seen), const(1, dtype)))
+    squares = call("add", d, call("mul", call("mul", far, weight), far))
+    return replace(
+        whole, name="moments of elements", elements=(dtype,) * 3, lift=(w, y, const(0, dtype), x), finish=(s, d, total),
+        step=(seen, call("add", s, y), squares, call("add", total, x)),
     )  # fmt: skip

@@ -149,8 +149,12 @@ def _arithmetic(op: str, a: float | None, b: float | None) -> float | None:
 def is_neutral(fold: Item, truths: Truths) -> bool:
     """Whether every element of a fold is the identity of its reduction under `truths` (so its part may be left out)."""
     assert fold.reduction is not None
-    if fold.reduction.combiner is None or fold.scan is not None:
+    if fold.scan is not None:
         return False
+    if fold.reduction.combiner is None:
+        known = [constant_under(b, truths) for b in fold.body]
+        state = fold.reduction.lifted([const(k or 0, b.dtype) for k, b in zip(known, fold.body, strict=True)])
+        return None not in known and state == fold.reduction.identity
     value, identity = constant_under(fold.body[0], truths), fold.reduction.identity[0].value
     return value is not None and isinstance(identity, (bool, int, float)) and value == float(identity)
 

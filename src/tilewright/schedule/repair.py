@@ -206,6 +206,10 @@ class Repair(States):
         names = self.states[t.id]
         old: list[Expr] = [value_of(v) for v in names] if repaired is None else [repaired]
         product = self.contractions.get(t.id)
+        if product is None and self.one_each(t):
+            new = t.reduction.stepped(old, [self.eval(b) for b in t.body])
+            self.out.append(Update(names, new, self.tail(t.reduce)))
+            return
         if product is None:
             elements, mask = self.elements(t)
             self.out.append(Update(names, t.reduction.merged(old, elements), mask))

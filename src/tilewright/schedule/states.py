@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, call, const, make, walk, where
+from ..ir.expr import Axis, Expr, Slot, axes_of, call, const, make, slot, substitute, walk, where
 from ..ir.program import Collapse, Compute, Declare, Dot, Prefix, Update, Var, value_of
-from ..ir.reduction import Reduction, highest, maximum, minimum
+from ..ir.reduction import Reduction, highest, maximum, minimum, sum_
 from .contract import Contraction, contraction, stored_half
 from .evaluate import Evaluation
 from .form import Form, Item
+from .predicate import Truths, decide
 from .schedule import Schedule
 
 
@@ -25,14 +26,39 @@ class States(Evaluation):
         self.contractions = {i: product for i, product in found.items() if product is not None}
         self.states: dict[int, tuple[Var, ...]] = {}
 
-    def declare(self, t: Item) -> None:
+    def declare(self, t: Item, thin: bool = False) -> None:
+        """Declare the state of a fold; `thin`: `widen` is asked before each loop that advances it."""
         assert t.reduction is not None
         kept = tuple(a for a in t.kept if a != t.scan)
         folded = self.lanes(t) if self.schedule.per_lane(t.id) and t.id not in self.contractions else ()
         blocks = tuple(a for a in (*kept, *folded) if self.tile_of(a) > 1)
-        names = tuple(self.var(d, blocks) for d in t.reduction.state)
+        axes = [blocks] * len(t.reduction.state)
+        if thin and self.one_each(t):
+            axes = [tuple(a for a in blocks if a in used) for used in spread(t, None)]
+        names = tuple(self.var(d, own) for d, own in zip(t.reduction.state, axes, strict=True))
         self.states[t.id] = names
         self.out.append(Declare(names, t.reduction.identity))
+
+    def one_each(self, t: Item) -> bool:
+        """Whether a step gives each lane of a fold one element, in a way of its own."""
+        assert t.reduction is not None
+        alone = self.schedule.per_lane(t.id) and not any(a in t.reduce for a in self.schedule.together)
+        return bool(t.reduction.step) and alone and t.scan is None
+
+    def widen(self, t: Item, c: Axis, truths: Truths, mask: Expr | None) -> None:
+        """Give values of a state that are the same in many lanes, such as how many elements these have seen, all axes
+        along which they differ in a loop over `c` where `truths` hold and lanes outside `mask` see nothing."""
+        if not self.one_each(t):
+            return
+        old = self.states[t.id]
+        wanted = [used | ({c} if mask is not None else set()) for used in spread(t, truths)]
+        most = dict.fromkeys(a for v in old for a in v.axes)
+        axes = [
+            tuple(a for a in most if a in v.axes or a in used) for v, used in zip(old, wanted, strict=True)
+        ]
+        if any(len(own) > len(v.axes) for own, v in zip(axes, old, strict=True)):
+            self.states[t.id] = tuple(self.var(v.dtype, own) for v, own in zip(old, axes, strict=True))
+            self.out.append(Declare(self.states[t.id], tuple(value_of(v) for v in old)))
 
     def lanes(self, t: Item) -> tuple[Axis, ...]:
         """The classes of a fold along which there may be a state per lane."""
@@ -120,6 +146,8 @@ class States(Evaluation):
 
     def collapse(self, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
         assert t.reduction is not None
+        if t.reduction.pooled:
+            return self.pool(t, t.reduction, parts)
         # Neighbours in memory first: they are in one thread or in threads in step.
         for a in sorted(t.reduce, key=lambda a: a != self.schedule.lane):
             if a in parts[0].axes:
@@ -128,6 +156,23 @@ class States(Evaluation):
                 else:
                     parts = self.collapsed(t.reduction, parts, a)
         return parts
+
+    def pool(self, t: Item, reduction: Reduction, parts: tuple[Var, ...]) -> tuple[Var, ...]:
+        """Lanes merged by addition: first what adds as it is, then what depends on those sums."""
+        along = [a for a in t.reduce if any(a in p.axes for p in parts)]
+        along.sort(key=lambda a: a != self.schedule.lane)
+        known = {slot("a", k, p.dtype): value_of(p) for k, p in enumerate(parts)}
+        whole: dict[int, Var] = {}
+        for late in (False, True):
+            found = [k for k, e in enumerate(reduction.pooled) if _mentions(e, "b") is late]
+            sums = {slot("b", k, v.dtype): value_of(v) for k, v in whole.items()}
+            for k in found:
+                e = substitute(reduction.pooled[k], known | sums)
+                made = (self.held(e, self.blocks(e)),)
+                for a in along:
+                    made = self.collapsed(sum_(e.dtype), made, a)
+                whole[k] = made[0]
+        return tuple(whole[k] for k in range(len(parts)))
 
     def collapsed(self, reduction: Reduction, parts: tuple[Var, ...], a: Axis) -> tuple[Var, ...]:
         rest = tuple(x for x in parts[0].axes if x != a)
@@ -179,6 +224,36 @@ class States(Evaluation):
             self.out.append(Prefix(running, parts, t.reduction, t.scan))
             parts = running
         self.result(t, [value_of(v) for v in self.collapse(t, parts)])
+
+
+def spread(t: Item, truths: Truths | None) -> list[set[Axis]]:
+    """For each value of the state of a fold that takes elements one by one, the axes along which it may differ where
+    `truths` hold; None: whatever the conditions of its elements are."""
+    assert t.reduction is not None
+    own = {f"e{k}": _differs(b, truths) for k, b in enumerate(t.body)}
+    found: list[set[Axis]] = [set() for _ in t.reduction.state]
+    while True:
+        known = own | {f"a{k}": used for k, used in enumerate(found)}
+        slots = [[x.value for x in walk(e) if isinstance(x.value, Slot)] for e in t.reduction.step]
+        new = [set[Axis]().union(*(known[f"{s.side}{s.index}"] for s in some)) for some in slots]
+        if new == found:
+            return found
+        found = new
+
+
+def _differs(e: Expr, truths: Truths | None) -> set[Axis]:
+    """The axes along which an element may differ."""
+    if e.op != "where":
+        return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
+    test = e.args[0] if truths is None else decide(e.args[0], truths)
+    if test.op == "const":
+        return _differs(e.args[1] if test.value else e.args[2], truths)
+    sides = _differs(e.args[1], truths) | _differs(e.args[2], truths)
+    return sides if truths is None else sides | _differs(test, truths)
+
+
+def _mentions(e: Expr, side: str) -> bool:
+    return any(isinstance(x.value, Slot) and x.value.side == side for x in walk(e))
 
 
 def _beyond(place: Expr) -> Expr:

@@ -60,7 +60,8 @@ def _work(form: Form) -> tuple[float, float]:
     for item in form.items:
         seen: set[Expr] = set()
         count = points(item)
-        for x in (x for root in item.body for x in walk(root)):
+        steps = item.reduction.step if item.reduction is not None else ()
+        for x in (x for root in (*item.body, *steps) for x in walk(root)):
             if x in seen or x.op not in SCALARS or x.dtype is i64:
                 continue
             seen.add(x)
