@@ -158,6 +158,14 @@ def _gated(x: Tensor, y: Tensor) -> Tensor:
     return (F.silu(x.float()) * y.float()).to(x.dtype)
 
 
+def _curved(x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x.float() + 1).to(x.dtype)
+
+
+def _added(x: Tensor, y: Tensor) -> Tensor:
+    return F.relu(x + y)
+
+
 def _columns(x: Tensor) -> Tensor:
     return x.sum(0)
 
@@ -169,7 +177,8 @@ def _cases() -> Iterator[Case]:
     for size, odd in product(DTYPES, (False, True)):
         if not odd:
             yield Case("flat", size, 128, _rotated)
-            yield Case("flat", size, 1 << 20, _gated)
+            for run in (_gated, _curved, _added):
+                yield Case("flat", size, 1 << 20, run)
         yield Case("square", size, 8192, _turned, odd)
         yield Case("columns", size, 4096, _columns, odd)
         for length in (1024, 4096, 8192) if odd else (256, 1024, 4096, 8192, 16384):
