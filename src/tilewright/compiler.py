@@ -34,7 +34,7 @@ from tilewright.errors import (
     VerifyError,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
@@ -45,7 +45,7 @@ from tilewright.partition.specialise import specialise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
-from tilewright.pricing import EARNEST, mapped
+from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
 from tilewright.runtime.cache import Store, default_root
@@ -65,7 +65,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.schedule.windows import with_windows
 from tilewright.target import Target
-from tilewright.tile.sizes import seen_sizes
+from tilewright.tile.sizes import EARNEST, raised, representative, seen_sizes
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
@@ -265,7 +265,8 @@ def _generated(
     run: Recorder, graph: Graph, options: Options, place: _Place, aliases: tuple[bool, ...], sizes: Mapping[str, int],
     trusted: bool,
 ) -> _Made:  # fmt: skip
-    """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls."""
+    """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
+    are those that it was traced with."""
     planned = partial(build_plan, aliases=aliases, device=place.device, host=place.host)
     lacking = _missing(options, place.device)
     if lacking:
@@ -275,9 +276,10 @@ def _generated(
         return _Made(cover, run("plan", lambda: planned(cover, {})))
     target = _machine(place, options)
     solver = Solver(target, options)
-    covers = Covers(target, Store(default_root(options)), options, sizes)
-    normal = _normal(run, graph, solver, options, sizes, covers, late=trusted, device=place.device)
-    with seen_sizes(sizes):
+    typical = typical_sizes(graph, sizes)
+    covers = Covers(target, Store(default_root(options)), options, typical)
+    normal = _normal(run, graph, solver, options, typical, covers, sizes, late=trusted, device=place.device)
+    with seen_sizes(typical):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run(
             "partition", lambda: partition(parted, solver.price, covers, fuse=options.fusion == "full")
@@ -285,7 +287,7 @@ def _generated(
         _check_strict(cover, options)
     symbols = normal.symbols()
     names = names_of(symbols)
-    built = Builder(run, solver, covers, sizes, place.ordinal).built([cover], symbols)
+    built = Builder(run, solver, covers, typical, place.ordinal).built([cover], symbols)
     STATS.kernels += built.programs
     kernels = numbered(cover, built.numbers)
     plan = run("plan", lambda: planned(cover, kernels, names))
@@ -295,6 +297,12 @@ def _generated(
         for i, (k, (n, _)) in enumerate(kernels.items())
     )
     return _Made(cover, plan, built.unit, reports)
+
+
+def typical_sizes(graph: Graph, traced: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes of a graph's symbols to decide at, if it was `traced` with those."""
+    values = [*graph.inputs, *(v for op in graph.ops for v in op.outputs)]
+    return representative((v.numel for v in values if isinstance(v, Value)), traced)
 
 
 def _machine(place: _Place, options: Options) -> Target:
@@ -307,10 +315,11 @@ def _machine(place: _Place, options: Options) -> Target:
 
 def _normal(
     run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers,
-    *, late: bool = False, device: str = "",
+    traced: Mapping[str, int], *, late: bool = False, device: str = "",
 ) -> Graph:  # fmt: skip
     """The graph as partition takes it: library calls chosen, constants folded, frozen weights packed (`late`: by the
-    first call). `sizes` are typical ones; kernels are timed on `device`, if one is named."""
+    first call). `sizes` are typical ones, and library calls are timed at those that were `traced`; kernels are timed on
+    `device`, if one is named."""
     target = solver.target
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
@@ -321,10 +330,10 @@ def _normal(
     if target.language == "cpp":
         store = Store(default_root(options))
         own = maker(target, store, options, late=late)
-        timer = Timer(target, store, options, sizes) if options.measure else None
+        timer = Timer(target, store, options, traced) if options.measure else None
         plain = normal
         normal = run("specialise", lambda: normalise(specialise(plain, target, own, timer), evaluate))
-    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
+    grown = raised(sizes, EARNEST, graph.symbols())
     return run("windows", lambda: with_windows(normal, solver, grown))
 
 

@@ -26,12 +26,8 @@ from tilewright.rewrite.quotient import undivided
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.tile.library import call_seconds, touch_seconds
-from tilewright.tile.sizes import seen_sizes
+from tilewright.tile.sizes import EARNEST, raised, seen_sizes
 from tilewright.trial import Trial, machine
-
-EARNEST = 1024
-"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: a form that is fine
-for the small sizes that a program was traced with may recompute without end at those that matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ def mapped(
 ) -> Mapped:
     """The kernels around contractions settled. If there are none, the graph stays as it is. Covers that the model takes
     for nearly equal are timed on `device`, if one is named."""
-    grown = {name: max(n, EARNEST) for name, n in sizes.items()}
+    grown = raised(sizes, EARNEST, graph.symbols())
     with seen_sizes(grown):
         inside, short = options.contractions == "inside", solver.target.lanes > 1
         if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):

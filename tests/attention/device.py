@@ -84,13 +84,10 @@ def compiled(
     module = function if isinstance(function, torch.nn.Module) else Function(function)
     gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
     given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
-    solver, run, sizes = (
-        Solver(replace(preset("sm_90"), launch_seconds=launch), given),
-        compiler.Recorder(),
-        compiler.traced_sizes(gm),
-    )
-    captured = from_fx(gm)
-    normal = compiler._normal(run, captured, solver, given, sizes, None, late=False)  # pyright: ignore[reportArgumentType]
+    solver, run = Solver(replace(preset("sm_90"), launch_seconds=launch), given), compiler.Recorder()
+    captured, traced = from_fx(gm), compiler.traced_sizes(gm)
+    sizes = compiler.typical_sizes(captured, traced)
+    normal = compiler._normal(run, captured, solver, given, sizes, None, traced, late=False)  # pyright: ignore[reportArgumentType]
     with seen_sizes(sizes):
         cover = partition(split_folds(normal, solver.price, solver.target), solver.price)
         assert all(isinstance(step, Kernel) for step in cover.steps)

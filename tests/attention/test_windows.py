@@ -75,6 +75,15 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, own: Tensor, ids: Tensor) -> Tenso
     return softmax(s, ((own[..., :, None] == ids[..., None, :]) & (j <= i) & (i - j < 70)).unsqueeze(-3), v)
 
 
+def apart(q: Tensor, k: Tensor, v: Tensor, own: Tensor, ids: Tensor) -> Tensor:
+    """Masks put on one after the other."""
+    s = scores(q, k)
+    i, j = places(s)
+    s = torch.where((own[..., :, None] == ids[..., None, :]).unsqueeze(-3), s, float("-inf"))
+    s = s.masked_fill(j > i, float("-inf")) + torch.where(i - j < 70, 0.0, float("-inf"))
+    return torch.softmax(s, -1).to(v.dtype) @ v
+
+
 def sigmoid(q: Tensor, k: Tensor, v: Tensor, own: Tensor, ids: Tensor) -> Tensor:
     same = (own[..., :, None] == ids[..., None, :]).unsqueeze(-3)
     return torch.where(same, torch.sigmoid(scores(q, k)), 0.0).to(v.dtype) @ v
@@ -103,7 +112,7 @@ def flags(q: Tensor, k: Tensor, v: Tensor, some: Tensor) -> Tensor:
 
 
 BY_DOCUMENT: dict[str, Function] = {
-    f.__name__: f for f in (documents, filled, added, guarded, windowed, sigmoid)
+    f.__name__: f for f in (documents, filled, added, guarded, windowed, apart, sigmoid)
 }
 
 
@@ -211,6 +220,30 @@ def test_layers_share_windows() -> None:
     made = compiled(twice, inputs)
     assert len(made.kernels) == 3
     right(made, twice, inputs)
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor, own: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+    """Documents, then flags of keys that are real."""
+    s = torch.where((own[..., :, None] == ids[..., None, :]).unsqueeze(-3), scores(q, k), float("-inf"))
+    s = (0.5 * s).masked_fill(~real[:, None, None, :], float("-inf"))
+    return torch.softmax(s, -1).to(v.dtype) @ v
+
+
+def test_windows_of_masks_put_on_one_after_the_other() -> None:
+    """They are those of all masks together: a run of keys of another kind, and one that is not real, are left out."""
+    inputs = given(filled, 512, "sorted", heads=9)
+    inputs[3] = (torch.arange(512) // 256).repeat(2, 1)
+    inputs[4] = inputs[3].clone()
+    real = (torch.arange(512) % 256 < 128).repeat(2, 1)
+    made = compiled(padded, [*inputs, real])
+    (search, *_) = made.kernels
+    assert len(search.kernel.inputs) == 3, "both ids and the flags"
+    inputs[2][:, :, 128:256] = torch.nan
+    inputs[2][:, :, 384:] = torch.nan
+    (ours, *_), _ = made.run([*inputs, real])
+    assert not ours.isnan().any()
+    wanted = inputs[2].nan_to_num(0.0)
+    torch.testing.assert_close(ours, padded(*inputs[:2], wanted, *inputs[3:], real), rtol=2e-3, atol=2e-3)
 
 
 def test_only_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.interp.test_lowering import execute
-from tests.schedule.attention import MASKS, Attention, attention
+from tests.schedule.attention import APART, LATE, MASKS, Apart, Attention, attention
 from tests.schedule.run import capture, one_kernel
 from tilewright.interp import FLOATS
 from tilewright.ir import dims
@@ -60,7 +60,7 @@ def test_same_meaning_for_sizes_not_known(kind: str, mask: str) -> None:
     check(case, True, (1, 2))
 
 
-def loops(kind: str, mask: str, s: int = 1024, t: int = 1024) -> list[tuple[int, int, int]]:
+def loops(kind: str, mask: str | Apart, s: int = 1024, t: int = 1024) -> list[tuple[int, int, int]]:
     """(first key, steps without a mask, all steps) of every block of queries, or the same by columns."""
     case = attention(kind, mask, s, t, 64, heads=(1, 1))
     graph = capture(case, False)
@@ -122,6 +122,22 @@ def test_an_aligned_mask_is_trimmed_where_it_ends() -> None:
 def test_a_window_is_trimmed_on_both_sides() -> None:
     assert [n for _, _, n in loops("rows", "window")] == [1, 2] + [3] * 14
     assert [n for _, _, n in loops("columns", "window")] == [3] * 14 + [2, 1]
+
+
+@pytest.mark.parametrize("kind", ["rows", "squares"])
+@pytest.mark.parametrize("mask", list(APART))
+def test_masks_put_on_one_after_the_other_are_one(kind: str, mask: str) -> None:
+    """Tiles are left out on both sides, and those that no mask cuts have none, as where a program writes `and`."""
+    assert loops(kind, APART[mask]) == loops(kind, "window")
+    for s, t in ((330, 330), (17, 17)):
+        check(attention(kind, APART[mask], s, t, 16, heads=(1, 1), dtype=torch.float32), False)
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "squares"])
+def test_rows_that_see_nothing_by_several_masks(kind: str) -> None:
+    """They make NaN of their row, and of every column, as in eager."""
+    for s, t in ((330, 330), (30, 300)):
+        check(attention(kind, LATE, s, t, 16, heads=(1, 1), dtype=torch.float32), False)
 
 
 def test_a_prefix_is_whole_beyond_the_diagonal() -> None:

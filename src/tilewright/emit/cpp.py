@@ -202,10 +202,8 @@ class _Kernel:
             )
             body = Body(program, printer, memory, special)
             self._grid(body)
-            if any(e.op == "const" for e in memory.streams):
+            if memory.streams:
                 lines.put("store_fence();")
-            elif memory.streams:
-                lines.put(f"if ({bare(' | '.join(map(printer.scalar, memory.streams)))}) store_fence();")
 
     def _buffers(self, used: set[str], printer: Expressions) -> dict[str, str]:
         """Print the bases of all buffers in use; their names."""

@@ -15,10 +15,11 @@ from tilewright.ir.host import Number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
 from tilewright.runtime import steps
-from tilewright.runtime.launch import Unit
+from tilewright.runtime.launch import Launching, Unit
 from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
 from tilewright.runtime.steps import Act, Tensors
 from tilewright.runtime.tensors import maker_on, torch_dtype
+from tilewright.runtime.whole import Outside, WholeCall
 
 ALIGN = 64
 GPU_ALIGN = 256
@@ -189,11 +190,20 @@ class Workspace:
         self.lasting[b] = t.as_strided(shape, strides, t.storage_offset() + offset)
         return []
 
+    def whole(self, outside: Outside) -> WholeCall | None:
+        """A call that does nothing but run kernels once, as a function of its own that keeps this memory."""
+        unit, steps = self.part.unit, self.part.segment.steps
+        if unit is None or len(steps) != 1 or not isinstance(steps[0], Launches):
+            return None
+        return unit.whole(self._located(steps[0]), self.bases, self.part.sizes, outside, self)
+
+    def _located(self, step: Launches) -> list[Launching]:
+        return [(x.kernel, [self._locate(p) for p in x.params]) for x in step.launches]
+
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
         assert unit is not None
-        launches = [(x.kernel, [self._locate(p) for p in x.params]) for x in step.launches]
-        run = unit.prepare(launches, self.bases, self.part.sizes)
+        run = unit.prepare(self._located(step), self.bases, self.part.sizes)
         self.runs.append(run)
         return steps.launching(run)
 

@@ -204,6 +204,9 @@ class CudaUnit:
 
         return act
 
+    def whole(self, *given: object) -> None:
+        """None: what a launch needs depends on the stream."""
+
     def _fill(
         self, record: _Record, ready: Ready, params: Sequence[tuple[int, int]], sizes: array[int]
     ) -> tuple[object, ...]:

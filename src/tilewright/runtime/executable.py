@@ -31,9 +31,12 @@ from tilewright.runtime.tensors import (
     same_layout,
     torch_dtype,
 )
+from tilewright.runtime.whole import Outside
 
 PLANS = 256
 """Size tables kept per executable."""
+SMALL_BYTES = 1 << 16
+"""Of memory between kernels that every size table may keep."""
 KEEP_BYTES = 1 << 28
 """A workspace with more memory than this is not kept between calls."""
 
@@ -54,6 +57,10 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether these are the strides of a tensor that torch calls contiguous, which is cheaper to ask."""
     dense = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     return same_layout(shape, dense, strides)
+
+
+def _never(args: list[Argument]) -> None:
+    """The quick run of what has none."""
 
 
 class Bound:
@@ -78,7 +85,7 @@ class Bound:
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        self.run: Quick | None = self.quick_run() if self.quick else None
+        self.run: Quick | None = (self.whole_run() or self.quick_run()) if self.quick else None
 
     def pool(self) -> list[Workspace]:
         """The workspaces that a call may take now, and where it puts back what it has used."""
@@ -110,11 +117,24 @@ class Bound:
         if not keep:
             self.free.clear()
 
+    def whole_run(self) -> Quick | None:
+        """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
+        if self.shared() is None or self.first.arena_bytes > SMALL_BYTES:
+            return None
+        inputs = [(k, b, None if dense else strides) for k, b, strides, dense in self._lying()]
+        outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
+        found = self.fresh().whole(Outside(inputs, outputs, self.first.make, raise_error))
+        return cast(Quick | None, found)  # it takes what the plan says
+
+    def _lying(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
+        """Place, buffer and strides of each input, and whether these are contiguous."""
+        shapes = self.first.layouts.shapes
+        return [(k, b, strides, _is_dense(shapes[b], strides)) for k, b, strides in self.inputs]
+
     def quick_run(self) -> Quick:
         """The whole run where `quick`, as a function with everything at hand. It gives None if an input lies in memory
         in another way than compiled for."""
-        shapes = self.first.layouts.shapes
-        inputs = [(k, b, strides, _is_dense(shapes[b], strides)) for k, b, strides in self.inputs]
+        inputs = self._lying()
         outputs, order, pool, make = self.first.outputs, self.order, self.pool, self.first.make
         ordered = order == tuple(range(len(outputs)))
 
@@ -194,14 +214,15 @@ class Executable:
         """`__call__` as a plain function, which Python calls faster than an object."""
         if not self._fixed:
             return self
-        quick: Quick | None = None
+
+        def first(args: list[Argument]) -> list[Result] | None:
+            nonlocal quick
+            quick = self._bind(args).run or _never  # there are no other sizes
+            return quick(args)
+
+        quick: Quick = first
 
         def run(args: list[Argument]) -> list[Result]:
-            nonlocal quick
-            if quick is None:
-                results = self(args)
-                quick = self._recent and self._recent.run  # there are no other sizes
-                return results
             made = quick(args)
             return self(args) if made is None else made
 

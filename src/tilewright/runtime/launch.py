@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tilewright.errors import IndexOutOfRange, TilewrightError
+from tilewright.runtime.whole import Outside, WholeCall
 
 Launching = tuple[int, Sequence[tuple[int, int]]]
 """A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""
@@ -21,6 +22,18 @@ class Unit(Protocol):
     ) -> Callable[[], int]:
         """What runs `launches` one after the other, for one caller at a time, under exact sizes (int64, in the plan's
         order), on memory that starts where `bases` say when it runs. It returns an error number (0: none)."""
+        ...
+
+    def whole(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        outside: Outside,
+        owner: object,
+    ) -> WholeCall | None:
+        """A call that does nothing but run `launches`, as a function of its own that keeps `owner`, if that is
+        possible."""
         ...
 
 

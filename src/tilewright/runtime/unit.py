@@ -6,6 +6,7 @@ import ctypes
 import threading
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
 from tilewright.runtime.launch import Launching, Table
 from tilewright.runtime.pool import pool
+from tilewright.runtime.whole import Outside, WholeCall, attach, call_of
 
 SOURCE = Path(__file__).parent / "native" / "launch.cpp"
 
@@ -48,13 +50,22 @@ has no declared type: converting it would take as long as the call."""
 FEW = 4
 """Launches that may run so, if none of them is worth a second thread: letting others run takes longer than they do."""
 
-_launchers: list[tuple[Callable[..., int], Callable[..., int]]] = []
+
+@dataclass(frozen=True, slots=True)
+class Launchers:
+    """The native `tw_launch` and `tw_launch_here`, and what makes whole calls (see `attach`)."""
+
+    launch: Callable[..., int]
+    here: Callable[..., int]
+    whole: Callable[[object], WholeCall] | None
+
+
+_launchers: list[Launchers] = []
 _lock = threading.Lock()
 
 
-def launchers(store: Store, options: Options) -> tuple[Callable[..., int], Callable[..., int]]:
-    """The native `tw_launch` and `tw_launch_here` of this process, built with the thread pool on first use. Raises what
-    `build` raises."""
+def launchers(store: Store, options: Options) -> Launchers:
+    """Those of this process, built with the thread pool on first use. Raises what `build` raises."""
     with _lock:
         if not _launchers:
             found = pool(store, options)
@@ -66,7 +77,7 @@ def launchers(store: Store, options: Options) -> tuple[Callable[..., int], Calla
             launch.restype = ctypes.c_int64
             here = ctypes.cast(library.tw_launch_here, ctypes.c_void_p).value
             assert here is not None
-            _launchers.append((launch, _HELD(here)))
+            _launchers.append(Launchers(launch, _HELD(here), attach(library)))
         return _launchers[0]
 
 
@@ -80,7 +91,7 @@ class NativeUnit:
         self._tasks = [int(row.task or 0) for row in rows[: self.kernels]]
         self._counts = [_SIZE(row.count) for row in rows[: self.kernels]]
         self._grains = [_SIZE(row.grain) for row in rows[: self.kernels]]
-        self._launch, self._launch_here = launchers(store, options)
+        self._launchers = launchers(store, options)
         self._fixed = options.threads
         self._sign = -1 if options.pin_threads else 1
 
@@ -100,21 +111,16 @@ class NativeUnit:
         self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
     ) -> Callable[[], int]:
         """What runs `launches`; it returns the number of a failed check, 0 for none. For one caller at a time."""
-        place = sizes.buffer_info()[0]
-        records = Table(self, launches, place)
-        launch, sign = self._launch, self._sign
-        table = _Run(records.address, records.count, bases.buffer_info()[0], place, sign * (self._fixed or 1))
-        address = ctypes.addressof(table)
-        kept = (records, table, bases, sizes)
-        if records.alone and records.count <= FEW and sign > 0:
-            table.kept = kept
-            return partial(self._launch_here, ctypes.byref(table))
+        table, alone = self._table(launches, bases, sizes)
+        if alone:
+            return partial(self._launchers.here, ctypes.byref(table))
+        address, launch, sign = ctypes.addressof(table), self._launchers.launch, self._sign
         if self._fixed:
-            return lambda kept=kept: launch(address)
+            return lambda table=table: launch(address)
         threads = torch.get_num_threads
         last = 1
 
-        def run(table: _Run = table, kept: tuple[object, ...] = kept) -> int:
+        def run(table: _Run = table) -> int:
             nonlocal last
             now = threads()
             if now != last:
@@ -122,3 +128,30 @@ class NativeUnit:
             return launch(address)
 
         return run
+
+    def whole(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        outside: Outside,
+        owner: object,
+    ) -> WholeCall | None:
+        """A call that does nothing but run `launches`, as a function of its own that keeps `owner`; None where one is
+        worth a second thread."""
+        table, alone = self._table(launches, bases, sizes)
+        make = self._launchers.whole if alone else None
+        return None if make is None else call_of(make, table, bases, outside, owner)
+
+    def _table(
+        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+    ) -> tuple[_Run, bool]:
+        """The launches as the native side reads them, and whether they may run on the caller without letting other
+        Python threads run meanwhile."""
+        place = sizes.buffer_info()[0]
+        records = Table(self, launches, place)
+        table = _Run(
+            records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
+        )
+        table.kept = (records, bases, sizes)
+        return table, records.alone and records.count <= FEW and self._sign > 0

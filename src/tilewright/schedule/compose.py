@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, both, call, make, rebuild, substitute, walk
+from ..ir.dtype import DType
+from ..ir.expr import Axis, Expr, axis, both, call, cast, make, rebuild, substitute, walk
 from ..ir.graph import Layout, Op, Value
 from ..ir.kernel import Kernel
+from ..ir.pattern import Rewriter
 from ..ir.tensor import TensorExpr
+from ..rewrite.rules import CASTS
 from .checks import checked_index, checked_where, inside_of, with_tests
 from .form import Form, Item
 
@@ -28,6 +31,10 @@ def compose(
     `round_halves` keeps the rounding of half intermediates; `coarse` are functions whose coarse form may take the
     place of that rounding."""
     return _Composer(kernel, layouts, round_halves, coarse).form()
+
+
+_ONE_ROUNDING = Rewriter(CASTS)
+"""Takes out roundings of what is rounded already, as where one op ends with one and the next begins with it."""
 
 
 class _Composer:
@@ -48,7 +55,7 @@ class _Composer:
         for k, v in enumerate(self.kernel.outputs):
             shape_axes = tuple(self.axis(e) for e in v.shape)
             index = tuple(_plain(a) for a in shape_axes)
-            body = self.element(v, index, self.kernel.ops[0])
+            body = _given_to_store(self.element(v, index, self.kernel.ops[0]), v.dtype)
             offset = self.offset(v, index)
             kept = tuple(a for a in shape_axes if a.extent is not dims.ONE)
             self.items.append(Item(len(self.items), kept, (body,), param=len(self.slot) + k, offset=offset))
@@ -72,7 +79,7 @@ class _Composer:
         expr = op.expr
         fresh = {a: self.axis(a.extent) for a in (*expr.axes, *expr.reduce)}
         table = {axis(a): _plain(b) for a, b in fresh.items()}
-        body = tuple(self.inline(substitute(b, table), op) for b in expr.body)
+        body = tuple(_ONE_ROUNDING(self.inline(substitute(b, table), op)) for b in expr.body)
         if expr.reduction is None:
             self.pointwise[op.output] = (tuple(fresh[a] for a in expr.axes), body[0])
             return
@@ -146,6 +153,12 @@ class _Composer:
         layout = self.layouts.get(v)
         strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
         return dims.add(*(dims.mul(i, s) for i, s in zip(index, strides, strict=True)))
+
+
+def _given_to_store(body: Expr, dtype: DType) -> Expr:
+    """What a store of type `dtype` is given for `body`: the rounding to that type is its own."""
+    stored = _ONE_ROUNDING(cast(body, dtype))
+    return stored.args[0] if stored.op == "cast" and stored.args[0].dtype is dtype.compute else body
 
 
 def _plain(a: Axis) -> Expr:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, both, call, walk
 from .form import Item
 from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
 from .regions import Ends, Interval, Known, Spans, Steps, known, unless, visible
+
+_EXPONENTIALS = ("exp", "exp2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def split_range(
         edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
     edges.append(stop)
     pieces: list[Piece] = []
-    needed, again = _needed(roots, trimmed, c), 0
+    needed, again = _needed(_hiding(roots, trimmed), trimmed, c), 0
     for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
         truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
         now = {**known, **truths}
@@ -90,15 +92,6 @@ def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[
     return [Segment(start, whole, None, truths, left_out), Segment(whole, stop, mask, truths, left_out)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """A condition that has `truth` where something is computed, and otherwise leaves folds their identity."""
-
-    condition: Expr
-    truth: bool
-    known: Known
-
-
 def tiled_segments(
     steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool,
     ends: Ends | None = None,
@@ -110,80 +103,83 @@ def tiled_segments(
     stop = steps.stop
     length = dims.sub(stop, steps.start)
     mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
-    masks = _masks(steps, roots, spans, trimmed, ends)
-    parts = _parts(steps, masks)
+    seen, region = _mask(steps, roots, spans, trimmed, ends)
+    parts = _parts(steps, region)
     made: list[Segment] = []
     for low, high, inside in parts:
         interior = inside if split else None
         if mask is not None and interior is not None:
             interior = interior.meet(Interval(high=steps.down(stop)))
-        if interior is None or (not masks and mask is None):
+        if interior is None or (seen is None and mask is None):
             made.append(Segment(low, high, mask))
             continue
         last = high if mask is None else dims.minimum(high, dims.maximum(steps.down(stop), low))
         first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
         end = high if interior.high is None else dims.minimum(dims.maximum(interior.high, first), high)
-        whole = {x: t for m in masks for x, t in _implied(m.condition, m.truth)}
+        whole = dict(_implied(seen, True)) if seen is not None else {}
         made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask)]
     return [s for s in made if s.start is not s.stop]
 
 
-def _masks(
+def _mask(
     steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], ends: Ends | None
-) -> list[_Mask]:
-    """The conditions that, alone, leave every fold of `trimmed` its identity."""
-    found: list[_Mask] = []
-    for condition in tested(roots) if trimmed else ():
-        region = known(condition, steps, spans, ends)
-        for truth in (True, False):
-            if not (region.holds or region.fails) or not all(
-                is_neutral(t, {condition: not truth}) for t in trimmed
-            ):
-                continue
-            found.append(_Mask(condition, truth, _guarded(region, condition, truth, steps, trimmed)))
+) -> tuple[Expr | None, Known]:
+    """What must hold of an element, or every fold of `trimmed` takes its identity for it (as far as loops can end by
+    it; None: nothing is known), and where it is known.
+
+    Where rows that see nothing must not be left out, the intervals that are left out are empty if there are any."""
+    hiding = _hiding(roots, trimmed)
+    regions = [known(x, steps, spans, ends) for x in hiding]
+    seen = _all(x for x, region in zip(hiding, regions, strict=True) if region.holds or region.fails)
+    if seen is None:
+        return None, Known((Interval(),))
+    region = known(seen, steps, spans, ends)
+    needed = _needed(hiding, trimmed, steps.axis)
+    if needed is None:
+        return seen, Known(region.holds)
+    return seen, Known(region.holds, tuple(steps.unless(needed, i) for i in region.fails))
+
+
+def _hiding(roots: Sequence[Expr], trimmed: Sequence[Item]) -> list[Expr]:
+    """What each `where` asks for, if every fold of `trimmed` takes its identity where that does not hold."""
+    found: list[Expr] = []
+    for x in tested(roots) if trimmed else ():
+        if all(is_neutral(t, {x: False}) for t in trimmed):
+            found.append(x)
+        if all(is_neutral(t, {x: True}) for t in trimmed):
+            found.append(call("not", x))
     return found
 
 
-def _needed(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Expr, ...] | None:
-    """Numbers of which none may be negative where masked parts of folds are left out, as in `_guarded`; None: they may
-    never be."""
-    found: list[Expr] = []
-    for condition in tested(roots):
-        if not any(shifted_by_rows(t, condition, c) for t in trimmed):
-            continue
-        for truth in (True, False):
-            if all(is_neutral(t, {condition: not truth}) for t in trimmed):
-                one = visible(condition, truth, c)
-                if one is None:
-                    return None
-                found += one
-    return tuple(dict.fromkeys(found))
+def _all(wanted: Iterable[Expr]) -> Expr | None:
+    seen: Expr | None = None
+    for x in wanted:
+        seen = both(seen, x)
+    return seen
 
 
-def _guarded(region: Known, condition: Expr, truth: bool, steps: Steps, trimmed: Sequence[Item]) -> Known:
-    """`region` with the intervals that are left out empty where they may not be.
+def _needed(hiding: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Expr, ...] | None:
+    """Numbers of which none may be negative where what does not fulfil all of `hiding` is left out of folds over `c`;
+    None: it may never be.
 
     Where an exponential takes off a number that belongs to values of the class (the log of a row's sum or a row's
     maximum, while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left
-    out."""
-    if not any(shifted_by_rows(t, condition, steps.axis) for t in trimmed):
-        return region
-    needed = visible(condition, truth, steps.axis)
-    if needed is None:
-        return Known(region.holds, ()) if truth else Known((), region.fails)
-    empty = tuple(steps.unless(needed, i) for i in region.where(not truth))
-    return Known(region.holds, empty) if truth else Known(empty, region.fails)
+    out. What tests the exponential itself comes too late to hide anything from the row."""
+    seen = _all(x for x in hiding if not any(y.op in _EXPONENTIALS for y in walk(x)))
+    if seen is None or not any(shifted_by_rows(t, seen, c) for t in trimmed):
+        return ()
+    return visible(seen, True, c)
 
 
 def shifted_by_rows(fold: Item, condition: Expr, c: Axis) -> bool:
-    """Whether an exponential of a fold takes off a number, from memory or of a fold, that belongs to values of `c`
-    alone."""
+    """Whether an exponential of a fold takes off a number, from memory or of a fold, that belongs to values of `c` and
+    is the same for all that the condition hides or shows of these."""
     others = axes_of(condition) - {axis(c)}
     for root in fold.body:
         for x in walk(root):
-            if x.op in ("exp", "exp2"):
+            if x.op in _EXPONENTIALS:
                 reads = (axes_of(y) for y in _read(x))
-                if any(axis(c) in used and not used & others for used in reads):
+                if any(axis(c) in used and others - used for used in reads):
                     return True
     return False
 
@@ -200,20 +196,18 @@ def _read(e: Expr) -> list[Expr]:
     return [x for x in seen if x.op in ("read", "value")]
 
 
-def _parts(steps: Steps, masks: Sequence[_Mask]) -> list[tuple[Expr, Expr, Interval | None]]:
+def _parts(steps: Steps, region: Known) -> list[tuple[Expr, Expr, Interval | None]]:
     """(start, stop, what is not masked there): the range without its ends and without one hole where nothing counts."""
     low, high = steps.start, steps.stop
     hole: Interval | None = None
-    inside: list[Interval] = [Interval()]
-    for m in masks:
-        inside = [a.meet(b) for a in inside for b in m.known.where(m.truth)]
-        for empty in m.known.where(not m.truth):
-            if empty.low is None and empty.high is not None:
-                low = dims.maximum(low, empty.high)
-            elif empty.high is None and empty.low is not None:
-                high = dims.minimum(high, empty.low)
-            else:
-                hole = hole or empty
+    inside = region.holds
+    for empty in region.fails:
+        if empty.low is None and empty.high is not None:
+            low = dims.maximum(low, empty.high)
+        elif empty.high is None and empty.low is not None:
+            high = dims.minimum(high, empty.low)
+        else:
+            hole = hole or empty
     low = dims.minimum(low, steps.stop)
     high = dims.maximum(high, low)
     if hole is None or hole.low is None or hole.high is None:

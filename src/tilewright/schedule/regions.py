@@ -42,10 +42,6 @@ class Known:
     holds: tuple[Interval, ...] = ()
     fails: tuple[Interval, ...] = ()
 
-    def where(self, truth: bool) -> tuple[Interval, ...]:
-        """Those of one truth."""
-        return self.holds if truth else self.fails
-
 
 @dataclass(frozen=True, slots=True)
 class Steps:

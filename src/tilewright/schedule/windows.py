@@ -12,12 +12,13 @@ otherwise. Masks that are known from data only by numbers that a loop can end at
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import IllegalSchedule
 from ..ir import dims
-from ..ir.dtype import Kind, i32, i64
+from ..ir.dtype import Kind, bool_, i32, i64
 from ..ir.expr import (
     Axis,
     Expr,
@@ -77,11 +78,12 @@ def _with_windows(graph: Graph, solver: Solver) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """Elements of the result of `op` are `constant` but where `visible` holds, a condition over the axes of the result
-    that reads `inputs`; folds take them along dim `along`."""
+    """Elements of the result of `op` are `constant` where one of `hiding` holds, and thus but where `visible` does, a
+    condition over the axes of the result that reads `inputs`; folds take them along dim `along`."""
 
     op: Op
     constant: Expr
+    hiding: frozenset[Expr]
     visible: Expr
     inputs: tuple[Value, ...]
     along: int
@@ -240,19 +242,25 @@ def _masks(
     classes: Classes,
     outside: Mapping[int, Value],
 ) -> list[_Mask]:
-    """Those that put `constant`; what is made of masked values is masked already."""
-    hidden: set[Value] = set()
+    """Those that put `constant`. What is made of masked values is masked already; another mask counts there only if it
+    hides more, and all that the first one masks goes there."""
+    readers = Counter(v for op in ops for v in set(op.inputs))
     found: list[_Mask] = []
+    behind: dict[Value, int] = {}
     for op in ops:
         if op.expr is None or not op.expr.is_pointwise or not op.output.dtype.is_float:
             continue
-        if hidden.isdisjoint(op.inputs):
-            regions = [r for r in analysis.regions[op.output] if is_const(r.constant, constant)]
-            mask = _mask(op, regions, classes, outside)
-            if mask is None:
-                continue
+        first = next((behind[v] for v in op.inputs if v in behind), None)
+        regions = [r for r in analysis.regions[op.output] if is_const(r.constant, constant)]
+        mask = _mask(op, regions, classes, outside)
+        if first is not None:
+            only = all(readers[v] == 1 for v, n in behind.items() if n == first)
+            if only and mask is not None and mask.hiding > found[first].hiding:
+                found[first] = mask
+            behind[op.output] = first
+        elif mask is not None:
+            behind[op.output] = len(found)
             found.append(mask)
-        hidden.add(op.output)
     return found
 
 
@@ -272,8 +280,17 @@ def _mask(op: Op, regions: Sequence[Region], classes: Classes, outside: Mapping[
             continue
         inputs = tuple(dict.fromkeys(outside[x.value] for x in reads if isinstance(x.value, int)))
         visible = _numbered(call("not", region.condition), {u.id: k for k, u in enumerate(inputs)})
-        return _Mask(op, region.constant, visible, inputs, along[0])
+        return _Mask(
+            op, region.constant, frozenset(_alternatives(region.condition)), visible, inputs, along[0]
+        )
     return None
+
+
+def _alternatives(condition: Expr) -> list[Expr]:
+    """The terms of a disjunction."""
+    if condition.op == "or" and condition.dtype is bool_:
+        return [t for x in condition.args for t in _alternatives(x)]
+    return [condition]
 
 
 def _is_whole(v: Value) -> bool:
