@@ -88,6 +88,13 @@ class Case:
     def inputs(self, device: torch.device) -> tuple[Tensor, ...]:
         """Random ones; of attention queries, keys, values, and what the sums of the rows' exponentials may be."""
         dtype = DTYPES[self.bytes]
+        if self.kind == "flat":
+            count = (MEBIBYTES << 20) // self.bytes
+            shapes: list[tuple[int, ...]] = [(count // 2,)] * 2
+            if self.run is _rotated:
+                places = count // (HEADS * self.length)
+                shapes = [(places, HEADS, self.length), *[(places, 1, self.length // 2)] * 2]
+            return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
         if not self.multiplies:
             rows, length = (MEBIBYTES << 20) // (self.bytes * self.length) - self.odd, self.length - self.odd
             x = torch.randn(rows, length, device=device).to(dtype)
@@ -141,6 +148,24 @@ def _turned(x: Tensor) -> Tensor:
     return x.t().contiguous()
 
 
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, -1)
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    return torch.cat(turned, -1).to(x.dtype)
+
+
+def _gated(x: Tensor, y: Tensor) -> Tensor:
+    return (F.silu(x.float()) * y.float()).to(x.dtype)
+
+
+def _curved(x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x.float() + 1).to(x.dtype)
+
+
+def _added(x: Tensor, y: Tensor) -> Tensor:
+    return F.relu(x + y)
+
+
 def _columns(x: Tensor) -> Tensor:
     return x.sum(0)
 
@@ -150,6 +175,10 @@ WEIGHTED = (_normalised, _activated)
 
 def _cases() -> Iterator[Case]:
     for size, odd in product(DTYPES, (False, True)):
+        if not odd:
+            yield Case("flat", size, 128, _rotated)
+            for run in (_gated, _curved, _added):
+                yield Case("flat", size, 1 << 20, run)
         yield Case("square", size, 8192, _turned, odd)
         yield Case("columns", size, 4096, _columns, odd)
         for length in (1024, 4096, 8192) if odd else (256, 1024, 4096, 8192, 16384):
@@ -181,6 +210,8 @@ def candidates(case: Case) -> list[Entry]:
         return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []
     match case.kind:
+        case "flat":
+            found = [(e, 0, 1) for e in powers(8, 13)]
         case "square":
             found = [(a * b, a, 1) for a in powers(5, 7) for b in powers(5, 7)]
         case "rows" | "row_totals":

@@ -86,7 +86,7 @@ def elementwise(
         return [
             *loads,
             Compute(result, value),
-            Store(buffers[-1], axis(c), value_of(result), (c,), mask, stream),
+            Store(buffers[-1], axis(c), value_of(result), (c,), mask, const(True, bool_) if stream else None),
         ]
 
     main = Loop(c, start, whole, tile, tuple(inner(None)))

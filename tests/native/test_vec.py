@@ -467,9 +467,11 @@ def test_strides_gathers_transpose(vectors: Probe, kind: str) -> None:
     vectors.call(f"gather_{kind}", a, at, m, out)
     want = np.where(m, a[np.where(m, at, 0)], np.array(9, dtype))
     np.testing.assert_array_equal(out, np.concatenate([want, want]))
-    out = np.empty(n * n, dtype)
+    out = np.empty(2 * n * n, dtype)
     vectors.call(f"transpose_{kind}", a, out)
-    np.testing.assert_array_equal(out.reshape(n, n), a[: n * n].reshape(n, n).T)
+    np.testing.assert_array_equal(out[: n * n].reshape(n, n), a[: n * n].reshape(n, n).T)
+    apart = a[: n * (n + 3)].reshape(n, n + 3)[:, :n]
+    np.testing.assert_array_equal(out[n * n :].reshape(n, n), apart.T)
 
 
 @pytest.mark.parametrize("kind", [*FLOATS, *INTEGERS])

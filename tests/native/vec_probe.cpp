@@ -93,6 +93,8 @@ DIVIDED(float) DIVIDED(double)
     for (int i = 0; i < L; i++) rows[i] = load<T, L>(a + i * L);                                               \
     transpose(rows);                                                                                           \
     for (int i = 0; i < L; i++) store_stream(c + i * L, rows[i]);                                              \
+    load_transposed(a, L + 3, rows);                                                                           \
+    for (int i = 0; i < L; i++) store(c + (L + i) * L, rows[i]);                                               \
   }
 NUMBER(float) NUMBER(double) NUMBER(i8) NUMBER(i16) NUMBER(i32) NUMBER(i64) NUMBER(u8)
 OPERATOR(div, /, float) OPERATOR(div, /, double)

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from tests.interp.test_lowering import agree, data, execute
 from tests.schedule.corpus import Case
-from tests.schedule.run import capture, one_kernel
+from tests.schedule.run import capture, one_kernel, sizes_of
 from tests.schedule.test_online import online_class, roles
 from tilewright.interp import EXACT, FLOATS, run_graph
+from tilewright.ir import dims
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Compute, Loop, Update
 from tilewright.options import Options
-from tilewright.schedule.exponential import with_neighbours
+from tilewright.schedule.exponential import if_whole, with_neighbours
 from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
 from tilewright.schedule.schedule import Schedule
@@ -115,6 +116,31 @@ def test_values(name: str, size: int, change: Callable[[Tensor], Tensor]) -> Non
     wanted = given.run(*inputs)
     assert isinstance(wanted, Tensor)
     np.testing.assert_allclose(found, wanted.numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_unknown_length_are_taken_so_where_they_are_whole(name: str) -> None:
+    """One program for every length that is a multiple of an access."""
+    dynamic = ({0: "rows", 1: "length"}, *({0: "rows"} for _ in CASES[name].shapes[1:]))
+    case = replace(CASES[name], dynamic=dynamic)
+    graph = capture(case, True)
+    kernel = one_kernel(graph)
+    form = make_form(kernel, graph.layouts)
+    schedule = replace(roles(form, online_class(form), 256, peel=False), warps=2)
+    assert with_neighbours(form, schedule, PRESETS["sm_90"])[0] is form
+    whole, split, joined = if_whole(form, schedule, PRESETS["sm_90"]) or pytest.fail("it is not asked")
+    made = Scheduled(kernel, joined, lower(split, joined), (*kernel.inputs, *kernel.outputs), ())
+    for rows, length, holds in ((3, N, True), (2, 4, True), (5, 1028, True), (2, N + 2, False)):
+        given = replace(case, shapes=((rows, length), *((rows,) for _ in case.shapes[1:])))
+        inputs = replace(given, high=given.high and (0, length)).inputs()
+        arrays = [t.numpy() for t in inputs]
+        assert (dims.evaluate(whole.args[0], sizes_of(graph, arrays)) == 0) == holds
+        if holds:
+            results = execute(graph, made, arrays, FLOATS)
+            wanted = case.run(*inputs)
+            assert isinstance(wanted, Tensor)
+            (found,) = (results[v] for v in graph.outputs if isinstance(v, Value))
+            np.testing.assert_allclose(found, wanted.numpy(), rtol=2e-5, atol=2e-6)
 
 
 def test_long_rows_on_a_gpu_are_folded_so() -> None:

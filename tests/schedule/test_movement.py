@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+import torch
+
 from tests.emit.harness import host_target
 from tests.schedule.corpus import Case
+from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
+from tests.schedule.test_corpus import check
+from tilewright.emit.cpp import emit_unit
 from tilewright.ir import dims
 from tilewright.ir.expr import axis
 from tilewright.schedule.form import Form
+from tilewright.schedule.lower import lower
 from tilewright.schedule.schedule import Role, Schedule
 from tilewright.schedule.search import heuristic, lanes
 from tilewright.target import preset
 
 SWAP = Case("swap", lambda x: x.transpose(1, 2).contiguous(), ((3, 20, 5, 64),), ({0: "b", 1: "s"},))
-TURN = Case("turn", lambda x: x.t().contiguous(), ((200, 300),), ({0: "n", 1: "m"},))
+SIDES = {0: "n", 1: "m"}
+TURN = Case("turn", lambda x: x.t().contiguous(), ((200, 300),), (SIDES,))
+BOTH = Case("both", lambda x, y: (x * y + 1).t().contiguous(), ((200, 304), (200, 304)), (SIDES, SIDES))
+EVEN = Case("even", TURN.run, ((128, 256),), (SIDES,))
+ODD = Case("odd", TURN.run, ((67, 83),), (SIDES,))
+COUNTS = Case("counts", lambda x: x.to(torch.int32).t().contiguous(), ((64, 100),), (SIDES,))
+WIDE = preset("x86-64-v4")
 
 
 def grid_steps(form: Form, made: Schedule) -> list[int | None]:
@@ -39,16 +54,41 @@ def test_so_they_are_with_symbols() -> None:
     assert steps == [None, 5 * 64, 64]
 
 
-def test_turned_stores_fill_whole_lines() -> None:
-    for dynamic in (False, True):
-        form = form_of(TURN, dynamic)
-        for name in ("x86-64-v4", "x86-64-v3"):
-            made = heuristic(form, preset(name))
-            (out,) = form.outputs
-            assert made.lane is not None
-            assert dims.coefficient(out.offset, axis(made.lane)) is not dims.ONE
-            (across,) = [c for c in made.classes if c.axis != made.lane]
-            assert dims.coefficient(out.offset, axis(across.axis)) is dims.ONE
-            assert across.tile == across.chunk == 2 * lanes(preset(name))
-            assert 4 * across.tile % 64 == 0
-            assert made.classes[-1].axis == made.lane  # the next tile reads the same rows
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["x86-64-v4", "x86-64-v3"])
+def test_whole_lines_are_written(name: str, dynamic: bool) -> None:
+    form = form_of(TURN, dynamic)
+    made = heuristic(form, preset(name))
+    (out,) = form.outputs
+    line, other = made.classes
+    assert dims.coefficient(out.offset, axis(line.axis)) is dims.ONE
+    assert line.tile == line.chunk == 2 * lanes(preset(name))
+    assert 4 * line.tile % 64 == 0
+    assert other.tile == lanes(preset(name))  # the innermost: the next tile reads the same rows
+
+
+def test_loads_are_turned_where_that_is_no_more_work() -> None:
+    """Half of the shuffles of a turned store; two turned loads are as many as one turned store."""
+    form = form_of(EVEN)
+    made = heuristic(form, WIDE)
+    (out,) = form.outputs
+    assert made.lane is not None and dims.coefficient(out.offset, axis(made.lane)) is dims.ONE
+    text = emit_unit([lower(form, made)], (), WIDE).text
+    assert "load_transposed(b0 + " in text and "transpose(rows" not in text
+    form = form_of(BOTH)
+    lane = heuristic(form, WIDE).lane
+    assert lane is not None
+    assert all(
+        dims.coefficient(x, axis(lane)) is dims.ONE
+        for o in form.outputs
+        for p, x in o.accesses()
+        if p != o.param
+    )
+
+
+@pytest.mark.parametrize("case", [TURN, EVEN, ODD, BOTH, COUNTS], ids=lambda c: c.name)
+def test_turned_results(case: Case, tmp_path: Path) -> None:
+    unit, parts = build_cases(tmp_path, [(case, False), (case, True)])
+    for number, (graph, scheduled) in enumerate(parts):
+        for scale in (1, 3) if number else (1,):
+            check(unit, number, graph, scheduled, case, scale)

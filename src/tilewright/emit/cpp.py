@@ -202,8 +202,10 @@ class _Kernel:
             )
             body = Body(program, printer, memory, special)
             self._grid(body)
-            if memory.streams:
+            if any(e.op == "const" for e in memory.streams):
                 lines.put("store_fence();")
+            elif memory.streams:
+                lines.put(f"if ({bare(' | '.join(map(printer.scalar, memory.streams)))}) store_fence();")
 
     def _buffers(self, used: set[str], printer: Expressions) -> dict[str, str]:
         """Print the bases of all buffers in use; their names."""

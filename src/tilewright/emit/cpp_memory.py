@@ -45,8 +45,8 @@ class Memory:
     def __init__(self, expressions: Expressions, buffers: Mapping[str, str]) -> None:
         self.expressions = expressions
         self.buffers = buffers
-        self.streams = False
-        """Whether a streamed store has been printed."""
+        self.streams: dict[Expr, None] = {}
+        """Conditions of the streamed stores that have been printed."""
 
     @property
     def lines(self) -> Lines:
@@ -241,8 +241,11 @@ class Memory:
                 return f"store_masked({pointer}, {value}, {bare(self.lanes_of(guard) or '')});"
             if guard.below is not None:
                 return f"store_part({pointer}, {value}, {guard.below});"
-            self.streams |= s.stream
-            return f"{'store_stream' if s.stream else 'store'}({pointer}, {value});"
+            if s.stream is None:
+                return f"store({pointer}, {value});"
+            self.streams[s.stream] = None
+            past = "" if s.stream.op == "const" else f", {bare(self.expressions.scalar(s.stream))}"
+            return f"store_stream({pointer}, {value}{past});"
         if address.index is None and guard.lanes is None:
             if guard.below is None:
                 return f"store_strided({pointer}, {address.stride}, {value});"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import prod
 
 from tilewright.ir import dims as index
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Load, Stmt, Store
 
-from .cpp_block import Body, Dims
+from .cpp_block import UNROLLED, Body, Dims
 from .cpp_scope import Place, Scope, Unit, bare
 
 
@@ -109,12 +110,13 @@ class Turn:
             index_of[self.lane] = self.column
         return Unit(self._bracketed(values), self.lane, self.lanes, index_of)
 
-    def turned(self) -> Unit:
-        """The unit of one register along `a`: the lane axis at position `u * lanes + j`."""
+    def turned(self, base: str = "j") -> Unit:
+        """The unit of one register along `a`: the lane axis at position `u * lanes + base`."""
         values = {x: b.name for x, b in self.body.axes.items()}
         row = self._place("", self.row, self.tile)
         values[self.a] += f" + {row}" if row else ""
-        values[self.lane] += f" + {self._place('j', self.column, self.width)}"
+        column = self._place(base, self.column, self.width)
+        values[self.lane] += f" + {column}" if column else ""
         return Unit(self._bracketed(values), self.a, self.lanes)
 
     def _place(self, j: str, counter: str, tile: int) -> str:
@@ -159,7 +161,8 @@ class Turn:
         dtype = s.var.dtype if isinstance(s, Load) else s.value.dtype
         if isinstance(s, Load) and self.body.place(s.var, self.dims, array=True).array:
             self.body.declare_array(s.var, self.dims)
-        with self.body.lines.block(""), self.loop(self.column, self.width // self.count):
+        few = isinstance(s, Load) and prod(n for _, n in self.body.counts(self.dims)) <= UNROLLED
+        with self.body.lines.block(""), self.loop(self.column, self.width // self.count, unroll=few):
             if isinstance(s, Load):
                 self.load(s, dtype)
             else:
@@ -171,13 +174,29 @@ class Turn:
         truth = dtype.kind is Kind.BOOL
         with self.loop(self.row, self.tile // self.count):
             lines.put(f"{self.register(dtype)} rows[{self.lanes}];")
-            with self.each(self.turned()):
-                text = self.body.memory.load(s)
-                lines.put(f"rows[j] = {f'{text}.m' if truth else bare(text)};")
-            lines.put("transpose(rows);")
+            if not self.load_transposed(s):
+                with self.each(self.turned()):
+                    text = self.body.memory.load(s)
+                    lines.put(f"rows[j] = {f'{text}.m' if truth else bare(text)};")
+                lines.put("transpose(rows);")
             with self.each(self.straight()):
                 value = f"mask<{self.lanes}>{{rows[j]}}" if truth else "rows[j]"
                 lines.put(f"{printer.access(s.var.id)} = {value};")
+
+    def load_transposed(self, s: Load) -> bool:
+        """Print the load of a tile that is whole, a fixed distance from row to row, and not converted, at once."""
+        printer, buffer = self.body.printer, s.buffer
+        step = _step(s.offset, self.lane)
+        number = buffer.dtype.kind is not Kind.BOOL and buffer.dtype.compute is buffer.dtype
+        if s.mask is not None or step is None or not number or buffer.dtype is not s.var.dtype:
+            return False
+        first = self.turned(base="")
+        outer_unit, printer.unit = printer.unit, first
+        pointer = self.body.memory.address(buffer, s.offset).pointer
+        stride = bare(printer.scalar(step))
+        printer.unit = outer_unit
+        self.body.lines.put(f"load_transposed({pointer}, {stride}, rows);")
+        return True
 
     def store(self, s: Store, dtype: DType) -> None:
         """Print a store: all tiles along `a` are turned first, then written one long row after the other (lines that

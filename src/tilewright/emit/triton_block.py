@@ -316,7 +316,7 @@ class Body:
         text = f"{self.address(s, offset, wanted)}, {printer.fit(value, wanted).text}"
         if mask is not None:
             text += f", mask={printer.fit(mask, wanted).text}"
-        if s.stream:
+        if s.stream is not None and s.stream.op == "const":
             text += ', cache_modifier=".cs"'
         self.lines.put(f"tl.store({text})")
 

@@ -101,14 +101,14 @@ class Compute:
 class Store:
     """buffer[offset] = value, converted to the buffer's type, in lanes where `mask` holds. `axes` are its block axes.
 
-    `stream` says that nobody reads the data soon, so it may bypass the caches."""
+    Under the condition `stream` (on sizes; None: never) nobody reads the data soon, so it may bypass the caches."""
 
     buffer: Buffer
     offset: Expr
     value: Expr
     axes: tuple[Axis, ...] = ()
     mask: Expr | None = None
-    stream: bool = False
+    stream: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ def expressions(s: Stmt) -> list[Expr]:
         case Compute():
             found = [s.expr]
         case Store():
-            found = [s.offset, s.value, s.mask]
+            found = [s.offset, s.value, s.mask, s.stream]
         case Declare():
             found = list(s.values)
         case Update():
@@ -339,6 +339,10 @@ def _suffix(mask: Expr | None) -> str:
     return "" if mask is None else f" if {show(mask)}"
 
 
+def _unless_sure(condition: Expr) -> Expr | None:
+    return None if condition.op == "const" and condition.value else condition
+
+
 def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
     pad = "  " * depth
     for s in body:
@@ -353,7 +357,10 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Compute():
                 lines.append(f"{pad}{s.var} = {show(s.expr)}")
             case Store():
-                lines.append(f"{pad}{s.buffer.name}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}")
+                past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
+                lines.append(
+                    f"{pad}{s.buffer.name}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{past}"
+                )
             case Declare():
                 lines.append(f"{pad}state {', '.join(map(repr, s.vars))} = {', '.join(map(show, s.values))}")
             case Update():

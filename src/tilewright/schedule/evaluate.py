@@ -89,7 +89,7 @@ class Evaluation(ABC):
         self.shared = _shared([r for i in form.items for r in i.roots])
         self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
         self.written: set[Expr] = set()
-        self.fetching: set[int] = set(self.schedule.ahead)
+        self.fetching: set[int] = {s.param for s in self.schedule.ahead}
 
     @abstractmethod
     def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
@@ -237,7 +237,9 @@ class Evaluation(ABC):
         if param not in self.fetching:
             return None
         point = axis([c.axis for c in self.schedule.classes if c.role is Role.GRID][-1])
-        return substitute(offset, {point: dims.add(point, dims.ONE)})
+        step = dims.sub(substitute(offset, {point: dims.add(point, dims.ONE)}), offset)
+        (when,) = (s.when for s in self.schedule.ahead if s.param == param)
+        return dims.add(offset, call("where", when, step, dims.ZERO))
 
     def tail(self, axes: Iterable[Axis]) -> Expr | None:
         """The mask of lanes inside the extents of `axes`, None if all are."""
@@ -282,7 +284,7 @@ class Evaluation(ABC):
         """Write an output."""
         value = self.eval(o.body[0])
         blocks = tuple(dict.fromkeys((*self.blocks(o.offset), *self.blocks(value))))
-        stream = o.param in self.schedule.stream
+        stream = next((s.when for s in self.schedule.stream if s.param == o.param), None)
         self.out.append(Store(self.params[o.param], o.offset, value, blocks, self.tail(blocks), stream))
 
 

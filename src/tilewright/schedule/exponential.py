@@ -68,11 +68,42 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
     """The form with the streamed class in accesses, all of which a lane takes at once, if such exponentials are folded
     over it and it is known to consist of whole accesses. Where only totals are left of rows, such exponentials are in
     their quick form, with neighbours or without. Else what was given."""
+    c = _streamed(form, schedule, target)
+    if c is None:
+        return form, schedule
+    stored = any(c.axis in o.axes for o in form.outputs)  # then the smallest numbers count, too
+    schedule = replace(schedule, quick=() if stored else target.quick)
+    count = _access(form, c, schedule, target)
+    outer = dims.exact_div(c.axis.extent, dims.integer(count))
+    if count == 1 or outer is None or dims.static(outer) is None:
+        return form, schedule
+    return _in_accesses(form, schedule, c, outer, count)
+
+
+def if_whole(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form, Schedule] | None:
+    """The same for a streamed class of unknown extent, and the condition under which it consists of whole accesses;
+    None where that is no question."""
+    c = _streamed(form, schedule, target)
+    if c is None or dims.static(c.axis.extent) is not None:
+        return None
+    count = _access(form, c, schedule, target)
+    width = dims.integer(count)
+    if count == 1:
+        return None
+    whole = call("eq", dims.mod(c.axis.extent, width), dims.ZERO)
+    return whole, *_in_accesses(form, schedule, c, dims.floordiv(c.axis.extent, width), count)
+
+
+def _streamed(form: Form, schedule: Schedule, target: Target) -> ClassPlan | None:
+    """The streamed class of lanes over which such exponentials are folded."""
     c = next((p for p in schedule.classes if p.axis == schedule.lane), None)
     if target.lanes == 1 or c is None or c.role is not Role.STREAMED or not schedule.lanes:
-        return form, schedule  # where threads are alone, a vector is an access
-    if not one_each(form, [c.axis]):
-        return form, schedule
+        return None  # where threads are alone, a vector is an access
+    return c if one_each(form, [c.axis]) else None
+
+
+def _access(form: Form, c: ClassPlan, schedule: Schedule, target: Target) -> int:
+    """Elements of the widest type in an access, 1 if a step has fewer accesses than lanes."""
     widths = [
         form.params[param].dtype.bytes
         for item in form.items
@@ -80,16 +111,12 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
         if dims.coefficient(offset, axis(c.axis)) is dims.ONE
     ]
     count = target.vector_bytes // max(widths, default=target.vector_bytes)
-    stored = any(c.axis in o.axes for o in form.outputs)  # then the smallest numbers count, too
-    schedule = replace(schedule, quick=() if stored else target.quick)
-    outer = dims.exact_div(c.axis.extent, dims.integer(count))
-    if (
-        count == 1
-        or outer is None
-        or dims.static(outer) is None
-        or c.tile < count * target.lanes * schedule.warps
-    ):
-        return form, schedule
+    return 1 if c.tile < count * target.lanes * schedule.warps else count
+
+
+def _in_accesses(
+    form: Form, schedule: Schedule, c: ClassPlan, outer: Expr, count: int
+) -> tuple[Form, Schedule]:
     split = split_class(form, c.axis, outer, dims.integer(count))
     before = set(form.classes())
     far, near = sorted((a for a in split.classes() if a not in before), key=lambda a: int(a.name[1:]))

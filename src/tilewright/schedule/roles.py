@@ -89,11 +89,12 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
     if not sums or not schedule.chain or any(t.scan is not None for t in targets):
         return ()
     chain, tile = schedule.chain, schedule.plan(c).tile
-    inside = 1
+    inside, step = 1, tile
     for a in {a for t in sums for a in t.reduce if a != c}:
         inside *= max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
+        step *= schedule.plan(a).tile
     extent = dims.static(c.extent)
-    if extent is None and tile >= WHOLE:
+    if extent is None and step >= WHOLE:
         return ()
     if extent is None:
         first = tile * max(1, chain // inside)

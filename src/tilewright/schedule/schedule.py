@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..ir.expr import Axis
+from ..ir.expr import Axis, Expr
 
 
 class Role(Enum):
@@ -37,15 +37,24 @@ class ClassPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sized:
+    """Parameter `param`, where the condition `when` on sizes holds."""
+
+    param: int
+    when: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """`classes` in order: grid classes outermost first, then the nest order of the loops, outermost first.
 
     `lane` is the class that runs in vector lanes. `online` merges cascaded reductions into one pass where a transport
     exists. Values that cost at least `keep` (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory
-    instead of being computed again (0 = never). `stream` names parameters stored past the caches. `grain_bytes` is the
-    work below which grid points are not worth another thread. `trim` leaves out parts of a fold that take only its
-    identity, which assumes finite values behind a mask. `ahead` names parameters of which the next grid point's part is
-    fetched in the last pass that reads them; `fetch` those of which each step of a loop fetches the next step's block.
+    instead of being computed again (0 = never). `stream` names parameters stored past the caches, each with the
+    condition on sizes under which that pays. `grain_bytes` is the work below which grid points are not worth another
+    thread. `trim` leaves out parts of a fold that take only its identity, which assumes finite values behind a mask.
+    `ahead` names parameters of which, under the condition beside each, the next grid point's part is fetched in the
+    last pass that reads them; `fetch` those of which each step of a loop fetches the next step's block.
 
     With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
     GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
@@ -67,10 +76,10 @@ class Schedule:
     lane: Axis | None = None
     online: bool = False
     keep: int = 0
-    stream: tuple[int, ...] = ()
+    stream: tuple[Sized, ...] = ()
     grain_bytes: int = 1 << 15
     trim: bool = True
-    ahead: tuple[int, ...] = ()
+    ahead: tuple[Sized, ...] = ()
     fetch: tuple[int, ...] = ()
     peel: bool = True
     lanes: bool = True
@@ -97,8 +106,8 @@ class Schedule:
         parts += [f"lazy={self.lazy}"] if self.lazy else []
         parts += ["descriptors"] if self.descriptors else []
         parts += ["blockwise"] if self.blockwise else []
-        parts += [f"stream={list(self.stream)}"] if self.stream else []
-        parts += [f"ahead={list(self.ahead)}"] if self.ahead else []
+        parts += [f"stream={[s.param for s in self.stream]}"] if self.stream else []
+        parts += [f"ahead={[s.param for s in self.ahead]}"] if self.ahead else []
         parts += [f"fetch={list(self.fetch)}"] if self.fetch else []
         parts += ["whole" if not self.lanes else "", f"warps={self.warps}"] if not self.peel else []
         return " ".join(parts)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir import dims
-from ..ir.expr import Axis, axes_of, axis, cost
+from ..ir.dtype import bool_
+from ..ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .form import Form, Item
-from .schedule import ClassPlan, Role, Schedule
+from .schedule import ClassPlan, Role, Schedule, Sized
 
 CHUNK = 4096
 """Elements of a parallel class that one task walks."""
@@ -62,7 +63,7 @@ def heuristic(form: Form, target: Target) -> Schedule:
     width = lanes(target)
     across = _across(form, grid, lane, width)
     if lane is not None and across is not None:
-        return _transposing(form, target, grid, lane, across, width)
+        return _transposing(form, target, grid, *_turned_as_read(form, lane, across), width)
     tile = _tile(form, grid, lane, target)
     if lane in grid and _short(form, lane, len(grid) == 1):
         grid.remove(lane)
@@ -101,27 +102,45 @@ def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis
     return max(weight, key=lambda a: weight[a], default=None)
 
 
+def _turned_as_read(form: Form, lane: Axis, across: Axis) -> tuple[Axis, Axis]:
+    """Lane and across; the other way round where all that is written is contiguous along the one and all that is read,
+    no more than that, along the other: turning a load costs half of what turning a store does."""
+    reads = [(p, offset) for i in form.outputs for p, offset in i.accesses() if p != i.param]
+    along = [dims.coefficient(offset, axis(lane)) for _, offset in reads]
+    written = [dims.coefficient(i.offset, axis(across)) for i in form.outputs]
+    wide = all(form.params[p].dtype.bytes == 4 for p, _ in reads)
+    if wide and len(reads) <= len(written) and all(x is dims.ONE for x in (*along, *written)):
+        return across, lane
+    return lane, across
+
+
 def _transposing(
     form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int
 ) -> Schedule:
-    """Register tiles over the two classes. Where stores are turned: two registers along memory, so that whole lines
-    are written, and neighbouring tiles read the same lines' pages; else square blocks that a core's cache holds."""
+    """Register tiles over the two classes. Where all that is written is contiguous along one of them: two registers
+    along it, so that whole lines are written, and neighbouring tiles read the same lines' pages; else square blocks
+    that a core's cache holds."""
     plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
-    written = all(dims.coefficient(i.offset, axis(across)) is dims.ONE for i in form.outputs)
-    if written and estimate(across.extent) >= 2 * width:
+    line = next((a for a in (across, lane) if _writes_along(form, a)), None)
+    if line is not None and estimate(line.extent) >= 2 * width:
+        other = lane if line == across else across
         rows, columns = max(TURNED[0], 2 * width), TURNED[1]
         tasks = max(points(i) for i in form.outputs) / (rows * columns)
         if tasks < TASKS * target.cores:
             rows, columns = 2 * width, 4 * BLOCK
         plans += [
-            ClassPlan(across, Role.GRID, 2 * width, rows),
-            ClassPlan(lane, Role.GRID, width, columns),
+            ClassPlan(line, Role.GRID, 2 * width, rows),
+            ClassPlan(other, Role.GRID, width, columns),
         ]
     else:
         plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
     rest = [a for a in form.classes() if a not in grid]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest]
-    return Schedule(tuple(plans), lane, stream=_stream(form, target), last_outermost=written)
+    return Schedule(tuple(plans), lane, stream=_stream(form, target), last_outermost=line is not None)
+
+
+def _writes_along(form: Form, a: Axis) -> bool:
+    return all(dims.coefficient(i.offset, axis(a)) is dims.ONE for i in form.outputs)
 
 
 def _as_read(form: Form, grid: list[Axis]) -> list[Axis]:
@@ -226,42 +245,52 @@ def _keep(form: Form, target: Target, wide: int) -> int:
     return KEEP
 
 
-def _stream(form: Form, target: Target) -> tuple[int, ...]:
+def _stream(form: Form, target: Target) -> tuple[Sized, ...]:
     """Outputs too large for the last cache, which nobody reads soon."""
     cache = target.level(MemoryKind.L2)
-    found: list[int] = []
-    for i in form.outputs:
-        v = form.params[i.param]
-        size = dims.static(v.numel)
-        if (
-            cache is not None
-            and size is not None
-            and size * v.dtype.bytes >= cache.capacity
-            and _contiguous(i)
-        ):
-            found.append(i.param)
-    return tuple(found)
+    if cache is None:
+        return ()
+    outputs = [(i.param, form.params[i.param]) for i in form.outputs if _contiguous(i)]
+    found = {p: _reaches(dims.mul(v.numel, dims.integer(v.dtype.bytes)), cache.capacity) for p, v in outputs}
+    return tuple(Sized(p, when) for p, when in found.items() if when is not None)
+
+
+def _reaches(size: Expr, least: int) -> Expr | None:
+    """The condition that a size is at least `least`, None if it never is."""
+    high = dims.int_range(size)[1]
+    if high is not None and high < least:
+        return None
+    if dims.at_least(size, least):
+        return const(True, bool_)
+    return call("ge", size, dims.integer(least))
 
 
 def _contiguous(i: Item) -> bool:
     return any(dims.coefficient(i.offset, axis(a)) is dims.ONE for a in i.kept)
 
 
-def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[int, ...]:
+def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[Sized, ...]:
     """Inputs from memory whose rows are walked in several passes, or with much work on each element: while a row is
     worked on in the nearest caches, memory would wait."""
     grid = [c for c in schedule.classes if c.role is Role.GRID]
     cache = target.level(MemoryKind.L2)
     if not grid or grid[-1].chunk or schedule.lane is None or cache is None:
         return ()
-    found: list[int] = []
+    found: dict[int, Expr] = {}
     working = [i for i in form.outputs if sum(map(cost, i.body)) >= KEEP]
     for item, (param, offset) in [(i, a) for i in (*form.folds.values(), *working) for a in i.accesses()]:
         if param != item.param:
-            size = dims.static(form.sizes[param])
             row = dims.coefficient(offset, axis(grid[-1].axis))
-            near = row is not None and 0 < 4 * (dims.static(row) or 0) <= target.core.capacity // 4
-            large = size is not None and size * form.params[param].dtype.bytes >= cache.capacity // 2
-            if near and large and dims.coefficient(offset, axis(schedule.lane)) is dims.ONE:
-                found.append(param)
-    return tuple(dict.fromkeys(found))
+            if (
+                row is None
+                or row is dims.ZERO
+                or dims.coefficient(offset, axis(schedule.lane)) is not dims.ONE
+            ):
+                continue
+            size = dims.mul(form.sizes[param], dims.integer(form.params[param].dtype.bytes))
+            large = _reaches(size, cache.capacity // 2)
+            far = _reaches(row, target.core.capacity // 16 + 1)
+            near = const(True, bool_) if far is None else call("not", far)
+            if large is not None and not is_const(near, False):
+                found.setdefault(param, call("and", large, near))
+    return tuple(Sized(p, when) for p, when in found.items())

@@ -19,7 +19,7 @@ from .companions import refusals, with_companions
 from .contract import sides
 from .cost import seconds
 from .ends import unended
-from .exponential import with_neighbours
+from .exponential import if_whole, with_neighbours
 from .flags import as_numbers
 from .form import Form
 from .lower import lower
@@ -114,6 +114,8 @@ class Solver:
                 found.form, blocks(found.form, self.target, None, self.tuning, odd=True)
             )
             made += [(odd, form, schedule)] if schedule != found.schedule else []
+        whole = if_whole(found.form, found.schedule, self.target)
+        made += [] if whole is None else [whole]
         return tuple((condition, lower(form, schedule)) for condition, form, schedule in made)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:

@@ -28,6 +28,7 @@
 //   atan atan2 sinh cosh tanh asinh acosh atanh pow (also integers)
 // Across lanes, in an order that is the same on every machine
 //   reduce_add reduce_mul reduce_max reduce_min (-> one lane)  scan_add (inclusive)  transpose(vec<T,L> (&rows)[L])
+//   load_transposed(const T* p, i64 stride, vec<T,L> (&rows)[L]): from rows of memory that are `stride` elements apart
 //   reduce_arg_max reduce_arg_min(v, vec<I,L> index, T* best) -> I   takes<Max>(a, b) -> mask: b replaces a
 #pragma once
 #include "vec_core.h"

@@ -182,4 +182,46 @@ template <class T, int L, int... I> TW_INLINE void copy_rows(const vec<T, L>* fr
   ((to[I] = from[I]), ...);
 }
 template <class T, int L> TW_INLINE void transpose(vec<T, L> (&rows)[L]) { transpose_rounds<L>(rows + 0); }
+
+// rows[r][l] = p[l * stride + r]: L rows of memory, transposed. Registers of 16 words are put together from quarters of
+// rows, which load ports do nearly alone: half of the shuffles are left for the one port that has them.
+template <class T, int L> TW_INLINE void load_transposed(const T* p, i64 stride, vec<T, L> (&rows)[L]) {
+#if defined(TW_AVX512) && !defined(__clang__)
+  if constexpr (L == 16 && sizeof(T) == 4) {
+    f32x16 made[4][4];
+#pragma GCC unroll 16
+    for (int l = 0; l < 16; l++)
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; c++) {
+        f32x4 quarter;
+        __builtin_memcpy(&quarter, p + l * stride + 4 * c, sizeof(quarter));
+        f32x16& to = made[c][l % 4];
+        to = __builtin_ia32_broadcastf32x4_512(quarter, l < 4 ? f32x16{} : to, l < 4 ? u16(-1) : u16(15 << (l / 4 * 4)));
+      }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+#define TW_EACH(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define TW_ZIP_LO 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define TW_ZIP_HI 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define TW_PAIR_LO 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define TW_PAIR_HI 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+      f32x16 a = TW_EACH(made[c][0], made[c][1], TW_ZIP_LO), b = TW_EACH(made[c][0], made[c][1], TW_ZIP_HI);
+      f32x16 d = TW_EACH(made[c][2], made[c][3], TW_ZIP_LO), e = TW_EACH(made[c][2], made[c][3], TW_ZIP_HI);
+      typedef typename vec<T, L>::raw raw;
+      rows[4 * c] = {(raw)TW_EACH(a, d, TW_PAIR_LO)};
+      rows[4 * c + 1] = {(raw)TW_EACH(a, d, TW_PAIR_HI)};
+      rows[4 * c + 2] = {(raw)TW_EACH(b, e, TW_PAIR_LO)};
+      rows[4 * c + 3] = {(raw)TW_EACH(b, e, TW_PAIR_HI)};
+#undef TW_EACH
+#undef TW_ZIP_LO
+#undef TW_ZIP_HI
+#undef TW_PAIR_LO
+#undef TW_PAIR_HI
+    }
+    return;
+  }
+#endif
+  for (int l = 0; l < L; l++) rows[l] = load<T, L>(p + l * stride);
+  transpose(rows);
+}
 }  // namespace tw

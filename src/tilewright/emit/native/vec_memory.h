@@ -359,7 +359,8 @@ template <class T, int L> TW_INLINE void stream_bits(T* p, vec<T, L> a) {
   else store_bits(p, a);
 #endif
 }
-template <class T, class R> TW_INLINE void store_stream(T* p, R a) {
-  stream_bits((memory<T>*)p, to_memory<T, lanes_of<R>>(a));
+template <class T, class R> TW_INLINE void store_stream(T* p, R a, bool past = true) {  // `past`: or an ordinary store
+  if (past) stream_bits((memory<T>*)p, to_memory<T, lanes_of<R>>(a));
+  else store(p, a);
 }
 }  // namespace tw
