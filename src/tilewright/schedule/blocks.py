@@ -44,6 +44,16 @@ COLUMN_BYTES = 256
 COLUMN_STEP = 16
 """Rows per step while columns are folded."""
 
+CELLS = 16
+"""Elements of a column block per thread where a fold has a step of its own: what does not depend on the element, such
+as a division by how many there were, is shared by so many."""
+
+FEW_ROWS = 64
+"""Rows that a block of few columns holds: parts that are merged, above all."""
+
+LINE = 128
+"""Contiguous bytes that such a block takes of a row at least."""
+
 ENOUGH = 128
 """Contiguous elements from which on a longer tile brings nothing."""
 
@@ -98,12 +108,20 @@ def blocks(
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif found and found.kind == "columns":
+        wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
+        if wide < ENOUGH:
+            inner = {a: power(most[a]) if t < most.get(a, 0) <= FEW_ROWS else t for a, t in inner.items()}
         held = any(a in most and t >= most[a] > 1 for a, t in inner.items())
         if held:
-            entry = replace(found, elements=ENOUGH * _product(inner.values()), lane=ENOUGH, warps=0)
+            entry = replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
         else:
-            several = any(len(i.reduction.state) > 1 for i in form.items if i.reduction is not None)
-            entry = replace(found, warps=0 if several else found.warps)
+            reductions = [i.reduction for i in form.items if i.reduction is not None]
+            warps = found.warps
+            if any(r.step for r in reductions):
+                warps = max(1, found.elements // (target.lanes * CELLS))
+            elif any(len(r.state) > 1 for r in reductions):
+                warps = 0
+            entry = replace(found, warps=warps)
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
@@ -165,9 +183,10 @@ def misalignment(form: Form, target: Target) -> Expr | None:
     open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
     if not open_ or _is_odd(form, shape, target):
         return None
-    tests = [
-        call("ne", dims.mod(s, dims.integer(target.vector_bytes)), dims.ZERO) for s in sorted(open_, key=repr)
-    ]
+    rests = {dims.mod(s, dims.integer(target.vector_bytes)) for s in open_} - {dims.ZERO}
+    if not rests:
+        return None
+    tests = [call("ne", r, dims.ZERO) for r in sorted(rests, key=repr)]
     return functools.reduce(lambda p, q: call("or", p, q), tests)
 
 
@@ -304,6 +323,15 @@ def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
     """The tile of all rows of a column, where folds read others over them and the block is not too large; else 0."""
     rows = power(most[near]) if near in most and _cascaded(form) else 0
     return rows if rows * ENOUGH <= LONGEST else 0
+
+
+def _beside(shape: _Shape, target: Target) -> int:
+    """Columns of a block that holds all rows: fewer where few cores would have a block, but a whole line."""
+    counts = [likely(a.extent) for a in shape.grid]
+    if None in counts:
+        return ENOUGH
+    share = _product(c for c in counts if c is not None) // target.cores
+    return min(ENOUGH, max(LINE // shape.element, power(share + 1) // 2))
 
 
 def _longest(a: Axis) -> int:

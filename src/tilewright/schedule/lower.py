@@ -247,7 +247,7 @@ class _Lowering(Skipping):
 
     def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
         tile = self.schedule.plan(c).tile
-        exact = bool(self.schedule.plan(c).chunk) and dims.divisible(c.extent, tile)
+        exact = c in self.ranges and dims.divisible(c.extent, tile)
         masks = () if outs or self.scope.kept else self.hidden_by(c, targets)
 
         def body_of_step() -> None:

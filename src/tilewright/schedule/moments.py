@@ -45,6 +45,9 @@ LENGTHS = (64, 128, 256, 512, 1024)
 """Rows of a part of columns, of which the fastest by the model is taken: short ones keep more cores busy, long ones
 leave less to merge."""
 
+LEAST_PARTS = 32
+"""Parts that long columns have at least: with several blocks after each other, no core waits long for the last one."""
+
 LARGE = 2.0**60
 """Columns do not count from an element of at least this size: the distance of another one could overflow."""
 
@@ -286,7 +289,9 @@ def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> list[_Part
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None:
         near = max(reduce, key=lambda a: estimate(a.extent))
-        ways = [[_cut(a, n, k) if a == near else _uncut(a, k) for k, a in enumerate(reduce)] for n in LENGTHS]
+        most = estimate(near.extent) // LEAST_PARTS
+        lengths = [n for k, n in enumerate(LENGTHS) if n <= most or not k]
+        ways = [[_cut(a, n, k) if a == near else _uncut(a, k) for k, a in enumerate(reduce)] for n in lengths]
         return [_column_parts(pair, joined, cuts, fresh) for cuts in ways if any(c.part for c in cuts)]
     if estimate(dims.prod(expr.shape)) >= most:
         return []

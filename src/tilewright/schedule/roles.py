@@ -16,6 +16,10 @@ WHOLE = 4096
 """Elements from which on a block that is added as a tree in each step needs no second level for rows of unknown length:
 a chain over the longest rows that memory holds errs less than one over its lanes, and levels take registers."""
 
+SIDE = 16
+"""Lanes from which on rows of unknown length get two levels of states and no third: what a lane adds up of the longest
+rows that memory holds is short enough, and each level takes as many registers as the states."""
+
 _NEST = "a class that a fold keeps is outside those it reduces"
 
 
@@ -98,7 +102,7 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
         return ()
     if extent is None:
         first = tile * max(1, chain // inside)
-        return first * chain, first
+        return (first,) if tile >= SIDE else (first * chain, first)
     steps = -(-extent // tile)
     if steps * inside <= 2 * chain:
         return ()

@@ -36,6 +36,10 @@ MANY_PARTS = (4, 16, 64, 256, 1024)
 PART = 64
 """Elements that a part folds at least on such a machine."""
 
+EVEN = 64
+"""Parts of a length that is not known before are multiples of this many elements: steps need no masks but for what the
+last part lacks."""
+
 WAITING = 2
 """How many times as fast the halves of a fold must be there if another fold over the same elements waits for it, or it
 for the other: one kernel of both reads them once, from memory or at least from near, and halves keep them apart."""
@@ -121,7 +125,8 @@ def split_fold(op: Op, fresh: int, target: Target) -> list[tuple[Op, Op]]:
         return []
     wide = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]
     r = wide[0] if wide else max(expr.reduce, key=lambda a: estimate(a.extent))
-    return [_halves(op, expr, r, dims.integer(p), neutral, fresh) for p in _parts(expr, r, target)]
+    even = EVEN if target.lanes > 1 and dims.static(r.extent) is None else 1
+    return [_halves(op, expr, r, p, even, neutral, fresh) for p in _parts(expr, r, target)]
 
 
 def _parts(expr: TensorExpr, r: Axis, target: Target) -> list[int]:
@@ -141,10 +146,11 @@ def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:
 
 
 def _halves(
-    op: Op, expr: TensorExpr, r: Axis, parts: Expr, neutral: tuple[Expr, ...], fresh: int
+    op: Op, expr: TensorExpr, r: Axis, count: int, even: int, neutral: tuple[Expr, ...], fresh: int
 ) -> tuple[Op, Op]:
     assert expr.reduction is not None
-    length = dims.ceildiv(r.extent, parts)
+    parts = dims.integer(count)
+    length = dims.mul(dims.ceildiv(r.extent, dims.integer(count * even)), dims.integer(even))
     p, q = Axis("p", parts), Axis("q", length)
     place = dims.add(dims.mul(axis(p), length), axis(q))
     body = [substitute(b, {axis(r): place}) for b in expr.body]
