@@ -189,6 +189,7 @@ class _Kernel:
             lines.put("const i64* const symbols = context.symbols;")
             lines.put("(void)symbols, (void)worker;")
             printer = Expressions(self.style, self._symbols(found), lines)
+            printer.reciprocals = program.reciprocals
             memory = Memory(printer, self._buffers(used, printer))
             special = Special(
                 lambda b, s: collapse(b, s, self.helpers),

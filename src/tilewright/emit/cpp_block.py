@@ -35,9 +35,6 @@ from .cpp_expr import Expressions, typed
 from .cpp_memory import Memory
 from .cpp_scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
 
-SIDE = 8
-"""Most rows of a block, each of many registers, that are walked side by side, so that memory sees a stream for each."""
-
 Dims = tuple[tuple[Axis, int], ...]
 UNROLLED = 32
 """Most registers of a block that are addressed by constants, so that the compiler keeps its arrays in registers."""
@@ -172,9 +169,7 @@ class Body:
         self.printer.unit = unit
         if counts:
             self.printer.scope = Scope(outer_scope, frozenset(a for a, _ in counts))
-        side_by_side = (
-            not (unroll or inner) and len(counts) == 2 and counts[0][1] <= SIDE and counts[1][1] > UNROLLED
-        )
+        side_by_side = not (unroll or inner) and len(counts) == 2 and counts[0][0] == self.program.beside
         for a, n in reversed(counts) if side_by_side else counts:
             u = unit.index[a]
             last = a == counts[0 if side_by_side else -1][0]
@@ -350,9 +345,8 @@ class Body:
         lane = self.printer.unit.lane
         return self.printer.vector(e) if lane is not None and lane in var.axes else self.printer.scalar(e)
 
-    def stepped(self, e: Expr, state: Var) -> str:
-        """The new value of a state. A product is added to it with one rounding; elements, which other loops may compute
-        again, are rounded as the program says."""
+    def fused(self, e: Expr, state: Var) -> str:
+        """The new value of a state, a product in it added with one rounding."""
         for product, other in (e.args, e.args[::-1]) if e.op == "add" and e.dtype.is_float else ():
             if product.op == "mul":
                 return f"fma({', '.join(bare(self.value(x, state)) for x in (*product.args, other))})"
@@ -389,7 +383,7 @@ class Body:
         mask = self.memory.lanes_of(guard)
         texts: list[str] = []
         for v, e in zip(s.vars, s.values, strict=True):
-            text = bare(self.stepped(e, v))
+            text = bare(self.fused(e, v) if s.fused else self.value(e, v))
             if mask is not None:
                 text = f"select({bare(mask)}, {text}, {self.printer.access(v.id)})"
             texts.append(text)

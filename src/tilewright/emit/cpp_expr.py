@@ -91,6 +91,8 @@ class Expressions:
         self.definitions: dict[Expr, Expr] = {}
         """Values that an expression defined for good, for questions about their range."""
         self._facts: dict[Expr, tuple[set[Axis], set[int]]] = {}
+        self.reciprocals = False
+        """Whether one number divides lanes through its reciprocal."""
         self.checked = True
         """Whether the sizes lie in the ranges of their symbols: the program's own checks of them have run."""
 
@@ -288,7 +290,7 @@ class Expressions:
             return f"({bare(self.scalar(e.args[0]))} ? {self.vector(e.args[1])} : {self.vector(e.args[2])})"
         if self._divides_naturally(e):
             return f"{NATURAL[e.op]}({bare(self.vector(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
-        if e.op == "div" and e.dtype.is_float and not self.style.exact and not self.varies(e.args[1]):
+        if self._through_reciprocal(e):
             return f"divided({bare(self.vector(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
         args = [self.vector(a) for a in e.args]
         if e.op == "where":
@@ -314,6 +316,11 @@ class Expressions:
         if e.op == "not":
             return f"({'!' if source is bool_ and not wide else '~'}{args[0]})"
         return f"{function(e)}({', '.join(bare(a) for a in args)})"
+
+    def _through_reciprocal(self, e: Expr) -> bool:
+        if not self.reciprocals or self.style.exact or e.op != "div":
+            return False
+        return e.dtype.is_float and not self.varies(e.args[1])
 
     def _divides_naturally(self, e: Expr) -> bool:
         """Whether `e` divides lanes that are proved not negative by one positive number."""

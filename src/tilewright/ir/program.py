@@ -121,11 +121,15 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Assign new values to states, all at once; lanes where `mask` fails keep the old ones."""
+    """Assign new values to states, all at once; lanes where `mask` fails keep the old ones.
+
+    With `fused`, a product that a value adds to something is rounded once, with the sum, where the machine can: nothing
+    else computes the same value again, as other loops may do with elements."""
 
     vars: tuple[Var, ...]
     values: tuple[Expr, ...]
     mask: Expr | None = None
+    fused: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +211,10 @@ class TileProgram:
 
     `lane` is the axis that becomes vector lanes where the machine has vectors of elements (None: all is scalar).
     `grain` is how many grid points are worth handing to another thread at once. On machines whose threads share a grid
-    point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way."""
+    point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way.
+
+    Blocks along `beside` are walked with that axis innermost, so that memory sees a stream for each of its values. With
+    `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
@@ -217,6 +224,8 @@ class TileProgram:
     grain: Expr = ONE
     warps: int = 1
     stages: int = 1
+    beside: Axis | None = None
+    reciprocals: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def statements(self) -> Iterator[Stmt]:

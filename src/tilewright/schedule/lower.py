@@ -51,6 +51,8 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         grain(form, schedule),
         schedule.warps,
         schedule.stages,
+        schedule.beside,
+        schedule.reciprocals,
     )
     if schedule.descriptors:
         program = with_descriptors(program)

@@ -68,7 +68,9 @@ def products(form: Form, target: Target) -> Schedule | None:
         whole = extent is not None and tiles[a] > 1 and tiles[a] >= extent
         plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
     fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target)
-    return Schedule(tuple(plans), lane, online=True, lanes=False, chain=CHAIN, fetch=fetch, skip=True)
+    return Schedule(
+        tuple(plans), lane, online=True, lanes=False, chain=CHAIN, fetch=fetch, skip=True, reciprocals=True
+    )
 
 
 def _summed(form: Form, products: Collection[int]) -> set[Axis]:

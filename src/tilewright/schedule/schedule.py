@@ -66,7 +66,7 @@ class Schedule:
     jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class
     outermost: what a thread writes then lies together. With `descriptors`, blocks that tensor descriptors reach are
     loaded by them. With `blockwise`, the products of a step are summed apart from those before, which makes chains of
-    additions as short as a step or the loop.
+    additions as short as a step or the loop. `beside` and `reciprocals` are those of the program.
 
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
     could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
@@ -96,6 +96,8 @@ class Schedule:
     stages: int = 1
     descriptors: bool = False
     blockwise: bool = False
+    beside: Axis | None = None
+    reciprocals: bool = False
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
@@ -108,6 +110,7 @@ class Schedule:
         parts += ["blockwise"] if self.blockwise else []
         parts += [f"stream={[s.param for s in self.stream]}"] if self.stream else []
         parts += [f"ahead={[s.param for s in self.ahead]}"] if self.ahead else []
+        parts += [f"beside={self.beside.name}"] if self.beside else []
         parts += [f"fetch={list(self.fetch)}"] if self.fetch else []
         parts += ["whole" if not self.lanes else "", f"warps={self.warps}"] if not self.peel else []
         return " ".join(parts)

@@ -78,7 +78,10 @@ def heuristic(form: Form, target: Target) -> Schedule:
         step = tile if a == lane else side if a == inner[-1] else 1
         plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, step))
     wide = tile if lane in grid else 1
-    made = Schedule(tuple(plans), lane, keep=_keep(form, target, wide), stream=_stream(form, target))
+    made = Schedule(
+        tuple(plans), lane, keep=_keep(form, target, wide), stream=_stream(form, target),
+        beside=inner[-1] if side > 1 else None, reciprocals=True,
+    )  # fmt: skip
     return replace(made, ahead=_ahead(form, made, target))
 
 
@@ -136,7 +139,9 @@ def _transposing(
         plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
     rest = [a for a in form.classes() if a not in grid]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest]
-    return Schedule(tuple(plans), lane, stream=_stream(form, target), last_outermost=line is not None)
+    return Schedule(
+        tuple(plans), lane, stream=_stream(form, target), last_outermost=line is not None, reciprocals=True
+    )
 
 
 def _writes_along(form: Form, a: Axis) -> bool:
