@@ -37,6 +37,13 @@ def near(bytes_: int) -> Target:
     return host_target().resized(capacities={MemoryKind.L2: bytes_})
 
 
+def written(case: Case, scale: int) -> int:
+    """Bytes of the result of a case."""
+    made = case.run(*case.inputs(scale))
+    assert isinstance(made, torch.Tensor)
+    return made.nbytes
+
+
 def holds(when: Expr, case: Case, scale: int) -> bool:
     """Whether a condition holds at the sizes of a case."""
     sizes = sizes_of(capture(case, True), [t.numpy() for t in case.inputs(scale)])
@@ -57,7 +64,7 @@ def test_known_sizes_leave_nothing_to_decide() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_symbols_decide_by_bytes_written(case: Case) -> None:
-    bytes_ = 4 * case.run(*case.inputs(2)).numel()
+    bytes_ = written(case, 2)
     ((stream,), _) = decided(case, True, near(bytes_))
     assert [holds(stream.when, case, scale) for scale in (1, 2, 3)] == [False, True, True]
     ((later,), _) = decided(case, True, near(bytes_ + 1))
@@ -75,7 +82,7 @@ def test_results_on_both_sides(case: Case, tmp_path: Path) -> None:
     """The same code below and above the size at which it changes its stores."""
     graph = capture(case, True)
     (result,) = graph.outputs
-    target = near(case.run(*case.inputs(2)).nbytes)
+    target = near(written(case, 2))
     made = Solver(target, Options()).solve(one_kernel(graph), graph.layouts)
     symbols = sorted({repr(s) for s in graph.symbols()})
     text = emit_unit([made.program], symbols, target).text
