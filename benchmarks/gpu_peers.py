@@ -44,6 +44,8 @@ def build(name: str, case: Case) -> Call:
         return case.fused
     # Else torch takes two sizes that are equal at the first call for one, and traces anew when they differ.
     torch.fx.experimental._config.use_duck_shape = False
+    # And a global number for an input, a tensor on the host that every call brings over; a module's is a constant.
+    torch._dynamo.config.specialize_float = True
     backend: object = "inductor"
     if name in (OURS, OURS_DYNAMIC):
         backend = importlib.import_module("tilewright").backend

@@ -69,6 +69,9 @@ ANYWHERE = frozenset({"square", "columns", "row_totals", "stream_totals"})
 """Kinds of kernels with blocks of their own for rows that begin anywhere at sizes not known before. Those that write
 rows along memory have most registers taken by addresses then, in whatever block."""
 
+EARLY = 128
+"""Bytes for each thread that may be loaded before they are needed: halves wait in half registers."""
+
 CHAIN = 256
 """A block adds its lanes as a tree at the end, so a long chain per lane is short beside the whole sum."""
 
@@ -126,7 +129,8 @@ def blocks(
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
     made = _made(form, shape, tiles, most, warps, entry.stages)
-    return replace(made, descriptors=entry.descriptors and target.descriptors)
+    early = EARLY * made.warps * target.lanes
+    return replace(made, descriptors=entry.descriptors and target.descriptors, early=early)
 
 
 def _made(

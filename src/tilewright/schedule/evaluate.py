@@ -288,6 +288,15 @@ class Evaluation(ABC):
         self.out.append(Store(self.params[o.param], o.offset, value, blocks, self.tail(blocks), stream))
 
 
+def plain_reads(e: Expr) -> list[Expr]:
+    """What `e` reads whatever the values of conditions and folds are."""
+    if e.op == "read":
+        return [] if any(x.op in ("value", "read", "checked") for a in e.args for x in walk(a)) else [e]
+    if e.op in ("where", "checked", "value"):
+        return []
+    return list(dict.fromkeys(r for a in e.args for r in plain_reads(a)))
+
+
 def _shared(roots: Sequence[Expr]) -> set[Expr]:
     """Data expressions with more than one parent: they get a name, so they are computed once."""
     parents: dict[Expr, int] = {}

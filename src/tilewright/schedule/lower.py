@@ -7,6 +7,7 @@ outputs only; pointwise expressions are evaluated on demand wherever they are ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from ..ir import dims
@@ -22,7 +23,7 @@ from ..ir.program import (
 )  # fmt: skip
 from .descriptors import with_descriptors
 from .ends import unhinted
-from .evaluate import Kept
+from .evaluate import Kept, plain_reads
 from .form import Form, Item, folds_read
 from .keep import params_by_pass, worth_keeping
 from .passes import Merges, Numbers, pass_numbers
@@ -151,6 +152,8 @@ class _Lowering(Skipping):
             if c.axis not in self.scope.bound and any(c.axis in u.axes for u in users)
         ]
         if not open_:
+            if cone:
+                self.load_early(cone, outputs)
             for f in cone:
                 self.tile_fold(f)
             for o in outputs:
@@ -178,6 +181,22 @@ class _Lowering(Skipping):
             [f.id for f in cone if c not in f.axes and f.id in wanted],
             [o for o in outputs if c not in o.axes],
         )
+
+    def load_early(self, folds: Sequence[Item], outputs: Sequence[Item]) -> None:
+        """Load what outputs read besides `folds`, if it is little: memory is waited for once, not again behind them."""
+        first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
+        known = {x for f in folds for root in f.roots for x in walk(root)}
+        found = dict.fromkeys(r for o in outputs for r in plain_reads(o.body[0]) if r not in known)
+        size = 0
+        for r in found:
+            assert isinstance(r.value, int)
+            block = math.prod(
+                self.scope.bound.get(a.value, 1) for a in axes_of(r) if isinstance(a.value, Axis)
+            )
+            size += block * self.params[r.value].dtype.bytes
+        if 0 < size <= self.schedule.early:
+            for r in (*first, *found):
+                self.eval(r)
 
     def passes(
         self, cone: list[Item], outputs: Sequence[Item], c: Axis

@@ -68,6 +68,8 @@ class Schedule:
     loaded by them. With `blockwise`, the products of a step are summed apart from those before, which makes chains of
     additions as short as a step or the loop. `beside` and `reciprocals` are those of the program.
 
+    Of what outputs read besides folds of the block, up to `early` bytes are loaded before these.
+
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
     could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
     multiplied. The values are the same in exact arithmetic (FlashAttention-4 does so with 8)."""
@@ -98,6 +100,7 @@ class Schedule:
     blockwise: bool = False
     beside: Axis | None = None
     reciprocals: bool = False
+    early: int = 0
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
