@@ -23,6 +23,7 @@ from tilewright.building import Builder, executable, names_of, numbered
 from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
+from tilewright.capture.shares import output_shares, placed_by_size
 from tilewright.emit.cpp import emit_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
@@ -34,7 +35,7 @@ from tilewright.errors import (
     VerifyError,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.graph import Graph, Op, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
@@ -42,7 +43,7 @@ from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise
-from tilewright.plan import Plan, build_plan
+from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.pricing import mapped
@@ -190,7 +191,8 @@ def compile_fx(
             place = _placed(gm, frozen or {})
             graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen)))
             with no_python_dispatcher():
-                made = _generated(run, graph, options, place, output_aliases(gm), traced_sizes(gm), trusted)
+                made = _generated(run, graph, options, place, output_shares(gm), traced_sizes(gm), trusted)
+                _check_places(made.plan, placed_by_size(gm, output_shares(gm)))
     except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
         if options.strict or isinstance(refused, CompilerMissing):
             raise
@@ -262,12 +264,12 @@ def _missing(options: Options, where: str) -> str:
 
 
 def _generated(
-    run: Recorder, graph: Graph, options: Options, place: _Place, aliases: tuple[bool, ...], sizes: Mapping[str, int],
+    run: Recorder, graph: Graph, options: Options, place: _Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
     trusted: bool,
 ) -> _Made:  # fmt: skip
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
     are those that it was traced with."""
-    planned = partial(build_plan, aliases=aliases, device=place.device, host=place.host)
+    planned = partial(build_plan, shares=shares, device=place.device, host=place.host)
     lacking = _missing(options, place.device)
     if lacking:
         warnings.warn(f"{lacking}: every op runs as a library call", RuntimeWarning, stacklevel=2)
@@ -282,7 +284,10 @@ def _generated(
     with seen_sizes(typical):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run(
-            "partition", lambda: partition(parted, solver.price, covers, fuse=options.fusion == "full")
+            "partition",
+            lambda: partition(
+                parted, solver.price, covers, fuse=options.fusion == "full", shown=_shown(parted, shares)
+            ),
         )
         _check_strict(cover, options)
     symbols = normal.symbols()
@@ -376,23 +381,22 @@ def library_cover(graph: Graph) -> Cover:
     return Cover(graph, tuple(steps))
 
 
-def output_aliases(gm: fx.GraphModule) -> tuple[bool, ...]:
-    """For each output: whether the program returns memory of an input or of an earlier output."""
-    seen = {_storage(n) for n in gm.graph.nodes if n.op == "placeholder"}
-    (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
-    found: list[bool] = []
-    for node in returned if isinstance(returned, (list, tuple)) else (returned,):
-        storage = _storage(node) if isinstance(node, fx.Node) else None
-        found.append(storage is not None and storage in seen)
-        seen.add(storage)
-    return tuple(found)
+def _shown(graph: Graph, shares: Sequence[Shares]) -> frozenset[Value]:
+    """The outputs that are memory of something else."""
+    pairs = zip(graph.outputs, shares, strict=True)
+    return frozenset(v for v, shared in pairs if shared and isinstance(v, Value))
 
 
-def _storage(node: fx.Node) -> int | None:
-    val = node.meta.get("val")
-    if not isinstance(val, Tensor) or val.layout is not torch.strided:
-        return None
-    return val.untyped_storage()._cdata
+def _check_places(plan: Plan, outputs: Sequence[int]) -> None:
+    """Raise UnsupportedError unless these outputs are tensors in the memory that they share: whoever reads their place
+    off a copy finds a wrong one."""
+    for k in outputs:
+        b = plan.outputs[k]
+        if isinstance(b, int) and plan.buffers[b].home in (Home.OUTPUT, Home.ARENA):
+            raise UnsupportedError(
+                f"output {k} is a view whose strides or place are not proved", phase="plan",
+                hint="return a copy of it: .clone()",
+            )  # fmt: skip
 
 
 @contextmanager

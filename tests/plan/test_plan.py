@@ -11,7 +11,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Expr, const, integer, symbol
-from tilewright.ir.graph import Builder, Graph, Layout, LibraryCall, Op, Operand, Value, Write
+from tilewright.ir.graph import Builder, Graph, Layout, LibraryCall, Op, Operand, Shares, Value, Write
 from tilewright.ir.host import number, size
 from tilewright.ir.kernel import Cover, LibraryStep, ViewStep
 from tilewright.plan import Call, Copy, Home, Part, Plan, Spec, View, build_plan
@@ -43,9 +43,9 @@ def cover_of(graph: Graph) -> Cover:
     return Cover(graph, tuple(LibraryStep(op, choice=False) for op in graph.ops))
 
 
-def plan_of(graph: Graph, aliases: Sequence[bool] | None = None) -> Plan:
+def plan_of(graph: Graph, shares: Sequence[Shares] | None = None) -> Plan:
     """The plan of library steps only."""
-    return build_plan(cover_of(graph), {}, aliases=aliases)
+    return build_plan(cover_of(graph), {}, shares=shares)
 
 
 # --- sizes ---------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_an_input_returned_as_a_fresh_output_is_copied() -> None:
     b, x, _, z = simple()
     plan = plan_of(b.finish((x,), (x, z)))
     assert any(isinstance(s, Copy) and s.source == 0 for s in plan.segments[0].steps)
-    kept = plan_of(b.finish((x,), (x, z)), aliases=(True, False))
+    kept = plan_of(b.finish((x,), (x, z)), shares=(Shares.INPUT, Shares.NOTHING))
     assert kept.outputs[0] == 0 and not any(isinstance(s, Copy) for s in kept.segments[0].steps)
 
 
@@ -126,7 +126,7 @@ def test_one_value_at_two_fresh_outputs_is_copied_once() -> None:
     graph = b.finish((x,), (z, z))
     copies = [s for s in plan_of(graph).segments[0].steps if isinstance(s, Copy)]
     assert len(copies) == 1
-    same = plan_of(graph, aliases=(False, True))
+    same = plan_of(graph, shares=(Shares.OUTPUT, Shares.OUTPUT))
     assert same.outputs == (2, 2)
 
 
@@ -144,7 +144,7 @@ def test_a_constant_output_is_copied() -> None:
     b = Builder()
     x = b.value((integer(2),), f32)
     c = b.constant(torch.ones(2), (integer(2),), f32)
-    plan = plan_of(b.finish((x,), (c,)), aliases=(True,))
+    plan = plan_of(b.finish((x,), (c,)), shares=(Shares.INPUT,))
     assert any(isinstance(s, Copy) for s in plan.segments[0].steps)
 
 

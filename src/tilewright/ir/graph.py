@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Flag, auto
 from typing import Literal
 
 from ..target import Target
@@ -203,6 +204,15 @@ class Layout:
     that needs them.)"""
 
     strides: tuple[Expr, ...]
+
+
+class Shares(Flag):
+    """Whose memory an output of the program is: an input's; or that of another output, or of what is written into an
+    input."""
+
+    NOTHING = 0
+    INPUT = auto()
+    OUTPUT = auto()
 
 
 @dataclass(frozen=True, slots=True)

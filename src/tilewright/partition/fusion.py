@@ -47,17 +47,21 @@ class _Group:
     tried: set[int] = field(default_factory=set)
 
 
-def partition(graph: Graph, price: Price, memory: Memory | None = None, *, fuse: bool = True) -> Cover:
+def partition(
+    graph: Graph, price: Price, memory: Memory | None = None, *, fuse: bool = True,
+    shown: frozenset[Value] = frozenset(),
+) -> Cover:  # fmt: skip
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
-    IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel."""
-    parted = _Partition(graph, price, fuse)
+    IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel.
+    `shown` are outputs that the program returns as memory of something else."""
+    parted = _Partition(graph, price, fuse, shown)
     if not fuse:
         parted.separate()
         return parted.finish()
     if memory is None:
         parted.merge()
         return parted.finish()
-    task = task_of(graph)
+    task = task_of(graph) + parted.shows()
     known = groupings_of(memory.recall(task))
     if known is None or not parted.regroup(known):
         parted.merge()
@@ -66,8 +70,8 @@ def partition(graph: Graph, price: Price, memory: Memory | None = None, *, fuse:
 
 
 class _Partition:
-    def __init__(self, graph: Graph, price: Price, fuse: bool = True) -> None:
-        self.graph, self.price = graph, price
+    def __init__(self, graph: Graph, price: Price, fuse: bool = True, shown: frozenset[Value] = frozenset()) -> None:
+        self.graph, self.price, self.shown = graph, price, shown
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
         self.consumers = graph.consumers()
@@ -88,6 +92,7 @@ class _Partition:
         """Views that a library call or the caller reads, where strides can say them."""
         found: dict[Value, ViewStep] = {}
         kept = self.graph.kept()
+        held = kept.union(v for v in self.graph.inputs if isinstance(v, Value))
         for op in self.graph.ops:
             if (
                 op.expr is None
@@ -98,13 +103,21 @@ class _Partition:
             ):
                 continue
             readers = self.consumers.get(op.output, [])
-            if op.output in kept or not readers or not all(r.call is not None for r in readers):
+            returned = op.output in self.shown and op.inputs[0] in held
+            if not returned and (op.output in kept or not readers):
+                continue
+            if not all(r.call is not None for r in readers):
                 continue
             step = self.view_step(op)
             if step is not None:
                 found[op.output] = step
                 self.layouts[op.output] = step.layout
         return found
+
+    def shows(self) -> str:
+        """Which of the views that the caller reads are no work, for the key of what is remembered."""
+        places = [k for k, op in enumerate(self.graph.ops) if self.shown.intersection(op.outputs) & self.views.keys()]
+        return f"\nshows {places}" if places else ""
 
     def view_step(self, op: Op) -> ViewStep | None:
         expr = op.expr

@@ -10,7 +10,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, LibraryCall, Value
+from tilewright.ir.graph import Graph, LibraryCall, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.plan.bind import bind_symbols, check_bound, names_in, symbol_name
 from tilewright.plan.data import (
@@ -36,28 +36,28 @@ def build_plan(
     cover: Cover,
     kernels: Kernels,
     symbols: Sequence[str] = (),
-    aliases: Sequence[bool] | None = None,
+    shares: Sequence[Shares] | None = None,
     *,
     device: str = "cpu",
     host: Sequence[int] = (),
 ) -> Plan:
     """The plan of `cover`.
 
-    `symbols` is the order in which generated code receives sizes. `aliases[k]` says that output k may share memory
-    with an input or an earlier output, as in the program; other outputs get memory of their own. All is on
+    `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
+    output k may be, as in the program; other outputs get memory of their own. All is on
     `device`; inputs numbered `host` are brought there. Raises VerifyError where a value has no home or a size symbol
     cannot be found.
     """
-    plan = _Builder(cover, kernels, aliases).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares).build(tuple(symbols))
     return replace(plan, device=device, host=tuple(host))
 
 
 class _Builder:
-    def __init__(self, cover: Cover, kernels: Kernels, aliases: Sequence[bool] | None) -> None:
+    def __init__(self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None) -> None:
         self.cover = cover
         self.graph: Graph = cover.graph
         self.kernels = kernels
-        self.aliases = tuple(aliases) if aliases is not None else (False,) * len(self.graph.outputs)
+        self.shares = tuple(shares) if shares is not None else (Shares.NOTHING,) * len(self.graph.outputs)
         self.buffers: list[Buffer] = []
         self.number: dict[Value, int] = {}
         self.segments: list[Segment] = []
@@ -236,17 +236,17 @@ class _Builder:
                 out.append(v)
                 continue
             b = self._of(v)
-            out.append(self._leave(v, b, taken, may_alias=self.aliases[k]))
+            out.append(self._leave(v, b, taken, self.shares[k]))
         return tuple(out)
 
-    def _leave(self, v: Value, b: int, taken: set[int], *, may_alias: bool) -> int:
+    def _leave(self, v: Value, b: int, taken: set[int], shares: Shares) -> int:
         layout = self.graph.layouts.get(v)
         wanted = layout.strides if layout else self.buffers[b].spec.strides
         root = self._root(b)
         home = self.buffers[root].home
-        foreign = home in (Home.INPUT, Home.CONSTANT) or root in taken
-        same = _same_strides(wanted, self.buffers[b].spec)
-        if same and (may_alias or not foreign) and home is not Home.CONSTANT:
+        foreign = home is Home.CONSTANT or (home is Home.INPUT and Shares.INPUT not in shares)
+        second = root in taken and not shares
+        if _same_strides(wanted, self.buffers[b].spec) and not foreign and not second:
             taken.add(root)
             if home is Home.ARENA:
                 self.buffers[root] = replace(self.buffers[root], home=Home.OUTPUT)

@@ -1,0 +1,76 @@
+"""Whose memory a captured program returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from ..ir.graph import Shares
+
+
+def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
+    """For each output, whose memory it is beside its own."""
+    given = _storages(n for n in gm.graph.nodes if n.op == "placeholder")
+    written = _storages(n.args[1] for n in gm.graph.nodes if _writes(n))
+    returned = _returned(gm)
+    storages = [_storage(node) for node in returned]
+    found: list[Shares] = []
+    for k, storage in enumerate(storages):
+        shares = Shares.NOTHING
+        if storage is not None and storage in given:
+            shares |= Shares.INPUT
+        if storage is not None and (storage in written or storage in storages[:k] + storages[k + 1 :]):
+            shares |= Shares.OUTPUT
+        found.append(shares)
+    return tuple(found)
+
+
+def placed_by_size(gm: fx.GraphModule, shares: Sequence[Shares]) -> tuple[int, ...]:
+    """The outputs whose place in the memory that they share torch reads off the result, in programs of sizes that are
+    not known: it makes them anew from what was given, at the result's strides and offset."""
+    if not any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes if n.op == "placeholder"):
+        return ()
+    returned = _returned(gm)
+    held = {n for n in gm.graph.nodes if n.op == "placeholder"}
+    held |= {n.args[1] for n in gm.graph.nodes if _writes(n)} | {n for n in returned if isinstance(n, fx.Node)}
+    pairs = enumerate(zip(returned, shares, strict=True))
+    return tuple(k for k, (node, shared) in pairs if shared and _is_part(node, held))
+
+
+def _is_part(node: object, held: set[fx.Node]) -> bool:
+    """Whether a node shows a part, not known to be the first, of one of the tensors `held`."""
+    val = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(node, fx.Node) or not isinstance(val, Tensor):
+        return False
+    offset = val.storage_offset()
+    if not isinstance(offset, torch.SymInt) and not offset:
+        return False
+    source = node.args[0] if node.args else None
+    while isinstance(source, fx.Node) and _storage(source) == _storage(node):
+        if source in held:
+            return True
+        source = source.args[0] if source.args else None
+    return False
+
+
+def _returned(gm: fx.GraphModule) -> Sequence[object]:
+    (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
+    return returned if isinstance(returned, (list, tuple)) else (returned,)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.overloadpacket.__name__ == "copy_"
+
+
+def _storages(nodes: Iterable[object]) -> set[int]:
+    return {s for s in map(_storage, nodes) if s is not None}
+
+
+def _storage(node: object) -> int | None:
+    val = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(val, Tensor) or val.layout is not torch.strided:
+        return None
+    return val.untyped_storage()._cdata
