@@ -35,7 +35,9 @@ def placed_by_size(gm: fx.GraphModule, shares: Sequence[Shares]) -> tuple[int, .
         return ()
     returned = _returned(gm)
     held = {n for n in gm.graph.nodes if n.op == "placeholder"}
-    held |= {n.args[1] for n in gm.graph.nodes if _writes(n)} | {n for n in returned if isinstance(n, fx.Node)}
+    held |= {n.args[1] for n in gm.graph.nodes if _writes(n)} | {
+        n for n in returned if isinstance(n, fx.Node)
+    }
     pairs = enumerate(zip(returned, shares, strict=True))
     return tuple(k for k, (node, shared) in pairs if shared and _is_part(node, held))
 

@@ -70,7 +70,9 @@ def partition(
 
 
 class _Partition:
-    def __init__(self, graph: Graph, price: Price, fuse: bool = True, shown: frozenset[Value] = frozenset()) -> None:
+    def __init__(
+        self, graph: Graph, price: Price, fuse: bool = True, shown: frozenset[Value] = frozenset()
+    ) -> None:
         self.graph, self.price, self.shown = graph, price, shown
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
@@ -116,7 +118,11 @@ class _Partition:
 
     def shows(self) -> str:
         """Which of the views that the caller reads are no work, for the key of what is remembered."""
-        places = [k for k, op in enumerate(self.graph.ops) if self.shown.intersection(op.outputs) & self.views.keys()]
+        places = [
+            k
+            for k, op in enumerate(self.graph.ops)
+            if self.shown.intersection(op.outputs) & self.views.keys()
+        ]
         return f"\nshows {places}" if places else ""
 
     def view_step(self, op: Op) -> ViewStep | None:

@@ -371,6 +371,10 @@ class _Lowering(Skipping):
                 here.append(t)
         self.step(here, merged)
         for c, group in inner.items():
+            read = self.cone(f for t in group for f in folds_read(t.roots))
+            self.compute(
+                [f.id for f in read if c in f.reduce], []
+            )  # whole before the loop in which it is read
             self.loop(c, group, [], merged, False)
         if outs:
             self.compute([], outs)

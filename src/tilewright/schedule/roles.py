@@ -20,7 +20,7 @@ SIDE = 16
 """Lanes from which on rows of unknown length get two levels of states and no third: what a lane adds up of the longest
 rows that memory holds is short enough, and each level takes as many registers as the states."""
 
-_NEST = "a class that a fold keeps is outside those it reduces"
+_NEST = "a class that a fold keeps is outside those it reduces or runs along"
 
 
 def check_roles(form: Form, schedule: Schedule) -> None:
@@ -39,8 +39,9 @@ def check_roles(form: Form, schedule: Schedule) -> None:
                 raise IllegalSchedule(
                     f"a fold reduces {a.name}", law="no fold reduces a grid class", fold=item.source
                 )
+        advanced = item.reduce if item.scan is None else (*item.reduce, item.scan)
         for d in item.kept:
-            for c in item.reduce:
+            for c in advanced:
                 if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
                     raise IllegalSchedule(
                         f"a fold keeps {d.name} inside {c.name}", law=_NEST, fold=item.source
