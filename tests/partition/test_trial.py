@@ -78,12 +78,15 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     assert first.regions[0].notes == again.regions[0].notes
 
 
-def test_short_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
     monkeypatch.setattr(settle, "NEAR", 1.0)
     settled(replace(PRICES, timed=clock))
     monkeypatch.setattr(settle, "NEAR", 4.0)
     monkeypatch.setattr(settle, "LEAST", 1e30)
+    settled(replace(PRICES, timed=clock))
+    monkeypatch.setattr(settle, "LEAST", 0.0)
+    monkeypatch.setattr(settle, "LONGEST", 0.0)
     settled(replace(PRICES, timed=clock))
     assert not clock.asked
 

@@ -30,6 +30,10 @@ MOST = 3
 LEAST = 1e-4
 """Seconds of the best one from which on that is worth what building the others takes."""
 
+LONGEST = 1.0
+"""Seconds of the best one up to which they are timed: unknown sizes are taken for large ones, and all of them together
+may be more than anybody would wait for, or than memory holds."""
+
 GAIN = 0.97
 """A cover behind a better one by the model must take at most this part of its time."""
 
@@ -224,7 +228,7 @@ def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way,
         if not any(_equal(way, other) for other in near) and way.choice.seconds <= NEAR * best.choice.seconds:
             near.append(way)
     near = near[:MOST]
-    worth = len(near) > 1 and best.choice.seconds >= LEAST
+    worth = len(near) > 1 and LEAST <= best.choice.seconds <= LONGEST
     taken = prices.timed([way.covered(region) for way in near]) if worth else None
     if taken is None:
         return best, ()

@@ -88,7 +88,8 @@ class _Composer:
     def fold(self, op: Op, expr: TensorExpr, fresh: dict[Axis, Axis], body: tuple[Expr, ...]) -> None:
         number = len(self.items)
         live = lambda group: tuple(fresh[a] for a in group if a.extent is not dims.ONE)  # noqa: E731
-        scan = fresh[expr.scan] if expr.scan is not None else None
+        along = expr.scan  # over one element, a running fold is that of the element
+        scan = None if along is None or along.extent is dims.ONE else fresh[along]
         source = self.kernel.ops.index(op)
         self.items.append(
             Item(number, live(expr.axes), body, live(expr.reduce), expr.reduction, scan, source=source)

@@ -9,7 +9,7 @@ A *class* is an axis that several folds and outputs share: one possible loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
@@ -96,6 +96,22 @@ class Form:
             head = f"${i.id} = {i.reduction.name}({over})" if i.reduction else f"@{i.param}[{i.offset}] ="
             lines.append(f"[{kept}] {head} {body}")
         return "\n".join(lines)
+
+
+def producers_first(folds: Mapping[int, Item]) -> list[Item]:
+    """Folds by number in an order in which each stands behind those it reads."""
+    order: dict[int, Item] = {}
+
+    def visit(number: int) -> None:
+        if number in order or number not in folds:
+            return
+        for d in folds_read(folds[number].roots):
+            visit(d)
+        order[number] = folds[number]
+
+    for number in folds:
+        visit(number)
+    return list(order.values())
 
 
 def folds_read(roots: Sequence[Expr]) -> list[int]:

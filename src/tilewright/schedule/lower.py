@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from ..errors import VerifyError
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
 from ..ir.program import (
@@ -37,7 +38,7 @@ from .skips import Skipping
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:
     """The tile program of a form under a schedule. Raises IllegalSchedule, naming the law, if the roles are
-    not legal."""
+    not legal, and VerifyError for a defect of ours."""
     check_roles(form, schedule)
     lowering = _Lowering(form, schedule)
     grid = lowering.bind_grid()
@@ -57,7 +58,10 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     )
     if schedule.descriptors:
         program = with_descriptors(program)
-    program.verify()
+    try:
+        program.verify()
+    except ValueError as bad:
+        raise VerifyError(str(bad), phase="schedule") from bad
     return program
 
 

@@ -8,7 +8,7 @@ from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.expr import Axis, Expr
 from ..ir.reduction import Reduction
-from .form import Form, Item, folds_read
+from .form import Form, Item, folds_read, producers_first
 from .passes import pass_numbers
 from .schedule import Role, Schedule
 
@@ -62,7 +62,7 @@ def _check_scans(form: Form) -> None:
         )
     folds = form.folds
     for c in scans:
-        numbers, _ = pass_numbers(list(folds.values()), form.outputs, c)
+        numbers, _ = pass_numbers(producers_first(folds), form.outputs, c)
         for item in form.items:
             for d in folds_read(item.roots):
                 if folds[d].scan == c and (c not in item.kept or numbers[item.id] != numbers[d]):
