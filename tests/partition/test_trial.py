@@ -51,6 +51,7 @@ def kernels(mapped: Mapped) -> list[list[str]]:
 
 def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "NEAR", 4.0)
+    monkeypatch.setattr(settle, "LONGEST", 1e30)
     by_model = kernels(settled(PRICES))
     chosen: list[list[list[str]]] = []
     for place in range(settle.MOST):
@@ -71,6 +72,7 @@ def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "NEAR", 4.0)
+    monkeypatch.setattr(settle, "LONGEST", 1e30)
     memory, clock = Remembered(), Clock(1)
     first = settled(replace(PRICES, timed=clock), memory)
     again = settled(replace(PRICES, timed=clock), memory)
@@ -80,6 +82,7 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
 
 def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
+    monkeypatch.setattr(settle, "LONGEST", 1e30)
     monkeypatch.setattr(settle, "NEAR", 1.0)
     settled(replace(PRICES, timed=clock))
     monkeypatch.setattr(settle, "NEAR", 4.0)
