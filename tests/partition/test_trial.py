@@ -99,6 +99,7 @@ def test_covers_run_where_there_is_a_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settle, "NEAR", 4.0)
+    monkeypatch.setattr(settle, "LONGEST", 1e30)
     clock = Clock(0)
     settled(replace(PRICES, timed=clock))
     options, target = Options(), host_target()

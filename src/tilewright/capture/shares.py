@@ -75,4 +75,4 @@ def _storage(node: object) -> int | None:
     val = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(val, Tensor) or val.layout is not torch.strided:
         return None
-    return val.untyped_storage()._cdata
+    return val.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
