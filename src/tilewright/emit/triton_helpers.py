@@ -130,6 +130,13 @@ def coarse_tanh(a):
     """Hyperbolic tangent by one instruction: relative error 2^-11."""
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [a], tl.float32, True, 1)
 ''',
+    "close_exp": '''
+def close_exp(a):
+    """e^a as 2^n * 2^r; a * log2(e) would be rounded by parts of its size."""
+    n = tl.minimum(tl.maximum(tl.floor(a * 1.44269504 + 0.5), -150.0), 127.0)
+    r = (a - n * 0.693359375) + n * 2.12194440e-4
+    return tl.exp2(r * 1.44269504) * tl.exp2(n)
+''',
     "quick_exp2": '''
 def quick_exp2(a):
     """A power of two by one instruction: what is below the normal numbers is 0."""

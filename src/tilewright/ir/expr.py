@@ -118,6 +118,7 @@ SCALARS: dict[str, Scalar] = {
         for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
     },
     "coarse_tanh": Scalar(1, cost=12),
+    "close_exp": Scalar(1, cost=12),
     **{name: Scalar(1, cost=12) for name in ("quick_exp2", "quick_log2", "quick_erfc")},
     "where": Scalar(3, "branch"),
     "cast": Scalar(1, "given"),
@@ -131,6 +132,9 @@ has a result in half precision, on machines that have it as one instruction.
 A `quick_` function stands where a kernel folds exponentials of products of halves: its absolute error (of a logarithm)
 or relative one (of a power) is at most 2^-21, and a power below the smallest normal number is 0. `quick_erfc`, in the
 place of 1 +- erf, has an absolute error of 2^-23, less than that sum has, and a relative one of 2^-16 in its tail.
+
+`close_exp` is `exp` with a relative error of at most 2^-22 on machines where that of `exp` grows with its argument; it
+stands in kernels that read no halves, whose own rounding hides such errors.
 
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
 program's type, and a kernel that keeps the value may leave it out."""

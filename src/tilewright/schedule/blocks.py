@@ -156,6 +156,7 @@ def _made(
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,
         apart=form.classes() == [shape.lane] and not form.folds,
+        close=not any(v.dtype.is_half for v in form.params),
     )
 
 

@@ -162,6 +162,8 @@ class Evaluation(ABC):
             )
         elif e.op == "exp" and "exp2" in self.schedule.quick and e.dtype.compute is f32:
             result = quick_power(self.eval(e.args[0], guard))
+        elif e.op == "exp" and self.schedule.close and e.dtype is f32:
+            result = call("close_exp", self.eval(e.args[0], guard))
         else:
             result = self.applied(e, tuple(self.eval(a, guard) for a in e.args))
             if divisor(e) is not None:

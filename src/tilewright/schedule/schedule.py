@@ -68,6 +68,8 @@ class Schedule:
     loaded by them. With `blockwise`, the products of a step are summed apart from those before, which makes chains of
     additions as short as a step or the loop. `beside` and `reciprocals` are those of the program.
 
+    With `close`, exponentials of singles are in their close form (see `ir.expr.SCALARS`).
+
     Of what outputs read besides folds of the block, up to `early` bytes are loaded before these.
 
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
@@ -101,6 +103,7 @@ class Schedule:
     beside: Axis | None = None
     reciprocals: bool = False
     early: int = 0
+    close: bool = False
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]
