@@ -46,7 +46,7 @@ COLUMN_STEP = 16
 
 CELLS = 16
 """Elements of a column block per thread where a fold has a step of its own: what does not depend on the element, such
-as a division by how many there were, is shared by so many."""
+as a division by how many there were, is shared by so many. Blocks are half as large then: a cell holds several sums."""
 
 FEW_ROWS = 64
 """Rows that a block of few columns holds: parts that are merged, above all."""
@@ -119,12 +119,13 @@ def blocks(
             entry = replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
         else:
             reductions = [i.reduction for i in form.items if i.reduction is not None]
-            warps = found.warps
             if any(r.step for r in reductions):
-                warps = max(1, found.elements // (target.lanes * CELLS))
+                size = found.elements // 2
+                found = replace(found, elements=size, warps=max(1, size // (target.lanes * CELLS)))
             elif any(len(r.state) > 1 for r in reductions):
-                warps = 0
-            entry = replace(found, warps=warps)
+                few = replace(found, lane=wide, elements=wide * COLUMN_STEP)
+                found = replace(few if wide < ENOUGH else found, warps=0)
+            entry = found
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
@@ -331,11 +332,8 @@ def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
 
 
 def _beside(shape: _Shape, target: Target) -> int:
-    """Columns of a block that holds all rows: fewer where few cores would have a block, but a whole line."""
-    counts = [likely(a.extent) for a in shape.grid]
-    if None in counts:
-        return ENOUGH
-    share = _product(c for c in counts if c is not None) // target.cores
+    """Columns of a block that holds all rows or merges states: fewer where few cores would have a block, but a line."""
+    share = _product(estimate(a.extent) for a in shape.grid) // target.cores
     return min(ENOUGH, max(LINE // shape.element, power(share + 1) // 2))
 
 

@@ -486,7 +486,9 @@ def _counted(plain: Reduction) -> Reduction:
     dtype = plain.state[0]
     a, b, e = ([slot(side, k, dtype) for k in range(2)] for side in "abe")
     both_ = tuple(call("add", x, y) for x, y in zip(a, b, strict=True))
-    return Reduction("sums", (dtype,) * 2, (dtype,) * 2, plain.identity * 2, tuple(e), both_, tuple(a))
+    return Reduction(
+        "sums", (dtype,) * 2, (dtype,) * 2, plain.identity * 2, tuple(e), both_, tuple(a), pooled=tuple(a)
+    )
 
 
 def _moments(dtype: DType) -> Reduction:

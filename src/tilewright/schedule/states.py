@@ -160,6 +160,8 @@ class States(Evaluation):
     def pool(self, t: Item, reduction: Reduction, parts: tuple[Var, ...]) -> tuple[Var, ...]:
         """Lanes merged by addition: first what adds as it is, then what depends on those sums."""
         along = [a for a in t.reduce if any(a in p.axes for p in parts)]
+        if not along:
+            return parts
         along.sort(key=lambda a: a != self.schedule.lane)
         known = {slot("a", k, p.dtype): value_of(p) for k, p in enumerate(parts)}
         whole: dict[int, Var] = {}
