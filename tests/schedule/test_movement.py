@@ -25,6 +25,7 @@ SWAP = Case("swap", lambda x: x.transpose(1, 2).contiguous(), ((3, 20, 5, 64),),
 SIDES = {0: "n", 1: "m"}
 TURN = Case("turn", lambda x: x.t().contiguous(), ((200, 300),), (SIDES,))
 BOTH = Case("both", lambda x, y: (x * y + 1).t().contiguous(), ((200, 304), (200, 304)), (SIDES, SIDES))
+BIAS = Case("bias", lambda x, b: (x + b).t().contiguous(), ((128, 256), (256,)), (SIDES, {0: "m"}))
 EVEN = Case("even", TURN.run, ((128, 256),), (SIDES,))
 ODD = Case("odd", TURN.run, ((67, 83),), (SIDES,))
 COUNTS = Case("counts", lambda x: x.to(torch.int32).t().contiguous(), ((64, 100),), (SIDES,))
@@ -67,14 +68,18 @@ def test_whole_lines_are_written(name: str, dynamic: bool) -> None:
     assert other.tile == lanes(preset(name))  # the innermost: the next tile reads the same rows
 
 
-def test_loads_are_turned_where_that_is_no_more_work() -> None:
-    """Half of the shuffles of a turned store; two turned loads are as many as one turned store."""
-    form = form_of(EVEN)
+@pytest.mark.parametrize("case", [EVEN, BIAS], ids=lambda c: c.name)
+def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
+    """Half of the shuffles of a turned store."""
+    form = form_of(case)
     made = heuristic(form, WIDE)
     (out,) = form.outputs
     assert made.lane is not None and dims.coefficient(out.offset, axis(made.lane)) is dims.ONE
     text = emit_unit([lower(form, made)], (), WIDE).text
     assert "load_transposed(b0 + " in text and "transpose(rows" not in text
+
+
+def test_two_turned_loads_are_no_less_work_than_one_turned_store() -> None:
     form = form_of(BOTH)
     lane = heuristic(form, WIDE).lane
     assert lane is not None
@@ -86,7 +91,7 @@ def test_loads_are_turned_where_that_is_no_more_work() -> None:
     )
 
 
-@pytest.mark.parametrize("case", [TURN, EVEN, ODD, BOTH, COUNTS], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [TURN, EVEN, ODD, BOTH, BIAS, COUNTS], ids=lambda c: c.name)
 def test_turned_results(case: Case, tmp_path: Path) -> None:
     unit, parts = build_cases(tmp_path, [(case, False), (case, True)])
     for number, (graph, scheduled) in enumerate(parts):

@@ -106,9 +106,10 @@ def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis
 
 
 def _turned_as_read(form: Form, lane: Axis, across: Axis) -> tuple[Axis, Axis]:
-    """Lane and across; the other way round where all that is written is contiguous along the one and all that is read,
-    no more than that, along the other: turning a load costs half of what turning a store does."""
-    reads = [(p, offset) for i in form.outputs for p, offset in i.accesses() if p != i.param]
+    """Lane and across; the other way round where all that is written is contiguous along the one and all that is read
+    over both, no more than that, along the other: turning a load costs half of what turning a store does."""
+    accesses = [(p, offset) for i in form.outputs for p, offset in i.accesses() if p != i.param]
+    reads = [(p, offset) for p, offset in accesses if axis(across) in axes_of(offset)]
     along = [dims.coefficient(offset, axis(lane)) for _, offset in reads]
     written = [dims.coefficient(i.offset, axis(across)) for i in form.outputs]
     wide = all(form.params[p].dtype.bytes == 4 for p, _ in reads)
