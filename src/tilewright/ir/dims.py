@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import gcd, lcm
 
+from . import host
 from .dtype import i64
 from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show
 
@@ -553,8 +554,8 @@ def evaluate(e: Expr, values: dict[str, int]) -> int:
         return e.value
     if isinstance(e.value, (Symbol, Axis)):
         return values[e.value.name]
-    args = [evaluate(a, values) for a in e.args]
-    return _EVALUATE[e.op](*args)
+    rule = _EVALUATE.get(e.op)
+    return host.size(e, values) if rule is None else rule(*(evaluate(a, values) for a in e.args))
 
 
 _EVALUATE = {
