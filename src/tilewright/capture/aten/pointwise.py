@@ -71,7 +71,7 @@ def _binary(pairs: dict[str, Binary], kind: Kind, overloads: str = "Tensor Scala
 
 _binary({n: getattr(ops, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}, ALWAYS_BOOL)
 _binary({n: getattr(ops, n) for n in ("logical_and", "logical_or", "logical_xor")}, ALWAYS_BOOL, "default")
-_binary({n: getattr(ops, n) for n in ("mul", "remainder", "fmod")}, DEFAULT)
+_binary({n: getattr(ops, n) for n in ("mul", "remainder", "fmod")}, DEFAULT, "Tensor Scalar Scalar_Tensor")
 _binary(
     {n: getattr(ops, n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     DEFAULT,
