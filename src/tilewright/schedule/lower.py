@@ -285,7 +285,13 @@ class _Lowering(Skipping):
             span = s.start, dims.sub(s.stop, dims.ONE)
             inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
             body = self.block(c, tile, s.mask, inner, span, s.truths)
-            self.out.append(Loop(c, s.start, s.stop, tile, body))
+            if s.once and any(
+                map(self.one_each, targets)
+            ):  # no loop, whose loads would be under way ahead of time
+                only = Loop(c, s.start, dims.add(s.start, dims.integer(tile)), tile, body)
+                self.out.append(Branch(call("lt", s.start, s.stop), (only,)))
+            else:
+                self.out.append(Loop(c, s.start, s.stop, tile, body))
 
     def walk_blocks(
         self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item], merged: Merges

@@ -17,13 +17,15 @@ _EXPONENTIALS = ("exp", "exp2")
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there.
-    With `left_out`, its folds take only identities, and what later passes find in scratch is constant."""
+    With `left_out`, its folds take only identities, and what later passes find in scratch is constant. There is one
+    step at most if it runs `once`."""
 
     start: Expr
     stop: Expr
     mask: Expr | None = None
     truths: Mapping[Expr, bool] = field(default_factory=dict)
     left_out: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ def tiled_segments(
     mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
     seen, region = _mask(steps, roots, spans, trimmed, ends)
     parts = _parts(steps, region)
+    scalars = frozenset(a for a, (low, high) in spans.items() if low is high)
+    edge = threshold(seen, steps.axis, scalars) if seen is not None else None
+    once = mask is None and len(parts) == 1 and edge is not None
     made: list[Segment] = []
     for low, high, inside in parts:
         interior = inside if split else None
@@ -117,7 +122,7 @@ def tiled_segments(
         first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
         end = high if interior.high is None else dims.minimum(dims.maximum(interior.high, first), high)
         whole = dict(_implied(seen, True)) if seen is not None else {}
-        made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask)]
+        made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask, once=once)]
     return [s for s in made if s.start is not s.stop]
 
 
