@@ -455,9 +455,9 @@ def _updated(statements: Iterable[Stmt]) -> set[int]:
 
 
 def _streams(s: Loop) -> bool:
-    """Whether this is an innermost loop that loads blocks."""
+    """Whether this is an innermost loop that loads blocks; one that only binds an axis is none."""
     inner = TileProgram((), (), s.body)
-    return not inner.loops() and any(isinstance(x, Load) for x in inner.statements())
+    return all(map(is_binding, inner.loops())) and any(isinstance(x, Load) for x in inner.statements())
 
 
 def _unrounded(e: Expr, stored: DType) -> Expr:

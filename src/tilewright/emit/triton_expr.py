@@ -208,6 +208,8 @@ class Expressions:
             return (
                 self._sum(e, True) if e.op == "add" else self._infix(e.op, [self.offset(a) for a in e.args])
             )
+        if e.op == "cast" and e.args[0].dtype is i32:
+            return self.value(e.args[0])
         return self.cast_text(self.value(e), i32)
 
     def _leaf(self, e: Expr) -> Term:

@@ -260,10 +260,15 @@ def checked(x: Expr, condition: Expr) -> Expr:
     return x if is_const(condition, True) else make("checked", (x, condition), x.dtype)
 
 
-def implied(condition: Expr) -> Expr:
+def implied(condition: Expr, *tiles: Expr) -> Expr:
     """`condition`, which the program implies where this stands: taking it for true changes no result. It says which
-    parts of a loop matter; no kernel tests it."""
-    return make("implied", (condition,), bool_)
+    parts of a loop matter; no kernel tests it.
+
+    `tiles`, if given, are reads that say where it may hold: of a list of tiles with a // C as its index for the tile of
+    the looped axis a (entry e of the list stands where e does), of the number of its entries that are visible whole and
+    of those that are so at all, and perhaps of whether a value of the looped axis sees anything: those that do not are
+    in every list."""
+    return make("implied", (condition, *tiles), bool_)
 
 
 def conjuncts(condition: Expr | None) -> tuple[Expr, ...]:

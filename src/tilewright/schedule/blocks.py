@@ -17,6 +17,7 @@ from ..tile.sizes import estimate, likely
 from .dots import Blocks, product_blocks
 from .exponential import one_each
 from .form import Form, folds_read
+from .hints import listed_tiles, unhinted
 from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
 from .search import nest_order, pick_lane
@@ -95,9 +96,10 @@ def blocks(
 ) -> Schedule:  # fmt: skip
     """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed; `tuning`
     holds what was measured. `odd`: rows begin where no wide access may, although that is not known of all sizes."""
+    lists, form = listed_tiles(form), unhinted(form)
     shape = _shape(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
-    products = product_blocks(form, shape.grid, shape.inner, most, target, tuning)
+    products = product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
     if products is not None:
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
         return replace(made, descriptors=products.descriptors and target.descriptors)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as choices
+from types import MappingProxyType
 
 from ..ir import dims
 from ..ir.dtype import i64
@@ -72,10 +73,11 @@ class Products:
 
 
 def product_blocks(
-    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target, tuning: Tuning
+    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target, tuning: Tuning,
+    lists: Mapping[Axis, int] = MappingProxyType({}),
 ) -> Blocks | None:  # fmt: skip
     """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles. `most`
-    are bounds of extents."""
+    are bounds of extents, `lists` lengths that tiles divide if they can."""
     found = {i.id: s for i in form.folds.values() if (s := sides(i)) is not None}
     if not found:
         return None
@@ -102,6 +104,7 @@ def product_blocks(
         return None
     limit = max(min(MOST, target.vector_registers), min(registers(known, c, target) for c in made))
     legal = [c for c in made if registers(known, c, target) <= limit]
+    legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in lists.items())] or legal
     return _measured(known, legal, tuning) or min(legal, key=lambda c: seconds_of(known, c, target))
 
 

@@ -11,38 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import dims
-from ..ir.dtype import bool_, i64
+from ..ir.dtype import i64
 from ..ir.expr import Axis, Expr, axes_of, axis, const, substitute, transform, walk, where
 from ..ir.program import value_of
 from ..ir.reduction import maximum, minimum
 from .checks import unsafe
 from .contract import sides
-from .form import Form, Item
+from .form import Form
 from .predicate import conditions, is_neutral, slack_of, tested
 from .ranges import Segment
 from .regions import End, Ends
 from .repair import Repair
 from .schedule import Role, Schedule
-
-
-def unhinted(form: Form) -> Form:
-    """The form without conditions that are implied."""
-    items = [_unhinted(i) for i in form.items]
-    return (
-        form
-        if all(a is b for a, b in zip(items, form.items, strict=True))
-        else replace(form, items=tuple(items))
-    )
-
-
-def _unhinted(item: Item) -> Item:
-    if not any(x.op == "implied" for r in item.body for x in walk(r)):
-        return item
-    return replace(item, body=tuple(transform(r, _taken) for r in item.body))
-
-
-def _taken(e: Expr) -> Expr | None:
-    return const(True, bool_) if e.op == "implied" else None
 
 
 def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ..errors import VerifyError
 from ..ir import dims
@@ -23,17 +24,17 @@ from ..ir.program import (
     TileProgram,
 )  # fmt: skip
 from .descriptors import with_descriptors
-from .ends import unhinted
 from .evaluate import Kept, plain_reads
 from .form import Form, Item, folds_read
+from .hints import unhinted
 from .keep import params_by_pass, worth_keeping
+from .listed import Listed
 from .passes import Merges, Numbers, pass_numbers
 from .predicate import Truths, constant_under
 from .ranges import Segment, segments, split_range, tiled_segments
 from .regions import Steps
 from .roles import block_lengths, check_roles, grain
 from .schedule import Role, Schedule
-from .skips import Skipping
 
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:
@@ -65,7 +66,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     return program
 
 
-class _Lowering(Skipping):
+class _Lowering(Listed):
     def __init__(self, form: Form, schedule: Schedule) -> None:
         super().__init__(unhinted(form), schedule)
         self.hinted = form
@@ -284,6 +285,9 @@ class _Lowering(Skipping):
                 self.widen(t, c, s.truths, s.mask)
             span = s.start, dims.sub(s.stop, dims.ONE)
             inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
+            if s.entries is not None:
+                self.out.append(self.over_list(s, s.entries, partial(self.one_step, c, tile, s, inner)))
+                continue
             body = self.block(c, tile, s.mask, inner, span, s.truths)
             if s.once and any(
                 map(self.one_each, targets)
@@ -292,6 +296,12 @@ class _Lowering(Skipping):
                 self.out.append(Branch(call("lt", s.start, s.stop), (only,)))
             else:
                 self.out.append(Loop(c, s.start, s.stop, tile, body))
+
+    def one_step(self, c: Axis, tile: int, s: Segment, inner: Callable[[], None], start: Expr) -> Loop:
+        """A step of a segment, from `start` on."""
+        stop = dims.add(start, dims.integer(tile))
+        span = start, dims.sub(stop, dims.ONE)
+        return Loop(c, start, stop, tile, self.block(c, tile, s.mask, inner, span, s.truths))
 
     def walk_blocks(
         self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item], merged: Merges
@@ -337,6 +347,10 @@ class _Lowering(Skipping):
         if product or not self.schedule.peel:
             steps = Steps(c, start, stop, tile)
             hinted = () if kept else [self.hinted.items[t.id] for t in trimmed]
+            whole = start is dims.ZERO and stop is c.extent
+            listed = self.listed(c, tile, whole, hinted, roots)
+            if listed is not None:
+                return listed
             ends = self.ends()
             found = tiled_segments(steps, roots, self.scope.spans, hinted, exact, product or joint, ends)
             return self.ended(found, ends)

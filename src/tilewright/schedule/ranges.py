@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, both, call, walk
+from ..ir.dtype import i64
+from ..ir.expr import Axis, Expr, axes_of, axis, both, call, cast, walk
 from .form import Item
 from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
 from .regions import Ends, Interval, Known, Spans, Steps, known, unless, visible
@@ -15,10 +16,27 @@ _EXPONENTIALS = ("exp", "exp2")
 
 
 @dataclass(frozen=True, slots=True)
+class Entries:
+    """A list of tiles of a class, each walked in `parts`: entry e, a value of `axis`, stands for part e % parts of the
+    tile of `length` values whose number `tile` is, a read at e."""
+
+    axis: Axis
+    tile: Expr
+    length: int
+    parts: int
+
+    def first(self, tile: Expr) -> Expr:
+        """Where the class begins at an entry whose tile has this number."""
+        part = dims.mod(axis(self.axis), dims.integer(self.parts))
+        step = dims.integer(self.length // self.parts)
+        return dims.add(dims.mul(cast(tile, i64), dims.integer(self.length)), dims.mul(part, step))
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there.
     With `left_out`, its folds take only identities, and what later passes find in scratch is constant. There is one
-    step at most if it runs `once`."""
+    step at most if it runs `once`. With `entries`, start <= entry < stop, and the class begins where the entry says."""
 
     start: Expr
     stop: Expr
@@ -26,6 +44,7 @@ class Segment:
     truths: Mapping[Expr, bool] = field(default_factory=dict)
     left_out: bool = False
     once: bool = False
+    entries: Entries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +195,14 @@ def _needed(hiding: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[E
     return visible(seen, True, c)
 
 
-def shifted_by_rows(fold: Item, condition: Expr, c: Axis) -> bool:
-    """Whether an exponential of a fold takes off a number, from memory or of a fold, that belongs to values of `c` and
-    is the same for all that the condition hides or shows of these."""
+def shifted_by_rows(fold: Item, condition: Expr, c: Axis) -> list[Expr]:
+    """The numbers, from memory or of folds, that exponentials of a fold take off, that belong to values of `c`, and that
+    are the same for all that the condition hides or shows of these, or for several elements: each may be a statistic
+    over what is hidden."""
     others = axes_of(condition) - {axis(c)}
-    for root in fold.body:
-        for x in walk(root):
-            if x.op in _EXPONENTIALS:
-                reads = (axes_of(y) for y in _read(x))
-                if any(axis(c) in used and others - used for used in reads):
-                    return True
-    return False
+    powers = [x for root in fold.body for x in walk(root) if x.op in _EXPONENTIALS]
+    numbers = ((x, y) for x in powers for y in _read(x) if axis(c) in axes_of(y))
+    return [y for x, y in numbers if others - axes_of(y) or axes_of(y) < axes_of(x)]
 
 
 def _read(e: Expr) -> list[Expr]:

@@ -200,7 +200,10 @@ def _splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
     """(axis, inner size) wherever some access map or fold index sees only part of an axis."""
     for item in form.items:
         for root in item.roots:
+            looked_up = _looked_up(form, root)
             for x in walk(root):
+                if x in looked_up:
+                    continue
                 if x.op in ("floordiv", "mod") and x.dtype is i64 and isinstance(x.args[0].value, Axis):
                     yield x.args[0].value, x.args[1]
                 if x.op == "value" and isinstance(x.value, tuple):
@@ -208,6 +211,31 @@ def _splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
                         for factor in _terms(arg).values():
                             yield kept, factor
     yield from _boundary_splits(form)
+
+
+def _looked_up(form: Form, root: Expr) -> set[Expr]:
+    """Quotients of axes at which whole numbers or truth values are only looked up, as in a table of blocks: neighbours
+    read the same element, which no loop of its own makes cheaper. (Where a remainder is an index beside it, a dim is
+    seen as two.)"""
+    tables: set[Expr] = set()
+    others: set[Expr] = set()
+    todo, seen = [root], set[Expr]()
+    while todo:
+        x = todo.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.op != "read" or not isinstance(x.value, int):
+            others |= {x} if x.op in ("floordiv", "mod") else set()
+            todo += x.args
+            continue
+        inside = [y for y in walk(x.args[0]) if y.op in ("floordiv", "mod", "read")]
+        split = {y.args[0] for y in inside if y.op == "mod"}
+        table = not form.params[x.value].dtype.is_float and all(y.op != "read" for y in inside)
+        for y in inside:
+            (tables if table and y.op == "floordiv" and y.args[0] not in split else others).add(y)
+        todo += [y for y in inside if y.op == "read"]
+    return tables - others
 
 
 def _boundary_splits(form: Form) -> Iterator[tuple[Axis, Expr]]:

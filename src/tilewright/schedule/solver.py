@@ -22,6 +22,7 @@ from .ends import unended
 from .exponential import if_whole, with_neighbours
 from .flags import as_numbers
 from .form import Form
+from .hints import unhinted
 from .lower import lower
 from .parts import in_parts
 from .powers import complements, quick_logarithms, unscaled
@@ -187,8 +188,9 @@ def _is_single(s: Stmt) -> bool:
 
 def modelled(form: Form, schedule: Schedule, target: Target) -> float:
     """Modelled seconds of a form under a schedule."""
-    model = seconds_in_waves if target.lanes > 1 else seconds
-    return model(form, schedule, target)
+    if target.lanes > 1:
+        return seconds_in_waves(unhinted(form), schedule, target)
+    return seconds(form, schedule, target)
 
 
 def choose(form: Form, target: Target, tuning: Tuning) -> Schedule:

@@ -7,49 +7,40 @@
 It changes no result, and tells the loop over j where to start and to end (see `ends`): over a block of rows, at the
 least first and the greatest last place. That is exact where each row sees one run of places, and more than it sees
 otherwise. Masks that are known from data only by numbers that a loop can end at anyway (lengths) need no windows.
+
+Where there may be holes between those ends, a list of tiles takes the place of the window (see `block_lists`) on
+machines whose threads share a grid point; where each thread runs alone, it jumps over hidden steps (see `skips`). No
+shape of data is proved by that: a mask by equality of ids or by flags gets a list though its documents may be sorted,
+one that only compares in order a window though its places may not be.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from ..errors import IllegalSchedule
 from ..ir import dims
-from ..ir.dtype import Kind, bool_, i32, i64
-from ..ir.expr import (
-    Axis,
-    Expr,
-    axes_of,
-    axis,
-    call,
-    cast,
-    conjuncts,
-    implied,
-    is_const,
-    read,
-    substitute,
-    transform,
-    walk,
-    where,
-)
+from ..ir.dtype import i32, i64
+from ..ir.expr import Axis, Expr, axis, call, cast, implied, read, substitute, walk, where
 from ..ir.graph import Graph, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.program import Loop
 from ..ir.reduction import Reduction, maximum, minimum
 from ..ir.tensor import TensorExpr, output_axes
-from ..rewrite.dependency import Classes, Dependency, classes_of
-from ..rewrite.value import Region, ValueAnalysis
-from ..tile.sizes import seen_sizes
-from .checks import from_data, inside_of
-from .predicate import slack_of
+from ..tile.sizes import estimate, seen_sizes
+from .block_lists import BlockList, Cut, block_list, cuts, with_list
+from .masks import Mask, masks
+from .schedule import Schedule
 from .solver import Solver
 from .split import split_fold
 
 WORTH = 8
-"""How many times as long as finding windows a kernel must take: what they save is only known at run time."""
+"""How many times as long as finding windows or lists a kernel must take: what they save is only known at run time."""
+
+ROOM = 8
+"""How many times as large as its lists what a kernel reads and writes must be."""
 
 
 def with_windows(graph: Graph, solver: Solver, sizes: Mapping[str, int]) -> Graph:
@@ -76,28 +67,21 @@ def _with_windows(graph: Graph, solver: Solver) -> Graph:
     return graph.with_ops([x for op in graph.ops for x in (*made.before.get(op, ()), changed.get(op, op))])
 
 
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """Elements of the result of `op` are `constant` where one of `hiding` holds, and thus but where `visible` does, a
-    condition over the axes of the result that reads `inputs`; folds take them along dim `along`."""
-
-    op: Op
-    constant: Expr
-    hiding: frozenset[Expr]
-    visible: Expr
-    inputs: tuple[Value, ...]
-    along: int
-
-
 @dataclass
 class _Windows:
     graph: Graph
     solver: Solver
     before: dict[Op, list[Op]] = field(default_factory=dict[Op, list[Op]])
-    """Ops that find windows, by the op that they stand before."""
+    """Ops that find windows or lists, by the op that they stand before."""
     known: dict[tuple[Expr, tuple[Value, ...], int, tuple[Expr, ...]], tuple[Op, Op]] = field(
         default_factory=dict[tuple[Expr, tuple[Value, ...], int, tuple[Expr, ...]], tuple[Op, Op]]
     )
+
+    lists: dict[tuple[object, ...], BlockList | None] = field(
+        default_factory=dict[tuple[object, ...], "BlockList | None"]
+    )
+    listed_before: set[BlockList] = field(default_factory=set[BlockList])
+    """Lists whose ops stand in the graph."""
 
     def __post_init__(self) -> None:
         values = [v for v in (*self.graph.inputs, *self.graph.constants) if isinstance(v, Value)]
@@ -113,7 +97,57 @@ class _Windows:
         kernel = self.kernel(ops)
         if not found or kernel is None:
             return {}
-        fresh: list[tuple[_Mask, tuple[Op, Op]]] = []
+        if self.solver.target.lanes > 1 and any(m.has_holes for m in found):
+            changed = self.by_lists(kernel, found)
+            if changed:
+                return changed
+        return self.by_windows(kernel, found)
+
+    def by_lists(self, kernel: Kernel, found: Sequence[Mask]) -> dict[Op, Op]:
+        """The masked ops with lists of tiles; none if no loop of the kernel runs by them, or that does not pay."""
+        try:
+            schedule = self.solver.solve(kernel, self.graph.layouts).schedule
+        except IllegalSchedule:
+            return {}
+        assert isinstance(schedule, Schedule)
+        for with_rows in (False, True):
+            for chosen in product(*(tuple(cuts(m, schedule)) for m in found)):
+                made = [self.listed(m, cut, with_rows) for m, cut in zip(found, chosen, strict=True)]
+                lists = [x for x in made if x is not None]
+                if not lists or len(lists) < len(made):
+                    continue
+                pairs = zip(found, chosen, lists, strict=True)
+                changed = {m.op: with_list(m, cut, x) for m, cut, x in pairs}
+                fresh = [x for x in dict.fromkeys(lists) if x not in self.listed_before]
+                kernels = [ops for x in fresh for ops in self.kernels_of(x)]
+                if self.has_room(kernel, fresh) and self.pays(kernel, kernels, changed, _by_list):
+                    self.listed_before.update(fresh)
+                    self.before.setdefault(found[0].op, []).extend(self.numbered(kernels))
+                    return changed
+        return {}
+
+    def kernels_of(self, made: BlockList) -> Sequence[tuple[Op, ...]]:
+        """The kernels of a list; the fold over whole rows in parts, if that is modelled as faster."""
+        if made.sees is None:
+            return made.kernels
+        return [*self.settled(made.kernels[0]), *made.kernels[1:]]
+
+    def listed(self, m: Mask, cut: Cut, with_rows: bool) -> BlockList | None:
+        """The list of a mask, the same one for equal masks."""
+        key = (*_key(m), cut, with_rows)
+        if key not in self.lists:
+            self.lists[key] = block_list(m, cut, self.fold, with_rows)
+        return self.lists[key]
+
+    def has_room(self, kernel: Kernel, lists: Sequence[BlockList]) -> bool:
+        """Whether lists are small beside what the kernel reads and writes."""
+        used = (*kernel.inputs, *kernel.outputs)
+        held = sum(estimate(v.numel) * v.dtype.bytes for v in used)
+        return ROOM * sum(estimate(x.bytes) for x in lists) <= held
+
+    def by_windows(self, kernel: Kernel, found: Sequence[Mask]) -> dict[Op, Op]:
+        """The masked ops with windows; none if nothing is won."""
+        fresh: list[tuple[Mask, tuple[Op, Op]]] = []
         changed: dict[Op, Op] = {}
         for m in found:
             pair = self.known.get(_key(m))
@@ -123,25 +157,30 @@ class _Windows:
                 pair = self.search(m)
                 fresh.append((m, pair))
             changed[m.op] = _bounded(m, pair[0].output, pair[1].output)
-        if not self.pays(kernel, [p for _, p in fresh], changed):
+        kernels = [(m, pair, self.settled(pair)) for m, pair in fresh]
+        if not self.pays(kernel, [ops for *_, both in kernels for ops in both], changed, _by_data):
             return {}
-        for m, pair in fresh:
+        for m, pair, both in kernels:
             self.known[_key(m)] = pair
-            self.before.setdefault(m.op, []).extend(self.settled(pair))
+            self.before.setdefault(m.op, []).extend(self.numbered(both))
         return changed
 
-    def settled(self, pair: tuple[Op, Op]) -> list[Op]:
-        """The ops of windows as one kernel, or as two that find them in parts, if that is modelled as faster."""
-        best, least = [pair], self.seconds(pair)
-        halves = [split_fold(op, self.fresh + k, self.solver.target) for k, op in enumerate(pair)]
+    def settled(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
+        """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
+        best, least = [ops], self.seconds(ops)
+        halves = [split_fold(op, self.fresh + k, self.solver.target) for k, op in enumerate(ops)]
         for parts, merges in (zip(*both, strict=True) for both in zip(*halves, strict=True)):
             both = self.seconds(parts) + self.seconds(merges)
             if both < least:
                 best, least = [parts, merges], both
-        self.fresh += len(pair)
-        self.kernels += len(best)
-        first = self.kernels - len(best)
-        return [replace(op, kernel=first + k) for k, ops in enumerate(best) for op in ops]
+        self.fresh += len(ops)
+        return best
+
+    def numbered(self, kernels: Sequence[tuple[Op, ...]]) -> list[Op]:
+        """Ops as kernels of their own."""
+        self.kernels += len(kernels)
+        first = self.kernels - len(kernels)
+        return [replace(op, kernel=first + k) for k, ops in enumerate(kernels) for op in ops]
 
     def seconds(self, ops: Sequence[Op]) -> float:
         return self.solver.price(Kernel(tuple(ops), tuple(op.output for op in ops)), self.graph.layouts)
@@ -156,8 +195,14 @@ class _Windows:
         ]
         return Kernel(tuple(ops), tuple(stored)) if stored else None
 
-    def pays(self, kernel: Kernel, fresh: Sequence[tuple[Op, Op]], changed: Mapping[Op, Op]) -> bool:
-        """Whether the kernel's loops end by windows then, and is long enough."""
+    def pays(
+        self,
+        kernel: Kernel,
+        fresh: Sequence[tuple[Op, ...]],
+        changed: Mapping[Op, Op],
+        serves: Callable[[Loop], bool],
+    ) -> bool:
+        """Whether a loop of the kernel is `serves` then, and the kernel long enough."""
         bounded = replace(kernel, ops=tuple(changed.get(op, op) for op in kernel.ops))
         layouts = self.graph.layouts
         try:
@@ -166,13 +211,13 @@ class _Windows:
             program = self.solver.solve(bounded, layouts).program
         except IllegalSchedule:
             return False
-        return any(_by_data(s) for s in program.loops())
+        return any(map(serves, program.loops()))
 
-    def search(self, m: _Mask) -> tuple[Op, Op]:
+    def search(self, m: Mask) -> tuple[Op, Op]:
         """The ops that find the first and last visible places."""
         shape = m.op.output.shape
         own = output_axes(shape)
-        kept = _kept(m)
+        kept = m.kept
         axes = output_axes(tuple(shape[d] for d in kept))
         r = Axis("r0", shape[m.along])
         table = {axis(own[d]): axis(a) for d, a in zip(kept, axes, strict=True)} | {
@@ -194,21 +239,15 @@ class _Windows:
         return Op(name, inputs, (result,), expr=expr)
 
 
-def _key(m: _Mask) -> tuple[Expr, tuple[Value, ...], int, tuple[Expr, ...]]:
+def _key(m: Mask) -> tuple[Expr, tuple[Value, ...], int, tuple[Expr, ...]]:
     return m.visible, m.inputs, m.along, m.op.output.shape
 
 
-def _kept(m: _Mask) -> list[int]:
-    """The dims that index windows."""
-    used = axes_of(m.visible)
-    return [d for d, a in enumerate(output_axes(m.op.output.shape)) if axis(a) in used and d != m.along]
-
-
-def _bounded(m: _Mask, first: Value, last: Value) -> Op:
+def _bounded(m: Mask, first: Value, last: Value) -> Op:
     """The masked op, which knows its windows."""
     expr = m.op.expr
     assert expr is not None
-    index = [axis(expr.axes[d]) for d in _kept(m)]
+    index = [axis(expr.axes[d]) for d in m.kept]
     count = len(m.op.inputs)
     place = axis(expr.axes[m.along])
     low, high = (cast(read(count + k, index, i32), i64) for k in (0, 1))
@@ -218,112 +257,10 @@ def _bounded(m: _Mask, first: Value, last: Value) -> Op:
 
 
 def _by_data(s: Loop) -> bool:
+    """Whether a loop ends at numbers from memory."""
     return any(x.op == "var" for e in (s.start, s.stop) for x in walk(e))
 
 
-def masks(ops: Sequence[Op]) -> list[_Mask]:
-    """Where a kernel's ops first put a constant in place of what data hide, along dims that are folded."""
-    made = {v for op in ops for v in op.outputs}
-    outside = {v.id: v for op in ops for v in op.inputs if v not in made and _is_whole(v)}
-    if not outside or any(op.expr is None for op in ops):
-        return []
-    analysis, classes = ValueAnalysis(ops), classes_of(ops)
-    for constant in (-math.inf, 0.0):
-        found = _masks(ops, constant, analysis, classes, outside)
-        if found:
-            return found
-    return []
-
-
-def _masks(
-    ops: Sequence[Op],
-    constant: float,
-    analysis: ValueAnalysis,
-    classes: Classes,
-    outside: Mapping[int, Value],
-) -> list[_Mask]:
-    """Those that put `constant`. What is made of masked values is masked already; another mask counts there only if it
-    hides more, and all that the first one masks goes there."""
-    readers = Counter(v for op in ops for v in set(op.inputs))
-    found: list[_Mask] = []
-    behind: dict[Value, int] = {}
-    for op in ops:
-        if op.expr is None or not op.expr.is_pointwise or not op.output.dtype.is_float:
-            continue
-        first = next((behind[v] for v in op.inputs if v in behind), None)
-        regions = [r for r in analysis.regions[op.output] if is_const(r.constant, constant)]
-        mask = _mask(op, regions, classes, outside)
-        if first is not None:
-            only = all(readers[v] == 1 for v, n in behind.items() if n == first)
-            if only and mask is not None and mask.hiding > found[first].hiding:
-                found[first] = mask
-            behind[op.output] = first
-        elif mask is not None:
-            behind[op.output] = len(found)
-            found.append(mask)
-    return found
-
-
-def _mask(op: Op, regions: Sequence[Region], classes: Classes, outside: Mapping[int, Value]) -> _Mask | None:
-    v = op.output
-    folded = [
-        d
-        for d, kind in enumerate(classes.dependency[v])
-        if kind is Dependency.NONPARA and v.shape[d] is not dims.ONE
-    ]
-    for region in regions:
-        reads = [x for x in walk(region.condition) if x.op == "read"]
-        along = [d for d in folded if axis(output_axes(v.shape)[d]) in axes_of(region.condition)]
-        if not reads or not all(_is_safe(x, outside) for x in reads) or len(along) != 1:
-            continue
-        if _ends_loops(region.condition, axis(output_axes(v.shape)[along[0]])):
-            continue
-        inputs = tuple(dict.fromkeys(outside[x.value] for x in reads if isinstance(x.value, int)))
-        visible = _numbered(call("not", region.condition), {u.id: k for k, u in enumerate(inputs)})
-        return _Mask(
-            op, region.constant, frozenset(_alternatives(region.condition)), visible, inputs, along[0]
-        )
-    return None
-
-
-def _alternatives(condition: Expr) -> list[Expr]:
-    """The terms of a disjunction."""
-    if condition.op == "or" and condition.dtype is bool_:
-        return [t for x in condition.args for t in _alternatives(x)]
-    return [condition]
-
-
-def _is_whole(v: Value) -> bool:
-    return v.dtype.kind in (Kind.BOOL, Kind.INT, Kind.UINT)
-
-
-def _is_safe(x: Expr, outside: Mapping[int, Value]) -> bool:
-    """Whether a read is of whole numbers or truth values from outside the kernel, surely within them."""
-    v = outside.get(x.value) if isinstance(x.value, int) else None
-    return v is not None and all(
-        not from_data(i) and inside_of(i, size) is None for i, size in zip(x.args, v.shape, strict=True)
-    )
-
-
-def _numbered(e: Expr, number: Mapping[int, int]) -> Expr:
-    """`e` with operand numbers in place of those of values."""
-
-    def change(x: Expr) -> Expr | None:
-        return read(number[x.value], x.args, x.dtype) if x.op == "read" and isinstance(x.value, int) else None
-
-    return transform(e, change)
-
-
-def _ends_loops(condition: Expr, c: Expr) -> bool:
-    """Whether all that the condition says of data are comparisons of `c` with numbers that do not change along it."""
-    for x in _literals(condition):
-        reads = [y for y in walk(x) if y.op == "read"]
-        if reads and (slack_of(x, data=True) is None or any(c in axes_of(y) for y in reads)):
-            return False
-    return True
-
-
-def _literals(e: Expr) -> list[Expr]:
-    if e.op in ("and", "or", "not"):
-        return [x for a in e.args for x in _literals(a)]
-    return list(conjuncts(e))
+def _by_list(s: Loop) -> bool:
+    """Whether a loop is one step at a place from memory."""
+    return _by_data(s) and dims.static(dims.sub(s.stop, s.start)) == s.tile

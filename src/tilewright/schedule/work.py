@@ -61,7 +61,8 @@ class _Walk:
             if isinstance(s, Loop):
                 start = estimate(substitute(_with_data(s.start, -UNKNOWN), at))
                 stop = estimate(substitute(_with_data(s.stop, UNKNOWN), at))
-                trips = max(0, -(-(stop - start) // s.tile))
+                length = dims.static(dims.sub(s.stop, s.start))
+                trips = max(0, -(-(stop - start if length is None else length) // s.tile))
                 if trips:
                     middle = dims.integer(start + trips // 2 * s.tile)
                     total += trips * self.body(s.body, {**at, axis(s.axis): middle})
