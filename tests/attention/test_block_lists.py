@@ -20,7 +20,7 @@ from tilewright.interp.program import run_program
 from tilewright.ir import dims
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import walk
-from tilewright.ir.program import Compute, Loop, TileProgram, Update, expressions
+from tilewright.ir.program import Compute, Load, Loop, TileProgram, Update, expressions
 from tilewright.schedule import windows
 from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
@@ -300,3 +300,13 @@ def test_numbers_of_tiles_are_carried() -> None:
         first = next(s for s in loop.body if isinstance(s, Compute))
         (update,) = (s for s in loop.body if isinstance(s, Update))
         assert first.expr.value == update.vars[0].id
+
+
+def test_notes_say_what_lists_take() -> None:
+    made = compiled(blocked, [*matrices(512), table("random", 512)])
+    last = made.kernels[-1]
+    (loop, *_) = listed(last.program)
+    (size,) = {load.buffer.size for load in loop.body if isinstance(load, Load)}
+    assert [n.text for n in last.notes] == [
+        f"{{0}}, {{1}}, {{2}}: loops over the tiles that a list names ({size} numbers)"
+    ]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..ir import dims
 from ..ir.dtype import bool_
-from ..ir.expr import Axis, Expr, const, transform, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, const, transform, walk
 from .form import Form, Item
 
 
@@ -35,6 +35,18 @@ def _taken(e: Expr) -> Expr | None:
 def list_of(hint: Expr) -> Expr | None:
     """The read of the list of tiles that comes with an implied condition, if one does."""
     return hint.args[1] if hint.op == "implied" and len(hint.args) > 1 else None
+
+
+def by_lists(form: Form) -> tuple[tuple[tuple[int, ...], Expr], ...]:
+    """Lists that come with a form: the places of the folds that they serve, and how many numbers each has."""
+    found: dict[Expr, dict[int, None]] = {}
+    for i in form.folds.values():
+        for x in (x for r in i.body for x in walk(r)):
+            tiles = list_of(x)
+            if tiles is not None and i.source >= 0 and any(axis(a) in axes_of(tiles) for a in i.reduce):
+                found.setdefault(tiles, {})[i.source] = None
+    sizes = {t: form.sizes[t.value] for t in found if isinstance(t.value, int)}
+    return tuple((tuple(found[t]), size) for t, size in sizes.items())
 
 
 def listed_tiles(form: Form) -> Mapping[Axis, int]:

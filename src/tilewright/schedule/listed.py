@@ -130,9 +130,8 @@ def _may_leave_out(fold: Item, hint: Expr, c: Axis) -> bool:
     numbers = shifted_by_rows(fold, hint.args[0], c)
     if not numbers:
         return True
-    sees = hint.args[4] if len(hint.args) > 4 else None
-    visible = axes_of(hint.args[0])
-    return sees is not None and all(axes_of(sees) == axes_of(x) & visible for x in numbers)
+    visible, *facts = hint.args
+    return len(facts) == 4 and all(axes_of(facts[3]) == axes_of(x) & axes_of(visible) for x in numbers)
 
 
 def _decided(visible: Expr, roots: Sequence[Expr]) -> dict[Expr, bool]:

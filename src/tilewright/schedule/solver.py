@@ -22,7 +22,7 @@ from .ends import unended
 from .exponential import if_whole, with_neighbours
 from .flags import as_numbers
 from .form import Form
-from .hints import unhinted
+from .hints import by_lists, unhinted
 from .lower import lower
 from .parts import in_parts
 from .powers import complements, quick_logarithms, unscaled
@@ -169,13 +169,15 @@ class Solver:
 
 
 def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
-    """What was refused in a kernel: folds that wait for others, masks that skip nothing."""
+    """What was refused in a kernel: folds that wait for others, masks that skip nothing; and loops by lists."""
     notes: list[Note] = []
     for late in refusals(form, schedule):
         ops = (kernel.ops[late.fold], *(kernel.ops[n] for n in late.others))
         others = ", ".join(f"{{{k}}}" for k in range(1, len(ops))) or "what it reads"
         notes.append(Note(f"{{0}} runs after {others} ({late.why})", ops))
-    for folds, why in unended(form, schedule):
+    listed = by_lists(form) if schedule.trim else ()
+    listing = [(folds, f"loops over the tiles that a list names ({size} numbers)") for folds, size in listed]
+    for folds, why in (*unended(form, schedule), *listing):
         names = ", ".join(f"{{{k}}}" for k in range(len(folds)))
         notes.append(Note(f"{names}: {why}", tuple(kernel.ops[n] for n in folds)))
     return tuple(notes)
