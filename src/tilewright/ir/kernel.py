@@ -78,8 +78,8 @@ class Scheduled:
     then outputs). `schedule` prints as one line.
 
     `buckets` are further programs for the same parameters, each with a condition on the sizes under which it is right
-    and faster; the first that holds is taken, else `program`. `notes` say in words what could not be had, and which loops
-    run over lists. `seconds` are those that the model gives one launch at typical sizes, if it was asked."""
+    and faster; the first that holds is taken, else `program`. `notes` say in words what could not be had, and which
+    loops run over lists. `seconds` are those that the model gives one launch at typical sizes, if it was asked."""
 
     kernel: Kernel
     schedule: object
