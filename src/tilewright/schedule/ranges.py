@@ -196,9 +196,9 @@ def _needed(hiding: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[E
 
 
 def shifted_by_rows(fold: Item, condition: Expr, c: Axis) -> list[Expr]:
-    """The numbers, from memory or of folds, that exponentials of a fold take off, that belong to values of `c`, and that
-    are the same for all that the condition hides or shows of these, or for several elements: each may be a statistic
-    over what is hidden."""
+    """The numbers, from memory or of folds, that exponentials of a fold take off, that belong to values of `c`, and
+    that are the same for all that the condition hides or shows of these, or for several elements: each may be a fold
+    of what is hidden."""
     others = axes_of(condition) - {axis(c)}
     powers = [x for root in fold.body for x in walk(root) if x.op in _EXPONENTIALS]
     numbers = ((x, y) for x in powers for y in _read(x) if axis(c) in axes_of(y))
