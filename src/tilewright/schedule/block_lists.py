@@ -35,6 +35,10 @@ from ..ir.tensor import TensorExpr, output_axes
 from .masks import Mask
 from .schedule import Role, Schedule
 
+FEWEST = 3
+"""Tiles of a row from which on they are listed: of two, a list says little more than a window, and Triton cannot
+pipeline a loop whose every step loads the same next number."""
+
 Fold = Callable[[str, tuple[Value, ...], TensorExpr], Op]
 """Makes an op of a fold, with a name."""
 
@@ -77,7 +81,8 @@ def cuts(m: Mask, schedule: Schedule) -> Iterator[Cut]:
     ]
     parallel = [p for p in schedule.classes if p.role is Role.GRID and p.tile > 1]
     for s in streamed:
-        if dims.static(dims.ceildiv(s.axis.extent, dims.integer(s.tile))) == 1:
+        tiles = dims.static(dims.ceildiv(s.axis.extent, dims.integer(s.tile)))
+        if tiles is not None and tiles < FEWEST:
             continue
         rows = [Cut(s.tile, d, p.tile) for p in parallel for d in m.kept[::-1] if shape[d] is p.axis.extent]
         yield from rows or [Cut(s.tile)]
