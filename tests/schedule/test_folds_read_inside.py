@@ -43,3 +43,12 @@ def test_what_is_read_inside_is_whole(name: str, shape: tuple[int, ...]) -> None
     program = PROGRAMS[name]
     x, c = torch.randn(shape), torch.rand(shape)
     torch.testing.assert_close(tilewright.compile(program, (x, c))(x, c), program(x, c), rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_columns_are_not_computed_for_each_row() -> None:
+    """Rows and columns have no common order of loops: one kernel would compute one of them again and again."""
+    torch._dynamo.reset()
+    x = torch.randn(2, 256, 256)
+    compiled = tilewright.compile(lambda x: x.softmax(-1) * x.softmax(-2), (x,))
+    torch.testing.assert_close(compiled(x), x.softmax(-1) * x.softmax(-2))
+    assert len(compiled.kernels) == 2

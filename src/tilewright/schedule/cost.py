@@ -5,6 +5,7 @@ The model filters and ranks; measurement decides where it is asked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..ir import dims
@@ -13,7 +14,7 @@ from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .contract import contraction
-from .form import Form, Item
+from .form import Form, Item, folds_read
 from .lower import lower
 from .schedule import Role, Schedule
 from .search import lanes, points
@@ -39,7 +40,7 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):
         work = issued(lower(form, schedule), width)
     else:
-        work = sum(_instructions(i, schedule, width) for i in form.items)
+        work = sum(_instructions(i, schedule, width) * _repeats(i, form, schedule) for i in form.items)
     tasks = 1
     for c in schedule.classes:
         if c.role is Role.GRID:
@@ -49,6 +50,18 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     share = busy / target.cores
     slow = moved / (bandwidth * (share if fits else max(share, 0.8)))
     return max(slow, work / (ISSUE * busy)) + target.launch_seconds
+
+
+def _repeats(item: Item, form: Form, schedule: Schedule) -> int:
+    """How often a fold is computed again: once per step of the loops, over classes that it does not use, between which
+    and the fold stands a loop over a class that it keeps."""
+    order = [c for c in schedule.classes if c.role is Role.STREAMED]
+    places = [k for k, c in enumerate(order) if c.axis in item.kept]
+    if not item.is_fold or not places:
+        return 1
+    around = {a for i in form.items if item.id in folds_read(i.roots) for a in i.axes}
+    loops = [c for c in order[: max(places)] if c.axis in around and c.axis not in item.axes]
+    return math.prod(-(-estimate(c.axis.extent) // c.tile) for c in loops)
 
 
 def _instructions(item: Item, schedule: Schedule, width: int) -> float:
