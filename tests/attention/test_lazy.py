@@ -83,7 +83,7 @@ def test_rows_that_see_nothing(tmp_path: Path) -> None:
 
 def test_only_the_block_waits_for_a_condition() -> None:
     """The product's state is repaired in a branch, right before the product."""
-    given = tuple(torch.randn(1, 2, 256, 64) for _ in range(3))
+    given = tuple(torch.randn(1, 2, 256, 64).half() for _ in range(3))
     made = compiled(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -1) @ v, given)
     (kernel,) = made.kernels
     branches = [s for s in kernel.program.statements() if isinstance(s, Branch)]

@@ -29,7 +29,7 @@ def operations(dtype: DType) -> list[str]:
         return ["and", "or", "xor", "not", "eq", "ne", "maximum", "minimum", "lt", "le", "gt", "ge"]
     skipped = INTEGER_ONLY if dtype.is_float else FLOAT_ONLY
     ours = [
-        n for n in SCALARS if not n.startswith(("coarse_", "quick_"))
+        n for n in SCALARS if not n.startswith(("coarse_", "quick_", "close_"))
     ]  # the others only some machines have
     return [n for n in ours if n not in skipped and n not in ("where", "cast", "narrow")]
 

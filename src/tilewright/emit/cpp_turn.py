@@ -190,11 +190,12 @@ class Turn:
         number = buffer.dtype.kind is not Kind.BOOL and buffer.dtype.compute is buffer.dtype
         if s.mask is not None or step is None or not number or buffer.dtype is not s.var.dtype:
             return False
-        first = self.turned(base="")
-        outer_unit, printer.unit = printer.unit, first
+        outer_unit, outer_scope = printer.unit, printer.scope
+        printer.unit = self.turned(base="")
+        printer.scope = Scope(outer_scope, frozenset((self.a, self.lane)))
         pointer = self.body.memory.address(buffer, s.offset).pointer
         stride = bare(printer.scalar(step))
-        printer.unit = outer_unit
+        printer.unit, printer.scope = outer_unit, outer_scope
         self.body.lines.put(f"load_transposed({pointer}, {stride}, rows);")
         return True
 
