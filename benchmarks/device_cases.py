@@ -231,7 +231,7 @@ def bad_index() -> str:
 
 def out_of_memory() -> str:
     """Our error with figures; nothing is leaked, and the next call works."""
-    x = torch.randn(1 << 20)
+    x = torch.randn(3 << 18)
     function = torch.compile(
         lambda x: (x[:, None] * x[None, :]).sin(), backend=tilewright.backend, dynamic=True
     )
@@ -243,7 +243,7 @@ def out_of_memory() -> str:
         function(x)
         raise AssertionError("nothing was raised")
     except OutOfMemory as error:
-        assert error.needed >= 4 << 40 and 0 < error.free < 1 << 40, (error.needed, error.free)
+        assert error.needed >= 2 << 40 and 0 < error.free < 1 << 40, (error.needed, error.free)
         said = str(error)
     gc.collect()
     assert torch.cuda.memory_allocated() <= before, (torch.cuda.memory_allocated(), before)

@@ -178,7 +178,7 @@ def _cases() -> Iterator[Case]:
         if not odd:
             yield Case("flat", size, 128, _rotated)
             for run in (_gated, _curved, _added):
-                yield Case("flat", size, 1 << 20, run)
+                yield Case("flat", size, 4096, run)
         yield Case("square", size, 8192, _turned, odd)
         yield Case("columns", size, 4096, _columns, odd)
         for length in (1024, 4096, 8192) if odd else (256, 1024, 4096, 8192, 16384):

@@ -20,6 +20,7 @@ from tilewright.runtime.cuda_build import Built
 from tilewright.runtime.cuda_descriptors import Tensor, maps, tensors
 from tilewright.runtime.cuda_driver import Device, current_stream
 from tilewright.runtime.launch import Launching
+from tilewright.runtime.whole import Outside, WholeCall
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of one launch."""
@@ -204,8 +205,16 @@ class CudaUnit:
 
         return act
 
-    def whole(self, *given: object) -> None:
+    def whole(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        outside: Outside,
+        owner: object,
+    ) -> WholeCall | None:
         """None: what a launch needs depends on the stream."""
+        return None
 
     def _fill(
         self, record: _Record, ready: Ready, params: Sequence[tuple[int, int]], sizes: array[int]

@@ -131,9 +131,21 @@ def blocks(
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
+    if kind == "flat":
+        warps = _filling(form, tiles, warps, access, target)
     made = _made(form, shape, tiles, most, warps, entry.stages)
     early = EARLY * made.warps * target.lanes
     return replace(made, descriptors=entry.descriptors and target.descriptors, early=early)
+
+
+def _filling(form: Form, tiles: Mapping[Axis, int], warps: int, access: int, target: Target) -> int:
+    """More warps for a block of `tiles` while the machine has room for them and each thread has several accesses."""
+    sizes = [dims.static(dims.prod(a.extent for a in o.axes)) for o in form.outputs]
+    total, block = max((n or 0 for n in sizes), default=0), _product(tiles.values())
+    enough = target.cores * target.threads // (2 * target.lanes)
+    while total and warps * total < enough * block and block >= 2 * warps * target.lanes * access:
+        warps *= 2
+    return warps
 
 
 def _made(

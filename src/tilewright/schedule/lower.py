@@ -188,20 +188,25 @@ class _Lowering(Listed):
         )
 
     def load_early(self, folds: Sequence[Item], outputs: Sequence[Item]) -> None:
-        """Load what outputs read besides `folds`, if it is little: memory is waited for once, not again behind them."""
+        """Load what outputs read besides `folds`, if that is no more than what these read: memory is waited for
+        once, not again behind them."""
         first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
         known = {x for f in folds for root in f.roots for x in walk(root)}
         found = dict.fromkeys(r for o in outputs for r in plain_reads(o.body[0]) if r not in known)
+        if self.block_bytes(found) <= min(self.schedule.early, self.block_bytes(first)):
+            for r in (*first, *found) if found else ():
+                self.eval(r)
+
+    def block_bytes(self, reads: Iterable[Expr]) -> int:
+        """Bytes of the blocks that are read."""
         size = 0
-        for r in found:
+        for r in reads:
             assert isinstance(r.value, int)
             block = math.prod(
                 self.scope.bound.get(a.value, 1) for a in axes_of(r) if isinstance(a.value, Axis)
             )
             size += block * self.params[r.value].dtype.bytes
-        if 0 < size <= self.schedule.early:
-            for r in (*first, *found):
-                self.eval(r)
+        return size
 
     def passes(
         self, cone: list[Item], outputs: Sequence[Item], c: Axis

@@ -40,7 +40,7 @@ EVEN = 64
 """Parts of a length that is not known before are multiples of this many elements: steps need no masks but for what the
 last part lacks."""
 
-WAITING = 2
+WAITING = 1.6
 """How many times as fast the halves of a fold must be there if another fold over the same elements waits for it, or it
 for the other: one kernel of both reads them once, from memory or at least from near, and halves keep them apart."""
 
