@@ -43,7 +43,10 @@ def _stand_in(function: Any) -> Any:
     return call
 
 
-QUICK = {"ex2.approx.ftz.f32": _stand_in(np.exp2), "lg2.approx.f32": _stand_in(np.log2)}
+QUICK = {
+    "ex2.approx.ftz.f32": _stand_in(np.exp2), "lg2.approx.f32": _stand_in(np.log2),
+    "tanh.approx.f32": _stand_in(np.tanh),
+}  # fmt: skip
 
 
 def _assembly(text: str, constraints: str, args: Any, *rest: Any) -> Any:
@@ -76,7 +79,8 @@ def _merge(self: Any, first: list[Any], second: list[Any], types: list[Any]) -> 
 def _reduce(self: Any, parts: Any) -> list[Any]:
     """Neighbours are merged first. (The interpreter does one lane at a time.)"""
     types = [t.dtype for t in parts]
-    data = [np.moveaxis(t.handle.data, self.axis, 0) for t in parts]
+    whole = self.axis is None
+    data = [t.handle.data.reshape(-1) if whole else np.moveaxis(t.handle.data, self.axis, 0) for t in parts]
     while len(data[0]) > 1:
         data = _merge(self, [d[0::2] for d in data], [d[1::2] for d in data], types)
     return [self.to_tensor(d[0], t) for d, t in zip(data, types, strict=True)]
