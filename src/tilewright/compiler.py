@@ -394,7 +394,7 @@ def _check_places(plan: Plan, outputs: Sequence[int]) -> None:
         b = plan.outputs[k]
         if isinstance(b, int) and plan.buffers[b].home in (Home.OUTPUT, Home.ARENA):
             raise UnsupportedError(
-                f"output {k} is a view whose strides or place are not proved", phase="plan",
+                f"output {k} is a view whose strides or place are not proved", phase="plan", place=f"output {k}",
                 hint="return a copy of it: .clone()",
             )  # fmt: skip
 
