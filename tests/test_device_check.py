@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
-from benchmarks import device_attention
+from benchmarks import device_attention, device_check
 from benchmarks.attention.workloads import WORKLOADS
 from benchmarks.device_check import Check, checks, judge, run
+from torch import Tensor
 
-from tests.schedule.corpus import CASES
+import tilewright
+from tests.schedule.corpus import CASES, Case
+
+DYNAMIC = Case("two", lambda x: torch.exp(x) * 2, ((5, 6),), ({0: "n"},))
+
+
+def on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+) -> None:
+    """Checks run here; `before` sees the inputs of every call."""
+    monkeypatch.setattr(device_check, "typed", lambda inputs, dtype: list(inputs))
+    monkeypatch.setattr(device_check, "judge", lambda f, compiled, inputs: judge(f, compiled, before(inputs)))
 
 
 def test_every_case_is_checked_in_every_type() -> None:
@@ -36,3 +51,25 @@ def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = run(Check("bad", lambda: judge(torch.exp, lambda t: torch.exp(t) * 1.001, x)))
     assert good.passed and good.said.startswith("k ")
     assert not bad.passed and "AssertionError" in bad.said and "smallest k" in bad.said
+
+
+def test_collected_graphs_of_earlier_checks_are_no_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.disable()  # until the check's own calls
+    try:
+        garbage: list[object] = [tilewright.compile(torch.nn.ReLU(), (torch.randn(3),))]
+        garbage.append(garbage)
+        gc.collect()  # now it is old: what Dynamo collects after each compilation leaves it
+        del garbage
+        torch._dynamo.reset()
+        left = len(tilewright.compilations())
+        on_the_cpu(monkeypatch, lambda inputs: (gc.collect(), inputs)[1])
+        device_check.corpus_case(DYNAMIC, torch.float32, True)
+        assert len(tilewright.compilations()) <= left  # one more was made, one went
+    finally:
+        gc.enable()
+
+
+def test_a_new_graph_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_cpu(monkeypatch, lambda inputs: [t.double() for t in inputs])
+    with pytest.raises(AssertionError, match="new graph"):
+        device_check.corpus_case(DYNAMIC, torch.float32, True)
