@@ -277,6 +277,19 @@ def test_no_gpu() -> None:
         tilewright.compile(chain, device="cuda")
 
 
+def test_the_number_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"there is no cuda:2 here. Hint: there are 2 GPUs"):
+        tilewright.compile(chain, device="cuda:2")
+    module = torch.nn.BatchNorm1d(3, affine=False)
+    monkeypatch.setattr(Tensor, "device", torch.device("cuda:0"), raising=False)
+    with pytest.raises(InputError, match="the module is not on cuda:1"):
+        tilewright.compile(module, device="cuda:1")
+    tilewright.compile(module, device="cuda:0")
+    tilewright.compile(module, device="cuda")
+
+
 # --- strict and coverage -----------------------------------------------------------
 
 

@@ -49,6 +49,7 @@ from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_o
 from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
+from tilewright.rewrite.wide_scans import wide_scans
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
@@ -331,6 +332,7 @@ def _normal(
     found = run("map", lambda: mapped(frozen, solver, options, sizes, covers, device))
     chosen = run("select", lambda: select(found.graph))
     parted = biases_apart(chosen) if target.bias_apart else chosen
+    parted = wide_scans(parted) if target.wide_scans else parted
     normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language == "cpp":
         store = Store(default_root(options))

@@ -182,6 +182,10 @@ def _device(wanted: str | torch.device | None) -> torch.device | None:
         raise InputError(
             f"there is no {device} here", phase="input", hint="torch.cuda.is_available() is False"
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"there is no {device} here", phase="input", hint=f"there are {torch.cuda.device_count()} GPUs"
+        )
     return device
 
 
@@ -194,8 +198,8 @@ def _way(
             raise InputError(f"{path} is no .onnx file", phase="input", hint="give the path of an ONNX model")
         return FileWay(_moved(load(path), device), options, naming, device, path)
     if device is not None:
-        held = target.parameters() if isinstance(target, torch.nn.Module) else ()
-        if any(t.device.type != device.type for t in held):
+        held = (*target.parameters(), *target.buffers()) if isinstance(target, torch.nn.Module) else ()
+        if any(t.device.type != device.type or device.index not in (None, t.device.index or 0) for t in held):
             raise InputError(
                 f"the module is not on {device}", phase="input", hint=f"move it with .to({str(device)!r})"
             )

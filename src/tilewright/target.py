@@ -118,6 +118,8 @@ class Target:
     denormal number is made."""
     descriptors: bool = False
     """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
+    wide_scans: bool = False
+    """Whether running sums of singles are kept in doubles, as the usual library does on this machine."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -220,6 +222,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         special=cores * per_core / 24,  # about a dozen fused multiply-adds each
         launch_seconds=0.2e-6,
         compiler_flags=flags,
+        wide_scans=True,
         first_touch=4e9,  # an estimate for pages of 4 KiB and two threads
     )
 

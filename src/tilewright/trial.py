@@ -20,7 +20,7 @@ from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.plan import build_plan
 from tilewright.runtime.judge import processor
-from tilewright.runtime.tensors import torch_dtype
+from tilewright.runtime.tensors import drawn, torch_dtype
 from tilewright.tile.sizes import estimate, seen_sizes
 
 ROOM = 4 << 30
@@ -63,7 +63,7 @@ class Trial:
         if sum(estimate(v.numel) * v.dtype.bytes for v in values) > ROOM:
             return None
         runs = self._runs(covers)
-        clock = _on_gpu if torch.device(self.device).type == "cuda" else _on_cpu
+        clock = clock_of(self.device)
         start = time.perf_counter()
         first = [clock(run) for run in runs]
         if time.perf_counter() - start > LONGEST:
@@ -101,7 +101,7 @@ class Trial:
         strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
         shape, laid = [estimate(n) for n in v.shape], [estimate(s) for s in strides]
         t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
-        return t.normal_() if v.dtype.is_float else t.zero_()
+        return drawn(t) if v.dtype.is_float else t.zero_()
 
 
 def machine(device: str, options: Options) -> str:
@@ -109,6 +109,18 @@ def machine(device: str, options: Options) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
     return f"{processor()} with {options.threads or torch.get_num_threads()} threads"
+
+
+def clock_of(device: str) -> Callable[[Callable[[], object]], float]:
+    """What times one run on `device`, whichever device is the current one, in seconds."""
+    if torch.device(device).type != "cuda":
+        return _on_cpu
+
+    def on_gpu(run: Callable[[], object]) -> float:
+        with torch.cuda.device(device):
+            return _on_gpu(run)
+
+    return on_gpu
 
 
 def _on_cpu(run: Callable[[], object]) -> float:

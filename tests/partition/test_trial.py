@@ -25,7 +25,7 @@ from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.runtime.cache import Store
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
-from tilewright.trial import Trial, machine
+from tilewright.trial import Trial, clock_of, machine
 
 PRICES = Prices(work, lambda region: 1e30, lambda region: 0.0)
 
@@ -109,7 +109,41 @@ def test_covers_run_where_there_is_a_device(
     if device == "cuda" and not torch.cuda.is_available():
         assert times is None and machine(device, options) == device
     else:
+        before = torch.get_rng_state()
         assert times is not None and len(times) == settle.MOST and min(times) > 0
+        trial(clock.asked[0])
+        assert torch.equal(torch.get_rng_state(), before), "the program's random numbers stay as they were"
+
+
+def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = list[str]()
+
+    class Entered:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *_: object) -> None:
+            entered.append("out")
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing and entered == ["cuda:1"]
+
+        def record(self) -> None:
+            assert entered[-1] == "cuda:1"
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: object) -> float:
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "device", Entered)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert clock_of("cuda:1")(lambda: entered.append("run") or entered.pop()) == 0.003
+    assert entered == ["cuda:1", "out"]
 
 
 def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from tilewright.options import Options
 from tilewright.partition.choose import Entrant, Pass
 from tilewright.runtime.cache import Store, digest
 from tilewright.runtime.product import SOURCES
-from tilewright.runtime.tensors import torch_dtype
+from tilewright.runtime.tensors import drawn, torch_dtype
 from tilewright.target import MemoryKind, Target
 
 TYPICAL = 64
@@ -213,7 +213,7 @@ class Timer:
         shape, dtype = [self.size(n) for n in v.shape], torch_dtype(v.dtype)
         laid = [self.size(s) for s in (strides if strides is not None else dims.dense_strides(v.shape))]
         t = torch.empty_strided(shape, laid, dtype=dtype)
-        return t.normal_() if dtype.is_floating_point else t.fill_(1)
+        return drawn(t) if dtype.is_floating_point else t.fill_(1)
 
 
 def _runs(name: str, run: Run) -> bool:

@@ -81,6 +81,11 @@ def relaid(source: Tensor, strides: Sequence[int]) -> Tensor:
     return out
 
 
+def drawn(t: Tensor) -> Tensor:
+    """`t` filled with normal random numbers that the program's own generators know nothing of."""
+    return t.normal_(generator=torch.Generator(t.device))
+
+
 def memory_range(t: Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that `t` touches; empty tensors touch nothing."""
     start = t.data_ptr()
