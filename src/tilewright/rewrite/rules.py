@@ -212,12 +212,11 @@ ORDER: tuple[ExprRule, ...] = (
     _line("min inf", apply("minimum", F, constant(math.inf)), lambda m: m["x"], "min(x, inf) = x"),
     _line("and same", apply("and", X, X), lambda m: m["x"], "p and p = p"),
     _line("or same", apply("or", X, X), lambda m: m["x"], "p or p = p"),
-    *(
-        _line(
-            f"decide {op}", Pattern(op, (X, Y), "e"), lambda m: decide(m["e"]), "a comparison that is settled"
-        )
-        for op in ("lt", "le", "gt", "ge", "eq", "ne")
-    ),
+)
+
+SETTLED: tuple[ExprRule, ...] = tuple(
+    _line(f"decide {op}", Pattern(op, (X, Y), "e"), lambda m: decide(m["e"]), "a comparison that is settled")
+    for op in ("lt", "le", "gt", "ge", "eq", "ne")
 )
 
 CHOICE: tuple[ExprRule, ...] = (
@@ -245,5 +244,5 @@ CONSTANTS: tuple[ExprRule, ...] = tuple(
     for op in _EXACT
 )
 
-IEEE_RULES: tuple[ExprRule, ...] = ARITHMETIC + POWERS + ORDER + CHOICE + CASTS + CONSTANTS
+IEEE_RULES: tuple[ExprRule, ...] = ARITHMETIC + POWERS + ORDER + SETTLED + CHOICE + CASTS + CONSTANTS
 """Everything that may always be applied."""

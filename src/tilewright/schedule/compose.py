@@ -16,7 +16,7 @@ from ..ir.graph import Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.pattern import Rewriter
 from ..ir.tensor import TensorExpr
-from ..rewrite.rules import CASTS
+from ..rewrite.rules import CASTS, SETTLED
 from .checks import checked_index, checked_where, inside_of, with_tests
 from .form import Form, Item
 
@@ -35,6 +35,9 @@ def compose(
 
 _ONE_ROUNDING = Rewriter(CASTS)
 """Takes out roundings of what is rounded already, as where one op ends with one and the next begins with it."""
+
+_TOGETHER = Rewriter(CASTS + SETTLED)
+"""And comparisons that only bodies together settle: one op makes places, the next compares them."""
 
 
 class _Composer:
@@ -79,7 +82,7 @@ class _Composer:
         expr = op.expr
         fresh = {a: self.axis(a.extent) for a in (*expr.axes, *expr.reduce)}
         table = {axis(a): _plain(b) for a, b in fresh.items()}
-        body = tuple(_ONE_ROUNDING(self.inline(substitute(b, table), op)) for b in expr.body)
+        body = tuple(_TOGETHER(self.inline(substitute(b, table), op)) for b in expr.body)
         if expr.reduction is None:
             self.pointwise[op.output] = (tuple(fresh[a] for a in expr.axes), body[0])
             return
