@@ -16,27 +16,33 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from benchmarks import gpu_report, gpu_turns, record
-from benchmarks.attention import figures, rows
+from benchmarks.attention import figures, masked, rows
 from benchmarks.attention.llama import Shape
 from benchmarks.attention.peers import MEASURING, NAMES
-from benchmarks.attention.turn import Made, Row, absent, build, finish, reports, table
+from benchmarks.attention.turn import Made, Row, absent, build, build_own_ahead, finish, reports, table
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from benchmarks.gpu_clock import release
 from benchmarks.gpu_turns import BUILDING, DONE, TIMING, Limits, Turns
 from benchmarks.record import Facts
 from tilewright import measure
 
-CORE, LLAMA, PREFILL, ABLATION = "core", "llama", "prefill", "ablation"
-PARTS = (CORE, LLAMA, PREFILL, ABLATION)
+CORE, LLAMA, PREFILL, ABLATION, DOCUMENTS = "core", "llama", "prefill", "ablation", "documents"
+PARTS = (CORE, LLAMA, PREFILL, ABLATION, DOCUMENTS)
+EVERYONE = (ABLATION, DOCUMENTS)
+"""Parts with contestants of their own, all of which run."""
 SHARED = 4096
 """Length up to which cores are built side by side; longer ones need more memory than many at once could have."""
 
 COMPILERS = "4"
 """Processes that a child's Inductor may start."""
+
+
+Early = Literal["ready", "code", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,9 @@ class Point:
 
     facts: Facts
     make: Callable[[], Row]
-    alone: bool
-    """Whether nothing of it is built side by side with others."""
+    early: Early
+    """What of it is built side by side with others: all that times no candidates and our machine code (`ready`), only
+    that (`code`), or nothing, where memory would not do."""
 
 
 def points(part: str, name: str, arguments: argparse.Namespace) -> list[Point]:
@@ -55,6 +62,8 @@ def points(part: str, name: str, arguments: argparse.Namespace) -> list[Point]:
         return [core(name, n, dtype, arguments) for n in arguments.seq for dtype in arguments.dtypes]
     if part == ABLATION:
         return [ablation(name, arguments)]
+    if part == DOCUMENTS:
+        return [documents(name, dtype, arguments) for dtype in arguments.dtypes]
     return [stack(part, name, count, arguments) for count in arguments.layers]
 
 
@@ -69,7 +78,7 @@ def core(name: str, queries: int, dtype: str, arguments: argparse.Namespace) -> 
     def make() -> Row:
         return rows.core(name, sizes, getattr(torch, dtype), device, arguments.onnx, until)
 
-    return Point(facts, make, max(queries, arguments.keys) > SHARED)
+    return Point(facts, make, "nothing" if max(queries, arguments.keys) > SHARED else "ready")
 
 
 def ablation(name: str, arguments: argparse.Namespace) -> Point:
@@ -83,7 +92,20 @@ def ablation(name: str, arguments: argparse.Namespace) -> Point:
     def make() -> Row:
         return rows.ablation(name, sizes, getattr(torch, arguments.dtypes[0]), device, until)
 
-    return Point(whole.facts | {"part": ABLATION}, make, True)
+    return Point(whole.facts | {"part": ABLATION}, make, "code")
+
+
+def documents(name: str, dtype: str, arguments: argparse.Namespace) -> Point:
+    """One mask of data."""
+    sizes = Sizes(arguments.masked_seq, arguments.masked_heads, arguments.depth)
+    device, until = torch.device(arguments.device), arguments.build_until or float("inf")
+    facts: Facts = {"part": DOCUMENTS, "core": name, "dtype": dtype} | asdict(sizes)
+    facts["batch"] = masked.CASES[name].batch
+
+    def make() -> Row:
+        return masked.row(name, sizes, getattr(torch, dtype), device, until)
+
+    return Point(facts, make, "ready")
 
 
 def stack(part: str, name: str, count: int, arguments: argparse.Namespace) -> Point:
@@ -101,7 +123,7 @@ def stack(part: str, name: str, count: int, arguments: argparse.Namespace) -> Po
         chunk, keep = arguments.chunk, arguments.keep
         return rows.prefill(shape, places, chunk, keep, getattr(torch, dtype), device, until)
 
-    return Point(facts, make, True)
+    return Point(facts, make, "nothing")
 
 
 def child(item: str, arguments: argparse.Namespace) -> Facts:
@@ -121,7 +143,7 @@ def child(item: str, arguments: argparse.Namespace) -> Facts:
     with torch.no_grad():
         with turns.building():
             write()
-            built = [Made() if point.alone else early(point, arguments) for point in wanted]
+            built = [early(point, arguments) for point in wanted]
         write(phase=TIMING)
         for point, made in zip(wanted, built, strict=True):
             with turns.timing():
@@ -134,12 +156,23 @@ def child(item: str, arguments: argparse.Namespace) -> Facts:
 
 
 def early(point: Point, arguments: argparse.Namespace) -> Made:
-    """The contestants of a row that may be built while others build."""
+    """What of a row may be built while others build: contestants that run, and machine code."""
     made, device = Made(), torch.device(arguments.device)
+    if point.early == "nothing":
+        return made
     row = point.make()
-    names = [who for who in arguments.peers if who in row.peers and who not in MEASURING]
-    build(row, names, made, device, arguments.threads)
+    if point.early == "ready":
+        names = [who for who in contestants(point, row, arguments) if who not in MEASURING]
+        build(row, names, made, device, arguments.threads)
+    if device.type == "cuda":  # the machine code there does not depend on what is measured
+        build_own_ahead(row, arguments.build_until or float("inf"))
     return made
+
+
+def contestants(point: Point, row: Row, arguments: argparse.Namespace) -> list[str]:
+    """Who takes part in a row."""
+    everyone = list(row.peers) if point.facts["part"] in EVERYONE else arguments.peers
+    return [who for who in everyone if who in row.peers]
 
 
 def late(point: Point, made: Made, arguments: argparse.Namespace) -> Facts:
@@ -147,8 +180,7 @@ def late(point: Point, made: Made, arguments: argparse.Namespace) -> Facts:
     device = torch.device(arguments.device)
     try:
         row = point.make()
-        everyone = list(row.peers) if point.facts["part"] == ABLATION else arguments.peers
-        build(row, [who for who in everyone if who in row.peers], made, device, arguments.threads)
+        build(row, contestants(point, row, arguments), made, device, arguments.threads)
         return finish(row, made, device, arguments.threads, arguments.rounds, arguments.seconds)
     except Exception as error:  # noqa: BLE001 - such as a lack of memory; other rows may do with less
         return {"failed": measure.one_line(error)}
@@ -185,8 +217,9 @@ def summary(cases: Mapping[str, Facts], device: torch.device) -> str:
             reasons += absent(some)
     if reasons:
         parts.append(f"wrong, failed or absent:\n{gpu_report.grouped(reasons)}\n")
-    lines = [item.row() for item in wanted_figures(cases, device) if item.passed is not None]
-    parts.append(gpu_report.text_table("wanted figures", ["figure", "value", "wanted", ""], lines))
+    lines = [item.row() for item in wanted_figures(cases, device)]
+    if lines:
+        parts.append(gpu_report.text_table("wanted figures", ["figure", "value", "wanted", ""], lines))
     return "\n".join(parts)
 
 
@@ -210,6 +243,8 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     add("--heads", type=int, help="32 on a GPU, 8 on a CPU")
     add("--kv-heads", type=int, default=0, help="as many as heads")
     add("--depth", type=int, help="of a head: 128 on a GPU, 64 on a CPU")
+    add("--masked-seq", type=int, help="of documents: 8192 on a GPU, 512 on a CPU")
+    add("--masked-heads", type=int, help="of documents: 16 on a GPU, 2 on a CPU")
     add("--layers", type=numbers, default=[4], metavar="N,...")
     add("--hidden", type=int, default=4096)
     add("--intermediate", type=int, default=11008)
@@ -233,8 +268,10 @@ def options(given: Sequence[str] | None) -> argparse.Namespace:
     made.kv_heads = made.kv_heads or made.heads
     made.depth = made.depth or (128 if gpu else 64)
     names = NAMES["cuda" if gpu else "cpu"]
+    made.masked_seq = made.masked_seq or (8192 if gpu else 512)
+    made.masked_heads = made.masked_heads or (16 if gpu else 2)
     made.peers = made.peers or list(names)
-    for chosen, known in ((made.only, tuple(WORKLOADS)), (made.parts, PARTS), (made.peers, names)):
+    for chosen, known in ((made.only, (*WORKLOADS, *masked.CASES)), (made.parts, PARTS), (made.peers, names)):
         for name in chosen:
             if name not in known:
                 parser.error(f"no {name!r}; there are: {', '.join(known)}")
@@ -245,12 +282,25 @@ def passed_on(arguments: argparse.Namespace) -> list[str]:
     """What children are told."""
     simple = (
         "device", "rounds", "batch", "heads", "keys", "kv_heads", "depth", "hidden", "intermediate", "chunk", "keep",
-        "threads", "seconds", "onnx",
+        "threads", "seconds", "onnx", "masked_seq", "masked_heads",
     )  # fmt: skip
     lists = ("seq", "dtypes", "layers", "peers")
     given = {name: getattr(arguments, name) for name in simple}
     given |= {name: ",".join(map(str, getattr(arguments, name))) for name in lists}
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+
+
+def children(arguments: argparse.Namespace) -> list[str]:
+    """A part and a name each, as far as they are asked for."""
+    found: list[str] = []
+    for part in PARTS:
+        known = {PREFILL: ("h2o",), DOCUMENTS: tuple(masked.CASES)}.get(part, tuple(WORKLOADS))
+        found += [
+            f"{part} {name}"
+            for name in known
+            if part in arguments.parts and name in (arguments.only or known)
+        ]
+    return found
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -264,10 +314,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.child:
         child(arguments.child, arguments)
         return 0
-    names = arguments.only or list(WORKLOADS)
-    items = [f"{part} {name}" for part in PARTS[:2] if part in arguments.parts for name in names]
-    items += [f"{PREFILL} h2o"] if PREFILL in arguments.parts else []
-    items += [f"{ABLATION} {name}" for name in names] if ABLATION in arguments.parts else []
+    items = children(arguments)
     head = gpu_report.provenance(device, arguments.commit) | {"rounds": arguments.rounds}
     start = time.time()
 

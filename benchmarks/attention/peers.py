@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,23 +18,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import gpu_peers
 from benchmarks.attention.workloads import Attention, SoftCap, Tensors, export
 from tilewright import measure
-from tilewright.measure import Built, Peer, Unavailable, Workload
+from tilewright.measure import Built, Call, Peer, Unavailable, Workload
 
 EAGER, INDUCTOR, AUTOTUNE, FLEX = "eager", "inductor", "inductor max-autotune", "flex"
 FLASH, CUDNN, ORT, OURS = "sdpa flash", "sdpa cudnn", "onnxruntime", "tilewright"
 KERNELS = "tilewright kernels"
 """Our generated kernels where our compiler may take a library call instead."""
+UNTRIMMED = "tilewright untrimmed"
+"""They also compute what a mask hides."""
+OWN = (OURS, KERNELS, UNTRIMMED)
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "cuda": (EAGER, INDUCTOR, AUTOTUNE, FLEX, FLASH, CUDNN, OURS, KERNELS),
         "cpu": (EAGER, INDUCTOR, ORT, OURS),
     }
 )
-MEASURING = (AUTOTUNE, OURS, KERNELS)
+MEASURING = (AUTOTUNE, *OWN)
 """They time candidates while they compile, for which they need the device alone."""
 
 Option = str | bool
-GENERATED: Mapping[str, Option] = {"contractions": "inside", "trim": "exact"}
+INSIDE: Mapping[str, Option] = {"contractions": "inside"}
+GENERATED: Mapping[str, Option] = {**INSIDE, "trim": "exact"}
 ABLATION: Mapping[str, Mapping[str, Option]] = MappingProxyType(
     {
         "library products": {"contractions": "library"},
@@ -40,8 +46,8 @@ ABLATION: Mapping[str, Mapping[str, Option]] = MappingProxyType(
         "+ rules": {**GENERATED, "fusion": "none"},
         "+ mapping": {**GENERATED, "fusion": "cover"},
         "+ fusion": GENERATED,
-        OURS: {"contractions": "inside"},
-        "without rules": {"contractions": "inside", "rules": False},
+        OURS: INSIDE,
+        "without rules": {**INSIDE, "rules": False},
     }
 )
 """Contestants of the ablation. Products as library calls with kernels between them. Then, all generated: each op its
@@ -66,6 +72,18 @@ class Ours:
         return measure.flatten(self.compiled(*inputs))
 
 
+@dataclass(frozen=True)
+class Apart:
+    """A call with a mask that is made before it, and what makes one."""
+
+    call: Call
+    mask: Callable[[], object]
+
+    def __call__(self, *inputs: Tensor) -> Tensors:
+        """Flat results."""
+        return self.call(*inputs)
+
+
 def _plain(module: Attention) -> bool:
     """Whether nothing is kept besides the result."""
     return type(module).statistics is Attention.statistics
@@ -81,32 +99,33 @@ def compiled(mode: str | None) -> Peer:
     return build
 
 
-def ours(workload: Workload, threads: int) -> Built:
-    """Our compiler on the module."""
-    return _ours(workload)
+def built_with(options: Mapping[str, Option]) -> Peer:
+    """Our compiler on the module, under these options."""
+
+    def build(workload: Workload, threads: int) -> Built:
+        call = Ours(_module(workload), workload.inputs, **options)
+        return Built(call, lambda: str(call.compiled.coverage))
+
+    return build
 
 
-def _ours(workload: Workload, **options: Option) -> Built:
-    call = Ours(_module(workload), workload.inputs, **options)
-    return Built(call, lambda: str(call.compiled.coverage))
+def build_ahead(workload: Workload, options: Mapping[str, Option]) -> None:
+    """Leave our machine code for the workload in the kernel cache, without timing anything on the device; what fails
+    fails again where it counts."""
+    with contextlib.suppress(Exception):
+        Ours(_module(workload), workload.inputs, **{**options, "measure": False})
 
 
 def ablated(until: float) -> Mapping[str, Peer]:
     """Our compiler without some of what it does."""
-
-    def peer(given: Mapping[str, Option]) -> Peer:
-        return lambda workload, threads: _ours(workload, **given)
-
-    return {name: until_late(peer(given), until) for name, given in ABLATION.items()}
+    return {name: until_late(built_with(given), until) for name, given in ABLATION.items()}
 
 
 def generated(workload: Workload, threads: int) -> Built | Unavailable:
     """Our kernels for plain attention."""
-    module = _module(workload)
-    if type(module) is not Attention:
+    if type(_module(workload)) is not Attention:
         return Unavailable(f"the same as {OURS}")
-    call = Ours(module, workload.inputs, contractions="inside")
-    return Built(call, lambda: str(call.compiled.coverage))
+    return built_with(INSIDE)(workload, threads)
 
 
 def flex(workload: Workload, threads: int) -> Built | Unavailable:
@@ -181,7 +200,7 @@ def peers(folder: Path, until: float) -> Mapping[str, Peer]:
         FLASH: sdpa(SDPBackend.FLASH_ATTENTION),
         CUDNN: sdpa(SDPBackend.CUDNN_ATTENTION),
         ORT: onnx_file(folder),
-        OURS: ours,
+        OURS: built_with({}),
         KERNELS: generated,
     }
     return {name: until_late(peer, until) for name, peer in known.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks import gpu_peers
 from benchmarks.attention import llama
 from benchmarks.attention.llama import Layer, Shape, Step
-from benchmarks.attention.peers import EAGER, INDUCTOR, OURS, ablated, peers, until_late
+from benchmarks.attention.peers import ABLATION, EAGER, INDUCTOR, INSIDE, OURS, ablated, peers, until_late
 from benchmarks.attention.turn import Results, Row
 from benchmarks.attention.workloads import WORKLOADS, Attention, Corm, Margins, Sizes, Tensors
 from benchmarks.record import Facts
@@ -22,6 +22,8 @@ from tilewright.measure import Built, Peer, Workload
 
 SLICE = 1 << 28
 """Scores that are judged at once: heads do not touch each other, and float64 needs memory."""
+LONGEST = 0.05
+"""Seconds of a step of the ablation from which on one sample is enough."""
 
 
 # --- cores -----------------------------------------------------------------------
@@ -42,17 +44,19 @@ def core(
         lambda results: judge(module, inputs, results),
         2 * pairs * (sizes.depth + (sizes.value_depth or sizes.depth)),
         sizes.batch * sizes.heads * sizes.queries * keys * dtype.itemsize,
+        ({}, INSIDE) if type(module) is Attention else ({},),
     )
 
 
 def ablation(name: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, until: float) -> Row:
     """One core by our compiler alone, without some of what it does."""
     whole = core(name, sizes, dtype, device, Path(), until)
-    return replace(whole, peers=ablated(until))
+    return replace(whole, peers=ablated(until), ours=tuple(ABLATION.values()), longest=LONGEST)
 
 
 def judge(module: Attention, inputs: Tensors, results: Results) -> dict[str, Facts]:
-    """The fp64 rule for each contestant, some heads at a time; the worst of the slices counts."""
+    """The fp64 rule for each contestant, some heads at a time; the worst of the slices counts. Inputs of other than
+    four dims are the same for all heads."""
     q, k = inputs[:2]
     place = 2 if module.layout == "bshd" else 1
     shared = q.shape[place] // k.shape[place]
@@ -63,7 +67,8 @@ def judge(module: Attention, inputs: Tensors, results: Results) -> dict[str, Fac
         wide, narrow = slice(start * shared, (start + count) * shared), slice(start, start + count)
         heads = (wide, narrow, narrow)
         some = tuple(
-            _heads(t, place if i < 3 else 1, heads[i] if i < 3 else wide) for i, t in enumerate(inputs)
+            t if t.dim() != 4 else _heads(t, place if i < 3 else 1, heads[i] if i < 3 else wide)
+            for i, t in enumerate(inputs)
         )
         eager = measure.flatten(module(*some))
         exact = measure.flatten(accuracy.in_float64(module)(*some))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from benchmarks import gpu_clock, gpu_report
-from benchmarks.attention.peers import KERNELS, OURS, Ours
+from benchmarks.attention.peers import OURS, OWN, Apart, Option, Ours, build_ahead
 from benchmarks.attention.workloads import Tensors
 from benchmarks.gpu_clock import Timed
 from benchmarks.record import Facts
@@ -38,6 +40,10 @@ class Row:
     """Of the matrix products that nobody can leave out."""
     scores: int
     """Bytes of a whole matrix of scores."""
+    ours: Sequence[Mapping[str, Option]] = ()
+    """Options of our contestants, whose machine code may be built before they are."""
+    longest: float = math.inf
+    """Seconds from which on one sample is enough."""
 
 
 @dataclass
@@ -65,6 +71,13 @@ def build(row: Row, names: Sequence[str], made: Made, device: torch.device, thre
         gpu_clock.release(device)
 
 
+def build_own_ahead(row: Row, until: float) -> None:
+    """Machine code of our contestants, which time candidates later and then find it in the kernel cache."""
+    for options in row.ours:
+        if time.time() < until:
+            build_ahead(row.workload, options)
+
+
 def finish(row: Row, made: Made, device: torch.device, threads: int, rounds: int, seconds: float) -> Facts:
     """Judge, measure memory, time. Needs the device alone."""
     with measure.settings(threads):
@@ -72,7 +85,9 @@ def finish(row: Row, made: Made, device: torch.device, threads: int, rounds: int
         runs = {name: bound(item, row.workload) for name, item in made.ready.items()}
         verdicts = row.judge({name: measure.flatten(run()) for name, run in runs.items()}) if runs else {}
         gpu_clock.release(device)
-        timed = clock(runs, device, rounds, seconds, captured=row.scores <= GRAPHS)
+        masks = {f"{name}'s mask": m for name, item in made.ready.items() if (m := mask_of(item)) is not None}
+        captured = row.scores <= GRAPHS
+        timed = clock(runs | masks, device, rounds, seconds, captured=captured, longest=row.longest)
         fastest = FASTER * product(device)
     facts: dict[str, Facts] = {}
     for name, item in made.items.items():
@@ -81,6 +96,8 @@ def finish(row: Row, made: Made, device: torch.device, threads: int, rounds: int
         else:
             facts[name] = contestant(item, timed[name], row.flops, fastest)
             facts[name] |= {"extra_bytes": extra[name], "accuracy": verdicts.get(name, {})}
+            if (mask := timed.get(f"{name}'s mask")) is not None:
+                facts[name] |= {"mask_ms": mask.timing.median * 1e3, "mask_method": mask.method}
     return {
         "inputs": [
             f"{str(x.dtype).removeprefix('torch.')} {'x'.join(map(str, x.shape))}"
@@ -88,6 +105,11 @@ def finish(row: Row, made: Made, device: torch.device, threads: int, rounds: int
         ],
         "contestants": facts,
     }
+
+
+def mask_of(item: Prepared) -> Run | None:
+    """What makes a contestant's mask, if it gets one ready made."""
+    return item.call.mask if isinstance(item.call, Apart) else None
 
 
 def bound(item: Prepared, workload: Workload) -> Run:
@@ -183,10 +205,11 @@ def extra_bytes(run: Run, device: torch.device) -> int:
 
 
 def clock(
-    runs: Mapping[str, Run], device: torch.device, rounds: int, seconds: float, *, captured: bool
-) -> dict[str, Timed]:
+    runs: Mapping[str, Run], device: torch.device, rounds: int, seconds: float, *, captured: bool,
+    longest: float = math.inf,
+) -> dict[str, Timed]:  # fmt: skip
     """Single runs in turn: on a GPU between events, each after a write of four times the cache; else by the
-    wall clock after a pause. About `seconds` each, at most `rounds` samples."""
+    wall clock after a pause. About `seconds` each, at most `rounds` samples; one of what takes `longest` or more."""
     if device.type != "cuda":
         timings = measure.measure(runs, seconds=seconds, rounds=(FEWEST, rounds))
         return {name: Timed(timing, "wall") for name, timing in timings.items()}
@@ -199,11 +222,20 @@ def clock(
     scratch = torch.empty(
         gpu_clock.ROTATION * gpu_clock.cache_bytes(device), dtype=torch.uint8, device=device
     )
-    once = gpu_clock.events(ready, 1, lambda: scratch.fill_(1))
-    longest = max((values[0] for values in once.values()), default=0.0)
-    count = max(FEWEST, min(rounds, int(seconds / max(longest, 1e-6))))
-    samples = gpu_clock.events(ready, count, lambda: scratch.fill_(1))
+    samples = sampled(ready, rounds, seconds, longest, lambda: scratch.fill_(1))
     return {name: Timed(measure.Timing(tuple(values)), methods[name]) for name, values in samples.items()}
+
+
+def sampled(
+    runs: Mapping[str, Run], rounds: int, seconds: float, longest: float, before: Run
+) -> dict[str, list[float]]:
+    """Seconds between two events around each run, after `before`: one sample of what takes `longest` or more, of the
+    others as many as fit into `seconds`."""
+    once = gpu_clock.events(runs, 1, before)
+    short = {name: run for name, run in runs.items() if once[name][0] < longest}
+    most = max((once[name][0] for name in short), default=0.0)
+    count = max(FEWEST, min(rounds, int(seconds / max(most, 1e-6))))
+    return once | gpu_clock.events(short, count, before)
 
 
 def product(device: torch.device) -> float:
@@ -275,7 +307,8 @@ def milliseconds(facts: Facts) -> float | None:
 
 def best_peer(facts: Facts) -> float | None:
     """Milliseconds of the fastest contestant besides us."""
-    times = [milliseconds(item) for name, item in _contestants(facts).items() if name not in (OURS, KERNELS)]
+    others = (item for name, item in _contestants(facts).items() if name not in OWN and "kernels" not in item)
+    times = [milliseconds(item) for item in others]
     return min((t for t in times if t is not None), default=None)
 
 
@@ -283,6 +316,8 @@ def _cell(facts: Facts) -> str:
     if "median_ms" not in facts:
         return "-"
     time = f"{facts['median_ms']:.3g}"
+    if "mask_ms" in facts:
+        time += f" (mask {facts['mask_ms']:.2g})"
     return time if milliseconds(facts) is not None else f"{time} wrong"
 
 

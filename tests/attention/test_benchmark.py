@@ -102,13 +102,35 @@ def test_figures_of_a_gpu() -> None:
     made[3]["contestants"][OURS]["extra_bytes"] = 64 << 20  # type: ignore[index,call-overload]
     found = {item.name: item for item in figures.on_gpu(made)}
     assert found["vanilla at 4096"].passed is True and found["roco at 4096"].passed is False
-    assert found["gemma2 at 4096"].passed is None
+    assert "gemma2 at 4096" not in found
     assert found["statistics over the best peer"].value == "4.29x of 3"
     assert found["vanilla, generated, over flex"].value == "1.14x of 1"
     assert found["vanilla, generated, over sdpa cudnn"].passed is True
     assert found["vanilla over the best peer"].passed is False
     assert found["memory beyond what is allowed"].passed is False
-    assert found["32 layers, h2o over Inductor"].passed is None
+    assert not [name for name in found if "layers" in name]
+
+
+def test_figures_are_about_what_was_asked() -> None:
+    decode = facts_of("vanilla", 1, eager=9.0, sdpa_cudnn=0.1, tilewright=9.0) | {"keys": 8192, "batch": 8}
+    singles = facts_of("roco", inductor=1.0, tilewright=9.0) | {"dtype": "float32"}
+    assert figures.on_gpu([decode, singles]) == []
+    without = facts_of("gemma2", eager=9.0, tilewright=0.35)  # the peer did not take part
+    assert {item.name for item in figures.on_gpu([without])} == {
+        "gemma2 at 4096",
+        "memory beyond what is allowed",
+    }
+    wrong = facts_of("gemma2", flex=0.8, tilewright=0.35)
+    wrong["contestants"][FLEX]["accuracy"] = {"passed": False, "reason": "NaN"}  # type: ignore[index,call-overload]
+    assert {item.name: item.passed for item in figures.on_gpu([wrong])}["gemma2 over flex"] is None
+
+
+def test_figures_of_a_cpu() -> None:
+    made = facts_of("h2o", eager=90.0, inductor=40.0, tilewright=10.0) | figures.ON_CPU
+    found = {item.name: item for item in figures.on_cpu([made])}
+    assert set(found) == {f"cores over {INDUCTOR}", "extra memory over eager's"}
+    assert found[f"cores over {INDUCTOR}"].value == "4.00x of 1"
+    assert figures.on_cpu([made | {"dtype": "bfloat16"}]) == []
 
 
 def test_wrong_results_win_nothing() -> None:
@@ -165,7 +187,21 @@ def test_the_ablation_leaves_out_more_and_more(name: str) -> None:
     assert all(who in shown for who in found) and "Gexp" in shown
 
 
+def test_what_is_slow_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"slow": rows.LONGEST, "quick": 0.01}
+    events = lambda runs, rounds, before: {name: [seconds[name]] * rounds for name in runs}  # noqa: E731
+    monkeypatch.setattr(turn.gpu_clock, "events", events)
+    runs = dict.fromkeys(seconds, lambda: None)
+
+    def counts(longest: float) -> dict[str, int]:
+        return {name: len(some) for name, some in turn.sampled(runs, 50, 0.2, longest, lambda: None).items()}
+
+    assert counts(rows.LONGEST) == {"slow": 1, "quick": 20} and counts(float("inf"))["slow"] == turn.FEWEST
+    some = rows.ablation("h2o", SMALL, torch.float32, CPU, float("inf"))
+    assert some.longest == rows.LONGEST and len(some.ours) == len(some.peers)
+
+
 def test_an_ablation_is_a_row_of_its_own() -> None:
     arguments = program.options(["--parts", "ablation", "--device", "cpu"])
     (point,) = program.points(program.ABLATION, "h2o", arguments)
-    assert point.facts["part"] == "ablation" and point.alone
+    assert point.facts["part"] == "ablation" and point.early == "code"
