@@ -114,7 +114,7 @@ def row_sum(
 
     body += peeled(c, c.extent, tile, inner)
     merged = [var(t) for t in reduction.state]
-    body.append(Collapse(tuple(merged), tuple(states), reduction, c))
+    body.append(Collapse(tuple(merged), tuple(states), reduction, (c,)))
     for b, e in zip(outs, reduction.finished([value_of(v) for v in merged]), strict=True):
         body.append(Store(b, axis(r), e))
     return TileProgram((x, *outs), (GridAxis(r, r.extent),), tuple(body), lane=c)
@@ -161,10 +161,10 @@ def softmax(rows: int | Expr, cols: int | Expr, tile: int = 64, scratch: bool = 
     body: list[Stmt] = [
         Declare((top,), (const(float("-inf"), f32),)),
         *peeled(c, c.extent, tile, first),
-        Collapse((top1,), (top,), maximum(f32), c),
+        Collapse((top1,), (top,), maximum(f32), (c,)),
         Declare((total,), (const(0, f32),)),
         *peeled(c, c.extent, tile, second),
-        Collapse((total1,), (total,), sum_(f32), c),
+        Collapse((total1,), (total,), sum_(f32), (c,)),
         Compute(scale, call("div", const(1, f32), value_of(total1))),
         *peeled(c, c.extent, tile, third),
     ]

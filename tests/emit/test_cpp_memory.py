@@ -270,7 +270,7 @@ def row_and_column(tile: int = 4) -> TileProgram:
     body: tuple[Stmt, ...] = (
         Declare((parts,), (const(0, f32),)),
         step,
-        Collapse((total,), (parts,), sum_(f32), r),
+        Collapse((total,), (parts,), sum_(f32), (r,)),
         Store(y, axis(c), value_of(total), (c,), below(c, M)),
     )
     return TileProgram(

@@ -175,7 +175,7 @@ class Maker:
         body: list[Stmt] = [Declare((s,), f.identity) for s, f in zip(states, folds, strict=True)]
         body += peeled(self.c, M, tile, first)
         for v, s, f, b in zip(results, states, folds, outs, strict=True):
-            body += [Collapse((v,), (s,), f, self.c), Store(b, axis(self.r), value_of(v))]
+            body += [Collapse((v,), (s,), f, (self.c,)), Store(b, axis(self.r), value_of(v))]
         plain = tuple(peeled(self.c, M, tile, second))
         other = tuple(peeled(self.c, M, tile, second))
         body.append(Branch(call("lt", value_of(results[1]), integer(5)), plain, other))

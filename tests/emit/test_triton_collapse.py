@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,10 @@ from tests.schedule.run import capture, one_kernel, sizes_of
 from torch import Tensor
 
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.triton_collapse import Whole, joined
 from tilewright.emit.variant import variants
-from tilewright.ir import dims
-from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Axis
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
-from tilewright.ir.program import Collapse, Loop, Update, Var
-from tilewright.ir.reduction import argmax, sum_
+from tilewright.ir.program import Collapse, Loop, Update
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.schedule.solver import Solver
@@ -29,33 +25,28 @@ from tilewright.target import preset
 from tilewright.tile.sizes import seen_sizes
 
 HOPPER = preset("sm_90")
-A, B = (Axis(name, dims.integer(8)) for name in "ab")
 
 
-def chain(reduction: str, over: tuple[Axis, ...]) -> list[Collapse]:
-    """A block merged along one axis after the other."""
-    made: list[Collapse] = []
-    part = Var(0, f32, (A, B))
-    for k, a in enumerate(over, 1):
-        merged = Var(k, f32, tuple(x for x in part.axes if x != a))
-        of = sum_(f32) if reduction == "sum" else argmax(f32)
-        made.append(Collapse((merged,), (part,), of, a))
-        part = merged
-    return made
+def collapses(machine: str, run: Callable[[Tensor], Tensor], *shape: int) -> list[Collapse]:
+    """The merges in the program of one kernel for a machine."""
+    case = Case("folds", run, (shape,))
+    graph = capture(case, False)
+    program = Solver(preset(machine), Options()).solve(one_kernel(graph), graph.layouts).program
+    return [s for s in program.statements() if isinstance(s, Collapse)]
 
 
-def test_what_leaves_no_axis_is_one_merge() -> None:
-    (whole,) = joined(chain("sum", (A, B)), {1: 1, 2: 1})
-    assert isinstance(whole, Whole) and whole.parts[0].id == 0 and whole.vars[0].id == 2
+def test_threads_that_share_a_block_merge_what_leaves_no_axis_at_once() -> None:
+    (whole,) = collapses("sm_90", lambda x: x.sum((0, 2)), 6, 5, 40)
+    assert len(whole.axes) == 2 and not whole.vars[0].axes
 
 
-def test_what_is_read_between_or_leaves_an_axis_stays() -> None:
-    for statements, readers in (
-        (chain("sum", (A, B)), {1: 2, 2: 1}),
-        (chain("sum", (A,)), {1: 1}),
-        (chain("argmax", (A, B)), {1: 1, 2: 1}),
+def test_one_thread_a_tuple_or_an_axis_that_stays_is_merged_axis_by_axis() -> None:
+    for machine, run, shape in (
+        ("x86-64-v4", lambda x: x.sum((0, 2)), (6, 5, 40)),
+        ("sm_90", lambda x: x.argmax(), (5, 40)),
+        ("sm_90", lambda x: x.sum(1), (64, 40)),
     ):
-        assert joined(statements, readers) == statements
+        assert all(len(s.axes) == 1 for s in collapses(machine, run, *shape))
 
 
 def test_a_block_of_two_axes_is_summed_at_once(tmp_path: Path) -> None:

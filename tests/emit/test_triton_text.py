@@ -65,7 +65,7 @@ def row_norm() -> TileProgram:
         Compute(parts[0], live),
         Compute(w, call("mul", live, cast(value_of(v), f32))),
         Compute(parts[2], const(0, f32)),
-        Collapse(tuple(merged), tuple(parts), state, c),
+        Collapse(tuple(merged), tuple(parts), state, (c,)),
         Compute(q, call("sub", cast(value_of(v), f32), value_of(merged[1]))),
         Store(y, at, cast(call("mul", value_of(q), scale), f16), (c,), mask),
     )
@@ -241,9 +241,10 @@ def collapses() -> TileProgram:
         return [
             Compute(place, axis(r)), Compute(small, cast(dims.mul(axis(c), axis(r)), u8)),
             Compute(truth, call("gt", value_of(v), const(2, f32))),
-            Collapse((found[0],), (v,), sum_(f32), c), Collapse((found[1],), (v,), maximum(f32), r),
-            Collapse((found[2], found[3]), (v, place), argmax(f32), r), Collapse((found[4],), (small,), sum_(u8), c),
-            Collapse((found[5],), (truth,), any_(), c),
+            Collapse((found[0],), (v,), sum_(f32), (c,)), Collapse((found[1],), (v,), maximum(f32), (r,)),
+            Collapse((found[2], found[3]), (v, place), argmax(f32), (r,)),
+            Collapse((found[4],), (small,), sum_(u8), (c,)),
+            Collapse((found[5],), (truth,), any_(), (c,)),
             *(Store(b, axis(f.axes[0]), value_of(f), f.axes) for b, f in zip(outs, found, strict=True)),
         ]  # fmt: skip
 
@@ -326,7 +327,7 @@ def large_integers() -> TileProgram:
         c, dims.ZERO, M, 32, (Load(v, x, axis(c), mask, const(0, i64)), Update(tuple(states), new, mask))
     )
     folds = [sum_(i64), maximum(i64), maximum(i64)]
-    ends = [Collapse((r,), (s,), f, c) for r, s, f in zip(merged, states, folds, strict=True)]
+    ends = [Collapse((r,), (s,), f, (c,)) for r, s, f in zip(merged, states, folds, strict=True)]
     results = [*map(value_of, merged), call("mul", value_of(merged[2]), const(1 << 33, i64))]
     stores = [Store(b, dims.ZERO, r) for b, r in zip(outs, results, strict=True)]
     return TileProgram((x, *outs), (), (Declare(tuple(states), first), loop, *ends, *stores), lane=c)

@@ -67,10 +67,10 @@ def online_softmax(tile: int, rescale: bool = True, mask: bool = True) -> TilePr
     body: tuple[Stmt, ...] = (
         Declare((m, z), (const(-math.inf, f32), const(0, f32))),
         over(tile, load, Compute(wide, new), Update((m, z), (value_of(wide), grown), guard)),
-        Collapse((top,), (m,), maximum(f32), J),
+        Collapse((top,), (m,), maximum(f32), (J,)),
         Compute(e, lane_factor),
         Compute(again, where(call("eq", value_of(m), const(-math.inf, f32)), const(0, f32), value_of(e))),
-        Collapse((total,), (again,), sum_(f32), J),
+        Collapse((total,), (again,), sum_(f32), (J,)),
         over(
             tile,
             load,
@@ -239,7 +239,7 @@ def test_states_of_several_values_collapse_in_order():
     body = (
         Declare((best, where_), kind.identity),
         over(4, Load(v, X, AT, INSIDE), Update((best, where_), (a, b), INSIDE)),
-        Collapse((top, place), (best, where_), kind, J),
+        Collapse((top, place), (best, where_), kind, (J,)),
         Store(y, axis(ROW), value_of(place)),
     )
     x = np.array([[1, 5, 2, 5, 0, 5], [9, 9, 1, 2, 3, 4]], np.float32)

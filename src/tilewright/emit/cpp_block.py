@@ -249,8 +249,8 @@ class Body:
         made = {p.id for p in s.parts}
         for run in runs:
             values = {d.id for r in run.body if isinstance(r, Compute) for d in defines(r)}
-            if made <= values and s.axis != self.program.lane and not run.turned:
-                if s.axis in dict(self.counts(run.dims)):
+            if made <= values and self.program.lane not in s.axes and not run.turned:
+                if set(s.axes) <= dict(self.counts(run.dims)).keys():
                     run.merges.append(s)
                     return True
         return False

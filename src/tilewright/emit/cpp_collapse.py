@@ -22,11 +22,17 @@ INLINE_TREE = 8
 """Most registers that are merged in one expression."""
 
 
+def along(s: Collapse) -> Axis:
+    """The axis of a merge: one thread has a whole block, and merges along one axis at a time."""
+    (only,) = s.axes
+    return only
+
+
 def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
     """Print `s`: registers first (pairwise, or in order for tuples), then the lanes of the last one."""
     printer = body.printer
     dims = body.dims(s.vars[0].axes)
-    across = s.axis == body.program.lane and body.lanes(body.dims((s.axis,))) > 1
+    across = along(s) == body.program.lane and body.lanes(body.dims(s.axes)) > 1
     for v in s.vars:
         if body.place(v, dims, array=True).array:
             body.declare_array(v, dims)
@@ -40,11 +46,11 @@ def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
 
 def _registers(body: Body, s: Collapse, part: Var) -> list[str]:
     """The registers of one state along the collapsed axis, for the open unit."""
-    count = dict(body.counts(body.printer.places[part.id].dims)).get(s.axis, 1)
+    count = dict(body.counts(body.printer.places[part.id].dims)).get(along(s), 1)
     outer = body.printer.unit
     found: list[str] = []
     for k in range(count):
-        index = {**outer.index, s.axis: str(k)} if count > 1 else outer.index
+        index = {**outer.index, along(s): str(k)} if count > 1 else outer.index
         body.printer.unit = Unit(outer.values, outer.lane, outer.lanes, index)
         found.append(body.printer.access(part.id))
     body.printer.unit = outer
@@ -60,7 +66,7 @@ def _across_lanes(body: Body, s: Collapse, helpers: Helpers) -> None:
         return
     helper = helpers.number(s.reduction)
     names = [body.printer.fresh() for _ in s.parts]
-    lanes = str(body.lanes(body.dims((s.axis,))))
+    lanes = str(body.lanes(body.dims(s.axes)))
     for name, part, own in zip(names, s.parts, registers, strict=True):
         body.lines.put(f"{body.printer.style.vector(part.dtype, lanes)} {name} = {own[0]};")
     for k in range(1, len(registers[0])):
@@ -89,11 +95,11 @@ def _in_order(body: Body, s: Collapse) -> None:
     """Merge along an axis that is not vectorised: a loop over its index."""
     printer, unit = body.printer, body.printer.unit
     dims = printer.places[s.parts[0].id].dims
-    count = dict(body.counts(dims)).get(s.axis, 1)
-    u = f"u{body.axis_name(s.axis)[1:]}"
+    count = dict(body.counts(dims)).get(along(s), 1)
+    u = f"u{body.axis_name(along(s))[1:]}"
     for v, part in zip(s.vars, s.parts, strict=True):
         printer.unit = Unit(
-            unit.values, unit.lane, unit.lanes, {**unit.index, s.axis: "0"} if count > 1 else unit.index
+            unit.values, unit.lane, unit.lanes, {**unit.index, along(s): "0"} if count > 1 else unit.index
         )
         first = printer.access(part.id)
         printer.unit = unit
@@ -103,7 +109,7 @@ def _in_order(body: Body, s: Collapse) -> None:
     with body.lines.block(f"for (i64 {u} = 1; {u} < {count}; {u}++)"):
         outer = printer.scope
         printer.scope = Scope(outer)
-        printer.unit = Unit(unit.values, unit.lane, unit.lanes, {**unit.index, s.axis: u})
+        printer.unit = Unit(unit.values, unit.lane, unit.lanes, {**unit.index, along(s): u})
         merge(body, s)
         printer.scope, printer.unit = outer, unit
 
@@ -131,7 +137,7 @@ def _block_sum(body: Body, s: Collapse) -> Var | None:
     """The state of a block of values that a long float sum adds up apart, if `s` is one: a single chain would round as
     often as there are values, each time by the size of the whole."""
     (first, *others), part = s.vars, s.parts[0]
-    count = dict(body.counts(body.dims(part.axes))).get(s.axis, 1)
+    count = dict(body.counts(body.dims(part.axes))).get(along(s), 1)
     if others or count <= CHAIN or s.reduction.combiner != "add" or not first.dtype.is_float:
         return None
     return Var(-1 - first.id, first.dtype, first.axes)
@@ -144,7 +150,7 @@ def merge(body: Body, s: Collapse) -> None:
         _merge(body, s)
         return
     _merge(body, replace(s, vars=(sums.var,)))
-    index, count = body.printer.unit.index[s.axis], dict(body.counts(body.dims(s.parts[0].axes)))[s.axis]
+    index, count = body.printer.unit.index[along(s)], dict(body.counts(body.dims(s.parts[0].axes)))[along(s)]
     block = 4
     while block * block < count:
         block *= 2

@@ -30,7 +30,7 @@ from tilewright.ir.program import (
     uses,
 )
 
-from .triton_collapse import Whole, joined, merged
+from .triton_collapse import merged
 from .triton_expr import Expressions
 from .triton_places import Places
 from .triton_scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
@@ -89,7 +89,6 @@ class Body:
         self.lines = printer.lines
         self.stages = program.stages
         readers = Counter(v for s in program.statements() for v in set(uses(s)))
-        self.readers = Counter(readers)
         for s in program.statements():
             if isinstance(s, Dot):
                 readers.subtract({s.a.id, s.b.id})
@@ -106,7 +105,7 @@ class Body:
 
     def body(self, statements: Sequence[Stmt]) -> None:
         """Print statements in order."""
-        for s in joined(statements, self.readers):
+        for s in statements:
             match s:
                 case Load():
                     self.load(s)
@@ -118,7 +117,7 @@ class Body:
                     self.declare(s)
                 case Update():
                     self.update(s)
-                case Collapse() | Prefix() | Whole():
+                case Collapse() | Prefix():
                     self.collapse(s)
                 case Dot():
                     self.dot(s)
@@ -368,18 +367,21 @@ class Body:
 
     # --- whole blocks ----------------------------------------------------------------
 
-    def collapse(self, s: Collapse | Prefix | Whole) -> None:
+    def collapse(self, s: Collapse | Prefix) -> None:
         """A merge along one dimension, or all; along an axis that is no dimension there is nothing to merge."""
         printer = self.printer
         parts = [printer.values[p.id] for p in s.parts]
-        axes = printer.ordered(s.axes if isinstance(s, Whole) else [s.axis])
+        axes = printer.ordered(s.axes if isinstance(s, Collapse) else [s.axis])
         if not axes:
             for var, part in zip(s.vars, parts, strict=True):
                 self.define(var, part)
             return
         wanted = printer.ordered([*axes, *printer.union(parts)])
         full = [printer.spread(p, wanted, v.dtype) for p, v in zip(parts, s.parts, strict=True)]
-        place = None if isinstance(s, Whole) else wanted.index(s.axis)
+        first, *others = axes
+        if others and axes != wanted:
+            raise VerifyError("a merge of several axes leaves one", phase="emit")
+        place = None if others else wanted.index(first)
         rest = wanted if isinstance(s, Prefix) else tuple(a for a in wanted if a not in axes)
         text = merged(s, full, place, printer.helpers)
         self.lines.put(f"{', '.join(f'v{v.id}' for v in s.vars)} = {text}")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tilewright.ir.dtype import bool_
-from tilewright.ir.expr import Axis
-from tilewright.ir.program import Collapse, Prefix, Stmt, Var
+from tilewright.ir.program import Collapse, Prefix
 from tilewright.ir.reduction import Reduction
 
 from .triton_expr import Expressions, count_reads
@@ -20,42 +18,7 @@ MERGES = {"add": "total", "mul": "product", "maximum": "larger", "minimum": "sma
 TRUTHS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A merge along all dimensions of a block at once: each thread then merges what it holds before any speaks to
-    another one."""
-
-    vars: tuple[Var, ...]
-    parts: tuple[Var, ...]
-    reduction: Reduction
-    axes: tuple[Axis, ...]
-
-
-def joined(statements: Sequence[Stmt], readers: Mapping[int, int]) -> list[Stmt | Whole]:
-    """Statements in order, with merges along one dimension after the other that leave none as one, where nothing else
-    reads what is between them. `readers` counts the statements that read a value."""
-    made: list[Stmt | Whole] = []
-    chain: list[Collapse] = []
-
-    def close() -> None:
-        whole = len(chain) > 1 and not chain[-1].vars[0].axes
-        axes = tuple(c.axis for c in chain)
-        made.extend([Whole(chain[-1].vars, chain[0].parts, chain[0].reduction, axes)] if whole else chain)
-        chain.clear()
-
-    for s in statements:
-        follows = isinstance(s, Collapse) and bool(chain) and s.parts == chain[-1].vars
-        if not follows or any(readers[v.id] > 1 for v in chain[-1].vars):
-            close()
-        if isinstance(s, Collapse) and s.reduction.combiner is not None:
-            chain.append(s)
-        else:
-            made.append(s)
-    close()
-    return made
-
-
-def merged(s: Collapse | Prefix | Whole, parts: Sequence[Term], place: int | None, helpers: Helpers) -> str:
+def merged(s: Collapse | Prefix, parts: Sequence[Term], place: int | None, helpers: Helpers) -> str:
     """The call that merges `parts`, blocks of one shape, along dimension `place` (None: along all)."""
     names = parts[0].text if len(parts) == 1 else f"({', '.join(p.text for p in parts)})"
     op, dtype = s.reduction.combiner, s.reduction.state[0]

@@ -246,14 +246,14 @@ class _Run:
             self.assign(var, new)
 
     def collapse(self, s: Collapse) -> None:
-        """Merge lanes along one axis, neighbours first."""
-        parts = np.broadcast_arrays(*[self.values[value_of(p)] for p in s.parts])
-        k = self.place.get(s.axis)
-        if k is None:
-            merged = list(parts)
-        else:
-            count = max(parts[0].shape[k], self.tiles[s.axis])
-            full = [np.broadcast_to(p, (*p.shape[:k], count, *p.shape[k + 1 :])) for p in parts]
+        """Merge lanes along one axis after the other, neighbours first."""
+        merged = list(np.broadcast_arrays(*[self.values[value_of(p)] for p in s.parts]))
+        for a in s.axes:
+            k = self.place.get(a)
+            if k is None:
+                continue
+            count = max(merged[0].shape[k], self.tiles[a])
+            full = [np.broadcast_to(p, (*p.shape[:k], count, *p.shape[k + 1 :])) for p in merged]
             last = merge_last(self.algebra, s.reduction, [np.moveaxis(p, k, -1) for p in full])
             merged = [np.expand_dims(x, k) for x in last]
         for var, value in zip(s.vars, merged, strict=True):

@@ -134,12 +134,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Collapse:
-    """vars = the merge, in a fixed order, of the states `parts` over their block axis `axis` (which `vars` lack)."""
+    """vars = the merge, in a fixed order, of the states `parts` over their block axes `axes` (which `vars` lack).
+
+    Several axes at once is for machines whose threads share a grid point: each thread merges what it holds before any
+    speaks to another one."""
 
     vars: tuple[Var, ...]
     parts: tuple[Var, ...]
     reduction: Reduction
-    axis: Axis
+    axes: tuple[Axis, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +382,8 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Collapse():
                 of = ", ".join(map(repr, s.parts))
                 lines.append(
-                    f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over {s.axis.name}"
+                    f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over "
+                    + ", ".join(a.name for a in s.axes)
                 )
             case Prefix():
                 of = ", ".join(map(repr, s.parts))

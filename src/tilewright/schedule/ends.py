@@ -101,7 +101,7 @@ class Ended(Repair):
         mask = self.tail(blocks)
         if mask is not None:
             value = where(mask, value, end.limit if end.low else least)
-        for a in blocks:
-            (var,) = self.collapsed(reduction, (self.held(value, self.blocks(value)),), a)
+        if blocks:
+            (var,) = self.collapsed(reduction, (self.held(value, blocks),), blocks)
             value = value_of(var)
         return self.named(dims.minimum(dims.maximum(value, least), end.limit))

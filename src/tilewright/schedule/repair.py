@@ -113,9 +113,7 @@ class Repair(States):
         """Whether one of some conditions holds anywhere in a block."""
         held = self.named(reduce(lambda a, b: call("or", a, b), dict.fromkeys(conditions)))
         parts = (self.held(held, self.blocks(held)),)
-        for a in parts[0].axes:
-            parts = self.collapsed(any_(), parts, a)
-        return value_of(parts[0])
+        return value_of(self.collapsed(any_(), parts, parts[0].axes)[0])
 
     def single_powers(
         self, targets: Sequence[Item], follows: Sequence[Merge], before: Values, ahead: Values

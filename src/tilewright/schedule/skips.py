@@ -44,8 +44,8 @@ class Skipping(Ended):
             inner()
             return
         parts = (self.held(seen, self.blocks(seen)),)
-        for a in sorted(parts[0].axes, key=lambda a: a == self.schedule.lane):
-            parts = self.collapsed(any_(), parts, a)
+        along = sorted(parts[0].axes, key=lambda a: a == self.schedule.lane)
+        parts = self.collapsed(any_(), parts, along)
         outer_scope, outer_out = self.scope, self.out
         self.scope, self.out = outer_scope.child(), []
         inner()

@@ -83,9 +83,7 @@ class States(Evaluation):
             if not near:
                 return lifted, mask
             parts = self.parts(t, lifted, mask)
-            for a in near:
-                parts = self.collapsed(t.reduction, parts, a)
-            return [value_of(v) for v in parts], None
+            return [value_of(v) for v in self.collapsed(t.reduction, parts, near)], None
         return [value_of(v) for v in self.collapse(t, self.parts(t, lifted, mask))], None
 
     def parts(self, t: Item, lifted: Sequence[Expr], mask: Expr | None) -> tuple[Var, ...]:
@@ -141,28 +139,30 @@ class States(Evaluation):
         here = [self.named(e) for e in t.reduction.merged(old, [value_of(v) for v in inner])]
         self.result(t, here)
         whole = tuple(self.var(p.dtype, tuple(a for a in p.axes if a != t.scan)) for p in parts)
-        self.out.append(Collapse(whole, parts, t.reduction, t.scan))
+        self.out.append(Collapse(whole, parts, t.reduction, (t.scan,)))
         self.out.append(Update(names, t.reduction.merged(old, [value_of(v) for v in whole])))
 
     def collapse(self, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
         assert t.reduction is not None
         if t.reduction.pooled:
             return self.pool(t, t.reduction, parts)
-        # Neighbours in memory first: they are in one thread or in threads in step.
-        for a in sorted(t.reduce, key=lambda a: a != self.schedule.lane):
-            if a in parts[0].axes:
-                if t.reduction.extreme is not None and not self.schedule.peel:
-                    parts = self.first_extreme(t, t.reduction, parts, a)
-                else:
-                    parts = self.collapsed(t.reduction, parts, a)
-        return parts
+        along = self.along(t, parts)
+        if t.reduction.extreme is not None and not self.schedule.peel:
+            for a in along:
+                parts = self.first_extreme(t, t.reduction, parts, a)
+            return parts
+        return self.collapsed(t.reduction, parts, along)
+
+    def along(self, t: Item, parts: Sequence[Var]) -> list[Axis]:
+        """The block axes that a fold merges: neighbours in memory first, in one thread or in threads in step."""
+        found = [a for a in t.reduce if any(a in p.axes for p in parts)]
+        return sorted(found, key=lambda a: a != self.schedule.lane)
 
     def pool(self, t: Item, reduction: Reduction, parts: tuple[Var, ...]) -> tuple[Var, ...]:
         """Lanes merged by addition: first what adds as it is, then what depends on those sums."""
-        along = [a for a in t.reduce if any(a in p.axes for p in parts)]
+        along = self.along(t, parts)
         if not along:
             return parts
-        along.sort(key=lambda a: a != self.schedule.lane)
         known = {slot("a", k, p.dtype): value_of(p) for k, p in enumerate(parts)}
         whole: dict[int, Var] = {}
         for late in (False, True):
@@ -170,17 +170,21 @@ class States(Evaluation):
             sums = {slot("b", k, v.dtype): value_of(v) for k, v in whole.items()}
             for k in found:
                 e = substitute(reduction.pooled[k], known | sums)
-                made = (self.held(e, self.blocks(e)),)
-                for a in along:
-                    made = self.collapsed(sum_(e.dtype), made, a)
-                whole[k] = made[0]
+                (whole[k],) = self.collapsed(sum_(e.dtype), (self.held(e, self.blocks(e)),), along)
         return tuple(whole[k] for k in range(len(parts)))
 
-    def collapsed(self, reduction: Reduction, parts: tuple[Var, ...], a: Axis) -> tuple[Var, ...]:
-        rest = tuple(x for x in parts[0].axes if x != a)
-        names = tuple(self.var(p.dtype, rest) for p in parts)
-        self.out.append(Collapse(names, parts, reduction, a))
-        return names
+    def collapsed(
+        self, reduction: Reduction, parts: tuple[Var, ...], along: Sequence[Axis]
+    ) -> tuple[Var, ...]:
+        """`parts` merged along axes: at once if threads share a grid point and no axis is left, else one by one."""
+        leaves_none = len(along) > 1 and set(parts[0].axes) <= set(along)
+        at_once = leaves_none and not self.schedule.peel and reduction.combiner is not None
+        for axes in [tuple(along)] if at_once else [(a,) for a in along]:
+            rest = tuple(x for x in parts[0].axes if x not in axes)
+            names = tuple(self.var(p.dtype, rest) for p in parts)
+            self.out.append(Collapse(names, parts, reduction, axes))
+            parts = names
+        return parts
 
     def first_extreme(
         self, t: Item, reduction: Reduction, parts: tuple[Var, ...], a: Axis
@@ -188,7 +192,7 @@ class States(Evaluation):
         """The extreme value and its first place as two plain folds, of which machines have quick ones."""
         value, place = map(value_of, parts)
         plain = maximum if reduction.extreme == "maximum" else minimum
-        (best,) = self.collapsed(plain(parts[0].dtype), parts[:1], a)
+        (best,) = self.collapsed(plain(parts[0].dtype), parts[:1], (a,))
         here = call("eq", value, value_of(best))
         if best.dtype.is_float:
             here = call("or", here, call("isnan", value))  # if there is one, the extreme is none
@@ -198,7 +202,7 @@ class States(Evaluation):
         there = where(here, place, none)
         candidates = self.var(i64, parts[1].axes)
         self.out.append(Compute(candidates, there))
-        (first,) = self.collapsed(minimum(i64), (candidates,), a)
+        (first,) = self.collapsed(minimum(i64), (candidates,), (a,))
         found = self.var(i64, first.axes)
         self.out.append(
             Compute(found, where(call("eq", value_of(first), none), const(-1, i64), value_of(first)))
