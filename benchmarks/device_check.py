@@ -8,6 +8,8 @@ costs. Prints one line for each check that fails, and a count. Parts run side by
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -101,10 +104,10 @@ def corpus() -> Iterator[Check]:
 
 
 def checks() -> list[Check]:
-    """All of them."""
+    """All of them, those that take longest first."""
     others = [Check(f.__name__, f) for f in device_cases.ALL]
     attention = [Check(name, run) for name, run in device_attention.checks()]
-    return [*others, *attention, *corpus()]
+    return [*attention, *others, *corpus()]
 
 
 def run(check: Check) -> Outcome:
@@ -122,54 +125,103 @@ def run(check: Check) -> Outcome:
     return Outcome(check.name, passed, said[:700], round(time.perf_counter() - start, 3))
 
 
-def part(number: int, parts: int, only: str) -> None:
-    """The checks of one process: a line with the name before each, and one with its outcome after it."""
+def serve() -> None:
+    """Run the checks that standard input names, one a line, and print a line with the outcome of each."""
     torch.set_default_device("cuda")
-    for check in [c for c in checks() if only in c.name][number::parts]:
-        print(check.name, flush=True)
-        print(json.dumps(asdict(run(check))), flush=True)
+    known = {c.name: c for c in checks()}
+    for line in sys.stdin:
+        print(json.dumps(asdict(run(known[line.strip()]))), flush=True)
+        torch.cuda.empty_cache()
 
 
-def outcomes(process: subprocess.Popen[str], number: int) -> list[Outcome]:
-    """What a part said, up to its end."""
-    out, err = process.communicate()
-    lines = out.splitlines()
-    said = [Outcome(**json.loads(line)) for line in lines if line.startswith("{")]
-    if process.returncode:
-        name = lines[-1] if lines and not lines[-1].startswith("{") else f"part {number}"
-        said.append(Outcome(name, False, " | ".join(err.splitlines()[-3:])[:700] or "ended", 0.0))
-    return said
+class Worker:
+    """A process that runs checks on one of the GPUs, started again after a check that ended it."""
+
+    def __init__(self, number: int) -> None:
+        self.device = gpus()[number % len(gpus())]
+        self.process: subprocess.Popen[str] | None = None
+
+    def check(self, name: str) -> Outcome:
+        """The outcome of one check."""
+        if self.process is None:
+            command = [sys.executable, "-m", "benchmarks.device_check", "--serve"]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": self.device},
+            )  # fmt: skip
+        assert self.process.stdin is not None and self.process.stdout is not None
+        start = time.perf_counter()
+        with suppress(BrokenPipeError):  # it has ended, as the next line says
+            self.process.stdin.write(name + "\n")
+            self.process.stdin.flush()
+        said = next((line for line in self.process.stdout if line.startswith("{")), "")
+        if said:
+            return Outcome(**json.loads(said))
+        return Outcome(name, False, f"ended with {self.close()}", round(time.perf_counter() - start, 3))
+
+    def close(self) -> int | None:
+        """Wait for the end of the process and let go of its pipes; its exit code."""
+        ended, self.process = self.process, None
+        if ended is None:
+            return None
+        with suppress(BrokenPipeError), ended:  # what it did not read is lost
+            pass
+        return ended.returncode
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        if self.process is not None:
+            self.process.kill()
+
+
+def gpus() -> list[str]:
+    """The GPUs to run on, as the driver's environment variable names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",") if named else [str(k) for k in range(max(1, torch.cuda.device_count()))]
+
+
+def all_outcomes(names: Sequence[str], parts: int, budget: float | None) -> list[Outcome]:
+    """The outcomes of checks, each taken by the next free process; what `budget` seconds do not reach has failed."""
+    end = math.inf if budget is None else time.monotonic() + budget
+    left = iter(names)
+    lock = threading.Lock()
+    workers = [Worker(k) for k in range(parts)]
+
+    def work(worker: Worker) -> list[Outcome]:
+        found: list[Outcome] = []
+        while True:
+            with lock:
+                name = next(left, None)
+            if name is None:
+                worker.stop()
+                worker.close()
+                return found
+            late = time.monotonic() >= end
+            found.append(Outcome(name, False, "no time left", 0.0) if late else worker.check(name))
+
+    timer = threading.Timer(budget or 0.0, lambda: [w.stop() for w in workers])
+    timer.daemon = True
+    if budget is not None:
+        timer.start()
+    with ThreadPoolExecutor(parts) as pool:
+        found = [o for some in pool.map(work, workers) for o in some]
+    timer.cancel()
+    return found
 
 
 @click.command()
 @click.option("--json", "path", type=click.Path(path_type=Path), help="write all outcomes to a file")
-@click.option("--parts", default=8, show_default=True, help="processes side by side")
+@click.option("--commit", default="", help="what was checked, for the file")
+@click.option("--parts", default=8, show_default=True, help="processes side by side, over all visible GPUs")
 @click.option("--only", default="", help="checks whose name contains this")
 @click.option("--budget", type=float, help="seconds after which what still runs is ended, and fails")
-@click.option("--part", "number", type=int, help="run one part here and print it")
-def main(path: Path | None, parts: int, only: str, budget: float | None, number: int | None) -> None:
-    """Check compiled graphs on this machine's GPU."""
-    if number is not None:
-        part(number, parts, only)
+@click.option("--serve", "serving", is_flag=True, help="run the checks that standard input names")
+def main(path: Path | None, commit: str, parts: int, only: str, budget: float | None, serving: bool) -> None:
+    """Check compiled graphs on this machine's GPUs."""
+    if serving:
+        serve()
         return
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.device_check",
-        f"--parts={parts}",
-        f"--only={only}",
-        "--part",
-    ]
-    running = [
-        subprocess.Popen([*command, str(k)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for k in range(parts)
-    ]
-    timers = [threading.Timer(budget, process.kill) for process in running] if budget else []
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
-    with ThreadPoolExecutor(parts) as pool:  # all pipes are read at once, or a full one would stop its part
-        found = [o for some in pool.map(outcomes, running, range(parts)) for o in some]
+    found = all_outcomes([c.name for c in checks() if only in c.name], parts, budget)
     for o in found:
         if not o.passed or o.name in {f.__name__ for f in device_cases.ALL}:
             print(f"{'ok  ' if o.passed else 'FAIL'} {o.name}: {o.said}")
@@ -177,6 +229,7 @@ def main(path: Path | None, parts: int, only: str, budget: float | None, number:
     print(f"{len(found) - failed} of {len(found)} checks passed")
     if path is not None:
         facts = {**record.provenance(torch.get_num_threads()), "device": torch.cuda.get_device_name()}
+        facts |= {"commit": commit} if commit else {}
         record.write_json(path, {**facts, "checks": [asdict(o) for o in found]})
     sys.exit(bool(failed))
 

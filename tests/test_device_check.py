@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -73,3 +76,30 @@ def test_a_new_graph_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_cpu(monkeypatch, lambda inputs: [t.double() for t in inputs])
     with pytest.raises(AssertionError, match="new graph"):
         device_check.corpus_case(DYNAMIC, torch.float32, True)
+
+
+def test_each_check_is_run_once_by_one_process_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device_check.Worker, "check", lambda self, name: device_check.Outcome(name, True, self.device, 0.0)
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    names = [f"check {k}" for k in range(20)]
+    found = device_check.all_outcomes(names, 3, None)
+    assert sorted(o.name for o in found) == sorted(names) and {o.said for o in found} <= {"2", "5"}
+    assert all(o.said == "no time left" for o in device_check.all_outcomes(names, 3, 0.0))
+
+
+def test_a_process_that_ends_fails_its_check_and_the_next_one_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = json.dumps({"name": "next", "passed": True, "said": "", "seconds": 0.0})
+    texts = iter(["import sys; sys.exit(3)", f"input(); print({answer!r})"])
+    started = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **given: started([sys.executable, "-c", next(texts)], **given)
+    )
+    worker = device_check.Worker(0)
+    ended, passed = worker.check("first"), worker.check("next")
+    worker.stop()
+    worker.close()
+    assert (ended.passed, ended.said) == (False, "ended with 3") and passed.passed
