@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ class Kernel:
     exps: int = 10
     seconds: float = 2e-6
     flops: int = 512
+    sizes: Mapping[str, int] = field(default_factory=dict)
     source: str = "void k0() {}\n"
     reason: str = "the next op reads across rows"
 
@@ -53,6 +54,11 @@ class Call:
     how: str = "own"
     reason: str = "contraction"
     results: tuple[str, ...] = ("f32[3, 4]",)
+    bytes_moved: int = 12_345
+    flops: int = 678_901
+    exps: int | None = None
+    seconds: float | None = 7e-6
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Fake:
@@ -179,6 +185,9 @@ def test_explain_gives_reasons_and_source(here: Path, door: Door) -> None:
         "1 kernels move 2.9 KiB",
         "aten.addmm",
         "own",
+        "12.1 KiB",
+        "678,901",
+        "intermediates take -",  # the stand-in has no plan
     ):
         assert text in result.output, text
 

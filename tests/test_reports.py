@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
+from tilewright.runtime.bound import intermediate_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,28 @@ def test_products_of_the_library_stay_a_choice() -> None:
     compiled = tilewright.compile(torch.mm, (torch.randn(8, 8), torch.randn(8, 8)))
     assert "1 as library calls by choice: aten.mm x1 (contraction)" in str(compiled.coverage)
     assert compiled.calls[0].how == "choice"  # type: ignore[attr-defined]
+
+
+def test_calls_have_figures_of_what_they_compute() -> None:
+    compiled = tilewright.compile(
+        lambda a, b: torch.mm(a, b).softmax(-1), (torch.randn(8, 16), torch.randn(16, 32))
+    )
+    (call,), (kernel,) = compiled.calls, compiled.kernels  # type: ignore[misc]
+    assert (call.name, call.exps, kernel.exps) == ("aten.mm", 0, 8 * 32)
+    assert call.flops == 2 * 8 * 16 * 32 and call.bytes_moved == 4 * (8 * 16 + 16 * 32 + 8 * 32)
+    assert call.seconds > 0
+    (graph,) = tilewright.compilations()
+    assert intermediate_bytes(graph.trace["plan"], {}) == 4 * 8 * 32  # type: ignore[arg-type]
+
+
+def test_what_has_no_declaration_has_no_figures() -> None:
+    (call,) = tilewright.compile(chain, (torch.randn(3, 5),), dims={"x": {0: "n"}}).calls
+    assert (call.flops, call.exps, call.seconds) == (None, None, None)  # type: ignore[attr-defined]
+    assert call.bytes_moved == 4 * 3 * 5 + (4 + 8) * 3 * 2  # type: ignore[attr-defined]
+    (graph,) = tilewright.compilations()
+    plan = graph.trace["plan"]
+    assert intermediate_bytes(plan, {}) is None  # type: ignore[arg-type]
+    assert intermediate_bytes(plan, call.sizes) > 0  # type: ignore[arg-type,operator,attr-defined]
 
 
 # --- what counts -----------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -151,27 +152,30 @@ def contestant(item: Prepared, timed: Timed, flops: float, fastest: float) -> Fa
 def made_of(call: Ours) -> Facts:
     """What was decided for a compiled model, its kernels and calls, and the time that the model of costs expects."""
     compiled = call.compiled
-    kernels = compiled.kernels
-    modelled = [kernel.seconds for kernel in kernels]
     mapped = next((phase.result for phase in compiled.trace.phases if phase.name == "map"), None)
     regions: Sequence[object] = getattr(mapped, "regions", ())
+    modelled = [record.seconds for record in (*compiled.kernels, *compiled.calls)]
     return {
         "plan": [str(region) for region in regions],
-        "modelled_ms": None if None in modelled or compiled.calls else 1e3 * sum(s or 0.0 for s in modelled),
+        "modelled_ms": None if None in modelled else 1e3 * sum(s or 0.0 for s in modelled),
         "kernels": [
-            {
-                "name": kernel.name,
-                "ops": list(kernel.ops),
-                "bytes_moved": kernel.bytes_moved,
-                "bytes_lower_bound": kernel.bytes_lower_bound,
-                "flops": kernel.flops,
-                "exps": kernel.exps,
-                "modelled_ms": None if seconds is None else 1e3 * seconds,
-                "schedule": kernel.schedule,
-            }
-            for kernel, seconds in zip(kernels, modelled, strict=True)
+            _figures(k) | {"bytes_lower_bound": k.bytes_lower_bound, "schedule": k.schedule}
+            for k in compiled.kernels
         ],
-        "calls": [str(c) for c in compiled.calls],
+        "calls": [_figures(c) | {"how": c.how, "results": list(c.results)} for c in compiled.calls],
+    }
+
+
+def _figures(record: Any) -> Facts:
+    """Of a kernel or call."""
+    seconds = record.seconds
+    return {
+        "name": record.name,
+        "ops": list(record.ops),
+        "bytes_moved": record.bytes_moved,
+        "flops": record.flops,
+        "exps": record.exps,
+        "modelled_ms": None if seconds is None else 1e3 * seconds,
     }
 
 
@@ -266,7 +270,7 @@ def table(title: str, rows: Mapping[str, Facts]) -> str:
 
 
 def reports(title: str, rows: Mapping[str, Facts]) -> str:
-    """One line per row and way of ours to run it: kernels, calls, milliseconds modelled and measured, what its kernels
+    """One line per row and way of ours to run it: kernels, calls, milliseconds modelled and measured, what they
     compute and move, and memory beyond inputs and results."""
     lines: list[list[str]] = []
     for label, facts in rows.items():
@@ -274,18 +278,18 @@ def reports(title: str, rows: Mapping[str, Facts]) -> str:
             kernels: Sequence[Facts] | None = item.get("kernels")  # type: ignore[assignment]
             if kernels is None:
                 continue
-            sums = [_total(kernels, key) for key in ("flops", "exps", "bytes_moved")]
+            calls: Sequence[Facts] = item.get("calls", ())  # type: ignore[assignment]
+            sums = [_total([*kernels, *calls], key) for key in ("flops", "exps", "bytes_moved")]
             figures = [_scaled(n, 10**power) for n, power in zip(sums, (9, 9, 6), strict=True)]
             times = [_scaled(item.get(key), 1) for key in ("modelled_ms", "median_ms")]
             memory = _scaled(item.get("extra_bytes"), 1 << 20)
-            calls: Sequence[str] = item.get("calls", ())  # type: ignore[assignment]
             lines.append([label, name, str(len(kernels)), str(len(calls)), *times, *figures, memory])
     head = ("", "", "kernels", "calls", "modelled ms", "ms", "Gflop", "Gexp", "MB moved", "extra MiB")
     return gpu_report.text_table(title, head, lines)
 
 
-def _total(kernels: Sequence[Facts], key: str) -> float | None:
-    found = [kernel.get(key) for kernel in kernels]
+def _total(records: Sequence[Facts], key: str) -> float | None:
+    found = [record.get(key) for record in records]
     return sum(n for n in found if isinstance(n, int | float)) if None not in found else None
 
 

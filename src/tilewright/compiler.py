@@ -42,6 +42,7 @@ from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
+from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
@@ -67,6 +68,7 @@ from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.schedule.windows import with_windows
 from tilewright.target import Target
+from tilewright.tile.library import call_seconds
 from tilewright.tile.sizes import EARNEST, raised, representative, seen_sizes
 
 T = TypeVar("T")
@@ -207,7 +209,7 @@ def compile_fx(
     STATS.graphs += 1
     cover = made.cover
     runs = executable(cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions)
-    return _noted(runs, Compilation(kind, coverage_of(cover), run.trace, made.kernels, calls_of(cover)))
+    return _noted(runs, Compilation(kind, coverage_of(cover), run.trace, made.kernels, made.calls))
 
 
 def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:
@@ -225,6 +227,7 @@ class _Made:
     plan: Plan
     unit: NativeUnit | CudaUnit | None = None
     kernels: tuple[KernelReport, ...] = ()
+    calls: tuple[CallReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,8 @@ def _generated(
         warnings.warn(f"{lacking}: every op runs as a library call", RuntimeWarning, stacklevel=2)
         cover = run("partition", lambda: library_cover(graph))
         _check_strict(cover, options)
-        return _Made(cover, run("plan", lambda: planned(cover, {})))
+        calls = calls_of(cover, graph.ops, sizes, lambda step, ops: None)
+        return _Made(cover, run("plan", lambda: planned(cover, {})), calls=calls)
     target = _machine(place, options)
     solver = Solver(target, options)
     typical = typical_sizes(graph, sizes)
@@ -302,7 +306,19 @@ def _generated(
         report_of(k, cover, n, sizes, partial(built.scheduled.__getitem__, i), printer)
         for i, (k, (n, _)) in enumerate(kernels.items())
     )
-    return _Made(cover, plan, built.unit, reports)
+    price = partial(_call_seconds, run.trace["map"], target, typical)
+    return _Made(cover, plan, built.unit, reports, calls_of(cover, graph.ops, sizes, price))
+
+
+def _call_seconds(
+    found: object, target: Target, sizes: Mapping[str, int], step: LibraryStep, ops: Sequence[Op]
+) -> float:
+    """Modelled seconds of a call that does some captured ops; what was `found` around contractions knows routines."""
+    for region in found.regions if isinstance(found, Mapped) else ():
+        if region.routine is not None and any(op.call is step.op.call for op in region.routine.ops):
+            return region.seconds
+    with seen_sizes(sizes):
+        return call_seconds(ops, step.op.outputs, target)
 
 
 def typical_sizes(graph: Graph, traced: Mapping[str, int]) -> Mapping[str, int]:

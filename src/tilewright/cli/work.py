@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from tilewright.options import PREFIX, Options
 from tilewright.partition.settle import Mapped
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
+from tilewright.runtime.bound import intermediate_bytes
 
 
 class Phase(Protocol):
@@ -34,8 +35,8 @@ class Phase(Protocol):
     def result(self) -> object: ...
 
 
-class KernelRecord(Protocol):
-    """One generated kernel: bytes and flops of one call, and why it ends where it does."""
+class Record(Protocol):
+    """One kernel or call: bytes, operations and modelled seconds at the sizes that its graph was traced with."""
 
     @property
     def name(self) -> str: ...
@@ -44,26 +45,29 @@ class KernelRecord(Protocol):
     @property
     def bytes_moved(self) -> int | None: ...
     @property
-    def bytes_lower_bound(self) -> int | None: ...
-    @property
     def flops(self) -> int | None: ...
     @property
     def exps(self) -> int | None: ...
     @property
     def seconds(self) -> float | None: ...
     @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+
+class KernelRecord(Record, Protocol):
+    """One generated kernel, and why it ends where it does."""
+
+    @property
+    def bytes_lower_bound(self) -> int | None: ...
+    @property
     def source(self) -> str: ...
     @property
     def reason(self) -> str: ...
 
 
-class CallRecord(Protocol):
+class CallRecord(Record, Protocol):
     """One call that no kernel was generated for: whose code it is, why, and what it makes."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def ops(self) -> Sequence[str]: ...
     @property
     def how(self) -> str: ...
     @property
@@ -156,7 +160,7 @@ def _kernel_facts(kernel: KernelRecord, with_source: bool) -> dict[str, Json]:
         "bytes_lower_bound": kernel.bytes_lower_bound,
         "flops": kernel.flops,
         "exps": kernel.exps,
-        "modelled_us": None if kernel.seconds is None else 1e6 * kernel.seconds,
+        "modelled_us": _microseconds(kernel),
         "reason": kernel.reason,
     }
     return facts | ({"source": kernel.source} if with_source else {})
@@ -168,8 +172,7 @@ def _show_kernels(request: Request, compiled: Compiled, with_source: bool) -> No
         moved, bound = kernel.bytes_moved, kernel.bytes_lower_bound
         over = f"{moved / bound:.2f}x" if moved is not None and bound else "-"
         ops = " ".join(str(op) for op in kernel.ops)
-        modelled = None if kernel.seconds is None else 1e6 * kernel.seconds
-        work = kernel.flops, kernel.exps, modelled
+        work = kernel.flops, kernel.exps, _microseconds(kernel)
         rows.append((kernel.name, size(moved), size(bound), over, *work, kernel.reason, ops))
     columns = ("kernel", "bytes moved", "lower bound", "ratio", "flops", "exps", "modelled us")
     columns += ("why it ends there", "ops")
@@ -182,18 +185,35 @@ def _show_kernels(request: Request, compiled: Compiled, with_source: bool) -> No
 
 def _call_facts(call: CallRecord) -> dict[str, Json]:
     return {
-        "name": call.name, "ops": list(call.ops), "how": call.how, "reason": call.reason, "results": list(call.results)
+        "name": call.name, "ops": list(call.ops), "how": call.how, "reason": call.reason, "results": list(call.results),
+        "bytes_moved": call.bytes_moved, "flops": call.flops, "exps": call.exps, "modelled_us": _microseconds(call),
     }  # fmt: skip
 
 
+def _microseconds(record: Record) -> float | None:
+    return None if record.seconds is None else 1e6 * record.seconds
+
+
 def _show_calls(request: Request, compiled: Compiled) -> None:
-    columns = ("call", "whose", "why", "makes", "ops")
+    columns = ("call", "whose", "why", "bytes moved", "flops", "exps", "modelled us", "makes", "ops")
     rows: list[Sequence[Cell]] = [
-        (call.name, call.how, call.reason, " ".join(call.results), " ".join(call.ops))
+        (
+            call.name, call.how, call.reason, size(call.bytes_moved), call.flops, call.exps, _microseconds(call),
+            " ".join(call.results), " ".join(call.ops),
+        )
         for call in compiled.calls
-    ]
+    ]  # fmt: skip
     if rows:
         request.screen.table("calls", columns, rows)
+
+
+def _show_memory(request: Request, compiled: Compiled) -> None:
+    """What lives between kernels and calls."""
+    plan = next((phase.result for phase in compiled.trace.phases if phase.name == "plan"), None)
+    sizes = next((record.sizes for record in (*compiled.kernels, *compiled.calls)), {})
+    needed = intermediate_bytes(plan, sizes) if isinstance(plan, Plan) else None
+    request.screen.line(f"intermediates take {size(needed)}")
+    request.screen.facts["intermediate_bytes"] = needed
 
 
 def _show_regions(request: Request, compiled: Compiled) -> None:
@@ -316,6 +336,7 @@ def explain_model(request: Request, with_source: bool) -> int:
     show_compiled(request, compiled)
     _show_kernels(request, compiled, with_source)
     _show_calls(request, compiled)
+    _show_memory(request, compiled)
     _show_regions(request, compiled)
     if with_source:
         for kernel in compiled.kernels:

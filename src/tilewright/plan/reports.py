@@ -21,37 +21,25 @@ EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KernelReport:
-    """One launch. `ops` are the captured nodes in it, by name; `sizes` are those that the graph was traced with, and
-    the figures are for them (None where a size comes from data).
+class Figures:
+    """What one launch or call does. `ops` are the captured nodes in it, by name; `sizes` are those that the graph was
+    traced with, and the figures are for them (None where a size comes from data, or an op has no declaration).
 
     `bytes_moved` counts every operand and result once: what is read again comes from a core's own caches.
-    `bytes_lower_bound` is the least that any kernel for the same region must move. `flops` counts scalar operations of
-    the bodies in units of one addition (see `ir.expr.Scalar.cost`), `exps` exponentials, with those that a mask makes
-    needless: how many are left out is known when it runs. `seconds` are what the model gives one call. A kernel whose
-    library was found in the cache is scheduled and printed when `scheduled` or `source` is asked for.
-    """
+    `flops` counts scalar operations of the bodies in units of one addition (see `ir.expr.Scalar.cost`), `exps`
+    exponentials, with those that a mask makes needless: how many are left out is known when it runs."""
 
     name: str
     ops: tuple[str, ...]
     moved: Expr
-    bound: Expr
-    work: Expr
-    exponentials: Expr
+    work: Expr | None
+    exponentials: Expr | None
     sizes: Mapping[str, int]
-    scheduled: Callable[[], Scheduled]
-    printer: Callable[[TileProgram], str]
-    site: Callable[[Op], str]
 
     @property
     def bytes_moved(self) -> int | None:
         """Bytes of one call."""
         return self._at(self.moved)
-
-    @property
-    def bytes_lower_bound(self) -> int | None:
-        """Bytes that one call cannot avoid."""
-        return self._at(self.bound)
 
     @property
     def flops(self) -> int | None:
@@ -63,13 +51,31 @@ class KernelReport:
         """Exponentials of one call."""
         return self._at(self.exponentials)
 
+    def _at(self, e: Expr | None) -> int | None:
+        known = e is not None and self.sizes.keys() >= set(names_in((e,)))
+        return size(e, self.sizes) if e is not None and known else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelReport(Figures):
+    """One launch. `bytes_lower_bound` is the least that any kernel for the same region must move, `seconds` are what
+    the model gives one call. A kernel whose library was found in the cache is scheduled and printed when `scheduled` or
+    `source` is asked for."""
+
+    bound: Expr
+    scheduled: Callable[[], Scheduled]
+    printer: Callable[[TileProgram], str]
+    site: Callable[[Op], str]
+
+    @property
+    def bytes_lower_bound(self) -> int | None:
+        """Bytes that one call cannot avoid."""
+        return self._at(self.bound)
+
     @property
     def seconds(self) -> float | None:
         """Modelled seconds of one call."""
         return self.scheduled().seconds
-
-    def _at(self, e: Expr) -> int | None:
-        return size(e, self.sizes) if self.sizes.keys() >= set(names_in((e,))) else None
 
     @property
     def schedule(self) -> str:
@@ -98,34 +104,68 @@ class KernelReport:
         return f"{self.name}: {', '.join(self.ops)}; {figures}"
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
-    """One call that no kernel was generated for: `ops` are the captured nodes that it does, by name; `how` says whose
-    code it is ("own", or a library's by "choice" or "need"), `reason` why; `results` are what it makes."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CallReport(Figures):
+    """One call that no kernel was generated for: `how` says whose code it is ("own", or a library's by "choice" or
+    "need"), `reason` why; `results` are what it makes. `seconds` are what the model gives it (None: no figure). Frozen
+    weights that were packed into it are not among `bytes_moved`."""
 
-    name: str
-    ops: tuple[str, ...]
     how: How
     reason: str
     results: tuple[str, ...]
+    seconds: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name} ({self.how}, {self.reason}): {', '.join(self.ops)} -> {', '.join(self.results)}"
 
 
-def calls_of(cover: Cover) -> tuple[CallReport, ...]:
-    """The calls of a cover, in order."""
+Price = Callable[[LibraryStep, Sequence[Op]], float | None]
+"""Modelled seconds of a call that does some captured ops."""
+
+
+def calls_of(
+    cover: Cover, captured: Sequence[Op], sizes: Mapping[str, int], price: Price
+) -> tuple[CallReport, ...]:
+    """The calls of a cover, in order. `captured` are the ops as they were before any was replaced by a call."""
     found: list[CallReport] = []
+    by_origin: dict[int, list[Op]] = {}
+    for o in captured:
+        by_origin.setdefault(o.origin, []).append(o)
     for step in cover.steps:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         op, call = step.op, step.op.call
         origins = step.origins or ((op.origin,) if op.origin >= 0 else ())
         named = [cover.graph.origins[o] for o in origins]
-        ops = tuple(o.name for o in named if not o.view) or (op.name,)
-        made = tuple(f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in op.outputs)
-        found.append(CallReport(call.name, ops, how(step, call), call.reason, made))
+        done = [o for origin in sorted(origins) for o in by_origin.get(origin, ())]
+        declared = bool(done) and all(o.expr is not None for o in done)
+        work, powers = _work(done) if declared else (None, None)
+        report = CallReport(
+            name=call.name,
+            ops=tuple(o.name for o in named if not o.view) or (op.name,),
+            moved=_bytes((*dict.fromkeys(op.inputs), *op.outputs)),
+            work=work,
+            exponentials=powers,
+            sizes=sizes,
+            how=how(step, call),
+            reason=call.reason,
+            results=tuple(f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in op.outputs),
+            seconds=price(step, done) if declared else None,
+        )
+        found.append(report)
     return tuple(found)
+
+
+def _work(ops: Sequence[Op]) -> tuple[Expr, Expr]:
+    """Scalar operations and exponentials of some ops."""
+    flops = exps = dims.ZERO
+    for op in ops:
+        if op.expr is not None:
+            each = sum(cost(b) for b in op.expr.body) + _step(op.expr.reduction)
+            flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
+            powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
+            exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
+    return flops, exps
 
 
 def _bytes(values: Sequence[Value]) -> Expr:
@@ -144,15 +184,10 @@ def report_of(
 ) -> KernelReport:
     """The report of `kernel`, number `number`; `printer` makes source text of its program when asked."""
     names: dict[int, str] = {}
-    flops = exps = dims.ZERO
     for op in kernel.ops:
         if op.origin >= 0 and not cover.graph.origins[op.origin].view:
             names[op.origin] = cover.graph.origins[op.origin].name
-        if op.expr is not None:
-            each = sum(cost(b) for b in op.expr.body) + _step(op.expr.reduction)
-            flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
-            powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
-            exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
+    flops, exps = _work(kernel.ops)
     stored, origins = set(kernel.outputs), cover.graph.origins
     moved = _bytes((*kernel.inputs, *kernel.outputs))
     bound = _bytes((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))

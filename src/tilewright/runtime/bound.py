@@ -113,6 +113,24 @@ class Part:
                 tensors[b] = self.make(shape, strides, dtype)
 
 
+def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
+    """The most bytes that one call has between its kernels and calls at a time (calls may take memory of their own
+    besides); None where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    layouts = Layouts(plan, sizes)
+    total = 0
+    for number in range(len(plan.segments)):
+        mine = [(k, b) for k, b in enumerate(plan.buffers) if b.segment == number and b.source < 0]
+        blocks = [
+            allocate.Block(layouts.bytes_of(plan, k), b.start, b.end)
+            for k, b in mine
+            if b.home is Home.ARENA or b.home is Home.LIBRARY and k not in plan.outputs
+        ]
+        total += allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)[1]
+    return total
+
+
 class Workspace:
     """Memory and prepared steps for one run of one segment at a time."""
 
