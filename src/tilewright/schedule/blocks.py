@@ -45,9 +45,8 @@ COLUMN_BYTES = 256
 COLUMN_STEP = 16
 """Rows per step while columns are folded."""
 
-CELLS = 16
-"""Elements of a column block per thread where a fold has a step of its own: what does not depend on the element, such
-as a division by how many there were, is shared by so many. Blocks are half as large then: a cell holds several sums."""
+CHUNK_WARPS = 4
+"""Of a block whose threads hold chunks of rows of a column each."""
 
 FEW_ROWS = 64
 """Rows that a block of few columns holds: parts that are merged, above all."""
@@ -112,6 +111,9 @@ def blocks(
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
+    elif kind == "columns" and (chunk := _chunks(form, shape)):
+        misaligned = (odd and kind in ANYWHERE) or _is_odd(form, shape, target)
+        inner, entry = _chunk_blocks(shape, chunk, most, 1 if misaligned else access, target)
     elif found and found.kind == "columns":
         wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
         if wide < ENOUGH:
@@ -121,10 +123,7 @@ def blocks(
             entry = replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
         else:
             reductions = [i.reduction for i in form.items if i.reduction is not None]
-            if any(r.step for r in reductions):
-                size = found.elements // 2
-                found = replace(found, elements=size, warps=max(1, size // (target.lanes * CELLS)))
-            elif any(len(r.state) > 1 for r in reductions):
+            if any(len(r.state) > 1 for r in reductions):
                 few = replace(found, lane=wide, elements=wide * COLUMN_STEP)
                 found = replace(few if wide < ENOUGH else found, warps=0)
             entry = found
@@ -163,7 +162,8 @@ def _made(
         shape.lane,
         online=streamed,
         peel=False,
-        lanes=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
+        lanes=products is None
+        and (not (streamed and _cascaded(form)) or one_each(form, shape.inner) or bool(_chunks(form, shape))),
         spread=products.spread if products is not None else (),
         powers=products is not None and products.halves,
         blockwise=streamed and products is not None and not products.halves,
@@ -337,6 +337,28 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
             )
         held *= tiles[a]
     return tiles
+
+
+def _chunks(form: Form, shape: _Shape) -> frozenset[Axis]:
+    """The short classes whose folds others read, which fold other classes that the former keep."""
+    found: set[Axis] = set()
+    for i in form.folds.values():
+        for f in folds_read(i.roots):
+            found |= set(form.folds[f].reduce) if set(i.reduce) & set(form.folds[f].kept) else set()
+    kept = {a for i in form.items for a in i.kept}
+    return frozenset(a for a in found - kept if a in shape.inner and _narrow(a))
+
+
+def _chunk_blocks(
+    shape: _Shape, chunk: frozenset[Axis], most: Mapping[Axis, int], access: int, target: Target
+) -> tuple[dict[Axis, int], Entry]:
+    """Tiles of inner classes where each thread holds `chunk` of as many columns as one access has."""
+    wide = LINE // shape.element
+    lanes = max(1, CHUNK_WARPS * target.lanes * access // wide)
+    near = max((a for a in shape.inner if a not in chunk), key=lambda a: estimate(a.extent))
+    short = {a: power(most[a]) for a in chunk}
+    inner = {a: short.get(a, lanes if a == near else 1) for a in shape.inner}
+    return inner, Entry("columns", shape.element, 0, wide * _product(inner.values()), wide, CHUNK_WARPS)
 
 
 def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:

@@ -8,14 +8,11 @@ The second fold would otherwise wait for the first and read everything again. A 
 sizes are; how many parts there are may depend on them. In real arithmetic the law is an identity; in floats it is more
 exact than what it replaces.
 
-A part that lies along memory is held by one block, which takes the mean first. Of columns there is one fold with both
-sums as its state, which advances element by element (Youngs and Cramer 1971):
-
-    n, s, d  ->  n + 1, s + x, d + (n x - s)^2 / (n (n + 1))
-
-All cells of a block have seen equally many elements, so the division is one for all of them. In floats d must not see
-numbers of the size of the mean, so it counts from the column's first element (never further from the mean than the root
-of N d); the mean itself comes from another sum, which does not.
+A part that lies along memory is held by one block, which takes the mean first. Of columns a thread holds a chunk of
+rows, of which it takes the mean first, too, and merges chunk after chunk into what it has; blocks have parts of the
+rows, which are merged last. All threads of a block have seen equally many rows, so the divisions are for all of them.
+In floats the squares must not see numbers of the size of the mean, so means are counted from the column's first element
+(never further from the mean than the root of N d); the mean itself comes from another sum, which does not.
 """
 
 from __future__ import annotations
@@ -35,18 +32,20 @@ from ..rewrite.normalise import drop_dead
 from ..rewrite.steps import renumbered
 from ..tile.sizes import estimate
 from .blocks import power
+from .chunks import Rows
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+Least = Callable[[Op, tuple[Op, ...]], float]
 
 PART = 1 << 13
 """Elements of a part that lies along memory: what the threads of one block hold of a row."""
 
-LENGTHS = (64, 128, 256, 512, 1024)
-"""Rows of a part of columns, of which the fastest by the model is taken: short ones keep more cores busy, long ones
-leave less to merge."""
+PARTS = (1, 4, 8, 16, 32, 64)
+"""Numbers of parts of columns, of which the fastest by the model is taken: many keep all cores busy, few leave little
+to merge. The number is the same whatever the sizes are, so that a block holds all parts of a column."""
 
-LEAST_PARTS = 32
-"""Parts that long columns have at least: with several blocks after each other, no core waits long for the last one."""
+LEAST = 64
+"""Rows of such a part at least."""
 
 LARGE = 2.0**60
 """Columns do not count from an element of at least this size: the distance of another one could overflow."""
@@ -75,6 +74,13 @@ class _Parts:
 
     folds: tuple[Op, ...]
     merge: tuple[Op, ...]
+
+    def kernels(self, pair: _Pair, before: tuple[Op, ...]) -> tuple[Kernel, ...]:
+        """One of the folds and the ops `before` them, one of the merge if there is one."""
+        wanted = {*pair.first.outputs, *pair.second.outputs, *(v for op in self.merge for v in op.inputs)}
+        merge = tuple(op for op in self.merge if op.expr is not None and op.expr.reduction is not None)
+        groups = [g for g in ((*before, *self.folds), merge) if g]
+        return tuple(Kernel(g, tuple(v for op in g for v in op.outputs if v in wanted)) for g in groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +119,9 @@ class _Cut:
         )
 
 
-def moments_in_parts(
-    graph: Graph, price: Price, least: Callable[[Op], float], cores: int
-) -> tuple[Graph, frozenset[Op]]:
+def moments_in_parts(graph: Graph, price: Price, least: Least, cores: int) -> tuple[Graph, frozenset[Op]]:
     """The graph with each such pair in parts where that is modelled as faster, and the ops that are parts. `least` is
-    the price of a fold on its own, split as well as it can be. Rows that keep all `cores` busy are left alone."""
+    the price of a fold behind pointwise ops, split as well as it can be. Rows that keep all `cores` busy stay whole."""
     inside = _Inside(graph)
     made: set[Op] = set()
     ops = list(graph.ops)
@@ -127,7 +131,7 @@ def moments_in_parts(
             continue
         fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
         tried = _in_parts(pair, inside, fresh, FULL * cores)
-        new = _best(pair, tried, graph.layouts, price, least)
+        new = _best(pair, tried, inside.before(pair.first), graph.layouts, price, least)
         if new is None:
             continue
         at = ops.index(pair.first)
@@ -140,29 +144,28 @@ def moments_in_parts(
 def _best(
     pair: _Pair,
     tried: Sequence[_Parts],
+    before: tuple[Op, ...],
     layouts: Mapping[Value, Layout],
     price: Price,
-    least: Callable[[Op], float],
+    least: Least,
 ) -> _Parts | None:
-    """The fastest way of those `tried`, None if two folds are faster."""
+    """The fastest way of those `tried`, None if two folds are faster; each with the pointwise ops `before` them."""
     prices: list[tuple[float, _Parts]] = []
     for new in tried:
         try:
-            cost = sum(
-                price(Kernel(ops, tuple(v for op in ops for v in op.outputs)), layouts)
-                for ops in (new.folds, new.merge[:1])
-            )
+            cost = sum(price(k, layouts) for k in new.kernels(pair, before))
         except IllegalSchedule:
             continue
         prices.append((cost, new))
     if not prices:
         return None
     after, best = min(prices, key=lambda x: x[0])
-    if after >= least(pair.first) + least(pair.second):
+    if after >= least(pair.first, before) + least(pair.second, before):
         return None
     try:
         both_ = (*pair.first.outputs, *pair.second.outputs)
-        return best if after < price(Kernel((pair.first, pair.second), both_), layouts) else None
+        whole = price(Kernel((*before, pair.first, pair.second), both_), layouts)
+        return best if after < whole else None
     except IllegalSchedule:
         return best
 
@@ -228,6 +231,20 @@ class _Inside:
         moved = substitute(distance.args[0], {axis(a): b for a, b in table.items()})
         return _Pair(first, second) if self.whole(moved) is self.whole(self.body(first)) else None
 
+    def before(self, op: Op) -> tuple[Op, ...]:
+        """The pointwise ops that `op` is computed from, in order."""
+        found: dict[Op, None] = {}
+        for v in op.inputs:
+            made = self.producer.get(v.id)
+            if made is not None and made.expr is not None and made.expr.is_pointwise and made.kernel < 0:
+                found |= dict.fromkeys((*self.before(made), made))
+        return tuple(found)
+
+    def are_halves(self, op: Op) -> bool:
+        """Whether the elements of `op` are numbers in half precision."""
+        x = self.whole(self.body(op))
+        return x.op == "cast" and x.args[0].op == "read" and x.args[0].dtype.is_half
+
     def offsets(self, op: Op) -> list[Expr]:
         """Where `op` reads memory, in elements."""
         found: list[Expr] = []
@@ -278,8 +295,8 @@ def _divides(mean: Expr, first: Op) -> bool:
 
 
 def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> list[_Parts]:
-    """Ways to have both folds over parts, and the merge of these; none for one part only, or for `most` rows or more
-    that lie along memory."""
+    """Ways to have both folds over parts, and the merge of these; for rows that lie along memory none if there are
+    `most` or if there is one part only."""
     expr = pair.first.expr
     assert expr is not None
     offsets = inside.offsets(pair.first)
@@ -289,10 +306,9 @@ def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> list[_Part
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None:
         near = max(reduce, key=lambda a: estimate(a.extent))
-        most = estimate(near.extent) // LEAST_PARTS
-        lengths = [n for k, n in enumerate(LENGTHS) if n <= most or not k]
-        ways = [[_cut(a, n, k) if a == near else _uncut(a, k) for k, a in enumerate(reduce)] for n in lengths]
-        return [_column_parts(pair, joined, cuts, fresh) for cuts in ways if any(c.part for c in cuts)]
+        parts = [n for n in PARTS if n * LEAST <= estimate(near.extent)]
+        halves = inside.are_halves(pair.first)
+        return [_column_parts(pair, joined, near, n, halves, fresh) for n in parts]
     if estimate(dims.prod(expr.shape)) >= most:
         return []
     cuts = _cuts(reduce, along)
@@ -388,47 +404,87 @@ def _cut(a: Axis, length: int, number: int) -> _Cut:
     return _Cut(a, part, element, dims.integer(length))
 
 
-def _uncut(a: Axis, number: int) -> _Cut:
-    return _Cut(a, None, Axis(f"q{number}", a.extent), a.extent)
-
-
-def _column_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut], fresh: int) -> _Parts:
-    """One fold over parts of columns, and its merge."""
+def _column_parts(
+    pair: _Pair, joined: Mapping[Expr, Expr], near: Axis, count: int, halves: bool, fresh: int
+) -> _Parts:
+    """Folds over chunks of rows of `near`, one over the chunks of each of `count` parts, and the merge of these; with
+    one part there is nothing to merge. `halves`: elements are numbers in half precision as they stand."""
     first, second = pair.first, pair.second
     assert first.expr is not None
     expr, dtype = first.expr, first.output.dtype
-    part, cuts = _numbered(cuts)
-    x = _placed(expr.body[0], joined, cuts)
-    body = (const(1, dtype), call("sub", x, _origin(expr)), x)
-    guard: Expr | None = None
-    for c in cuts:
-        guard = both(guard, c.inside)
-    if guard is not None:
-        body = tuple(where(guard, e, const(0, dtype)) for e in body)
-    axes = (part, *expr.axes)
-    made = tuple(Value(fresh + k, tuple(a.extent for a in axes), dtype) for k in range(3))
-    inner = tuple(c.element for c in cuts if c.element is not None)
-    sums = TensorExpr(axes, body, inner, element_moments(dtype))
-    index = tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes)
-    count = cast(dims.prod(c.count for c in cuts), dtype)
-    whole = TensorExpr(
-        expr.axes, (count, *(read(k, index, dtype) for k in range(3))), (part,), _with_total(_moments(dtype))
-    )
+    rest = tuple(a for a in dict.fromkeys(x for e in joined.values() for x in _axes(e)) if a != near)
+    rows = Rows.of(near.extent, count)
+    axes = (*rows.parts, rows.chunk, *rest, *expr.axes)
+    x = substitute(substitute(expr.body[0], joined), {axis(near): rows.place})
+    folds, chunk = _chunk_folds(pair, x, rows, axes, halves, fresh)
+    made = tuple(op.output for op in folds)
+    if rows.some is not None:
+        chunk = tuple(where(rows.some, e, const(0, dtype)) for e in chunk)
+    kept = (*rows.parts, *expr.axes)
+    whole = TensorExpr(kept, chunk, (rows.chunk, *rest), moments_of_chunks(dtype))
     same = second.output.shape == first.output.shape
-    result = second.output if same else Value(fresh + 3, first.output.shape, dtype)
-    fold = replace(first, name=f"{first.name}_part", outputs=made, expr=sums)
-    merge = Op(second.name, made, (first.output, result), expr=whole, origin=second.origin)
-    return _Parts((fold,), (merge,) if same else (merge, _reshaped(result, second)))
+    fresh += len(made)
+    result = second.output if same else Value(fresh, first.output.shape, dtype)
+    final, merge = (first.output, result), () if same else (_reshaped(result, second),)
+    inputs, name = (*first.inputs, *made), f"{second.name}_part"
+    if not rows.parts:
+        finish = tuple(slot("a", k, dtype) for k in (3, 2))
+        alone = replace(whole, reduction=replace(moments_of_chunks(dtype), finish=finish))
+        return _Parts((*folds, Op(name, inputs, final, expr=alone, origin=second.origin)), merge)
+    parts = tuple(Value(fresh + 1 + k, tuple(a.extent for a in kept), dtype) for k in range(3))
+    size = cast(dims.prod((rows.of_part, *(a.extent for a in rest))), dtype)
+    states = (size, *(read(k, _index(kept), dtype) for k in range(3)))
+    merged = TensorExpr(expr.axes, states, rows.parts, _with_total(_moments(dtype)))
+    return _Parts(
+        (*folds, Op(name, inputs, parts, expr=whole, origin=second.origin)),
+        (Op(second.name, parts, final, expr=merged, origin=second.origin), *merge),
+    )
+
+
+def _chunk_folds(
+    pair: _Pair, x: Expr, rows: Rows, axes: tuple[Axis, ...], halves: bool, fresh: int
+) -> tuple[tuple[Op, ...], tuple[Expr, ...]]:
+    """The folds over a chunk of which `x` is an element, and the chunk as an element of `moments_of_chunks`, which
+    reads them behind what they read. Sums of a few halves are exact; else each element counts from the origin."""
+    first, second = pair.first, pair.second
+    assert first.expr is not None and first.expr.reduction is not None
+    dtype, plain, index, guard = first.output.dtype, first.expr.reduction, _index(axes), rows.inside
+    origin, before = _origin(first.expr), len(first.inputs)
+    zero, weight = const(0, dtype), rows.weight(dtype)
+    ops: list[Op] = []
+
+    def over(name: str, e: Expr, of: Op, *more: Value) -> Expr:
+        body = e if guard is None else where(guard, e, zero)
+        made = Value(fresh + len(ops), tuple(a.extent for a in axes), dtype)
+        expr = TensorExpr(axes, (body,), (rows.element,), plain)
+        ops.append(Op(f"{of.name}_{name}", (*first.inputs, *more), (made,), expr=expr, origin=of.origin))
+        return read(before + len(ops) - 1, index, dtype)
+
+    total = over("total", x, first)
+    one = const(1, dtype)
+    mean = call("mul", total, call("div", one, call("maximum", weight, one)))
+    distance = call("sub", x, mean)
+    squares = over("squares", call("mul", distance, distance), second, ops[0].output)
+    if halves:
+        moved = call("sub", total, call("mul", weight, origin))
+    else:
+        moved = over("moved", call("sub", x, origin), first)
+    return tuple(ops), (weight, moved, squares, total)
 
 
 def _origin(expr: TensorExpr) -> Expr:
     """The first element of a column, from which all others are counted; 0 in the place of a large one, and where there
-    may be no element."""
+    is no element."""
     first = substitute(expr.body[0], {axis(a): dims.ZERO for a in expr.reduce})
     zero, most = const(0, first.dtype), const(LARGE, first.dtype)
-    if not all(dims.at_least(a.extent, 1) for a in expr.reduce):
-        return zero
-    return where(call("lt", call("abs", first), most), first, zero)
+    near = where(call("lt", call("abs", first), most), first, zero)
+    count = dims.prod(a.extent for a in expr.reduce)
+    return near if dims.at_least(count, 1) else where(call("gt", count, dims.ZERO), near, zero)
+
+
+def _index(axes: Sequence[Axis]) -> tuple[Expr, ...]:
+    """The element that belongs to `axes`."""
+    return tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes)
 
 
 def _ops(
@@ -520,16 +576,19 @@ def _with_total(of: Reduction) -> Reduction:
     )  # fmt: skip
 
 
-def element_moments(dtype: DType) -> Reduction:
-    """The same of elements x, given as (1, x - origin, x), of which (0, 0, 0) is none; results: all sums."""
+def moments_of_chunks(dtype: DType) -> Reduction:
+    """The same, where a lane takes one chunk (number, sum from an origin, squares, sum) after the other; results: all
+    sums. All lanes have seen as many elements, so a division is one for all of them."""
     whole = _with_total(_moments(dtype))
-    n, s, d, total = (slot("a", k, dtype) for k in range(4))
-    w, y, x = (slot("e", k, dtype) for k in range(3))
-    seen = call("add", n, w)
-    far = call("sub", call("mul", n, y), s)
-    weight = call("div", w, call("maximum", call("mul", n, seen), const(1, dtype)))
-    squares = call("add", d, call("mul", call("mul", far, weight), far))
+    na, sa, da, ta = (slot("a", k, dtype) for k in range(4))
+    nb, sb, db, tb = (slot("e", k, dtype) for k in range(4))
+    one = const(1, dtype)
+    seen = call("add", na, nb)
+    means = [call("mul", s, call("div", one, call("maximum", n, one))) for s, n in ((sa, na), (sb, nb))]
+    apart = call("sub", means[1], means[0])
+    share = call("div", call("mul", na, nb), call("maximum", seen, one))
+    squares = call("add", call("add", da, db), call("mul", call("mul", apart, share), apart))
     return replace(
-        whole, name="moments of elements", elements=(dtype,) * 3, lift=(w, y, const(0, dtype), x), finish=(s, d, total),
-        step=(seen, call("add", s, y), squares, call("add", total, x)),
+        whole, name="moments of chunks", finish=(sa, da, ta),
+        step=(seen, call("add", sa, sb), squares, call("add", ta, tb)),
     )  # fmt: skip

@@ -129,9 +129,12 @@ def tiled_segments(
     scalars = frozenset(a for a, (low, high) in spans.items() if low is high)
     edge = threshold(seen, steps.axis, scalars) if seen is not None else None
     once = mask is None and len(parts) == 1 and edge is not None
+    nearer = _nearer(seen, roots, steps, spans) if seen is not None and split else {}
     made: list[Segment] = []
     for low, high, inside in parts:
         interior = inside if split else None
+        for region in nearer.values():
+            interior = None if interior is None else interior.meet(region)
         if mask is not None and interior is not None:
             interior = interior.meet(Interval(high=steps.down(stop)))
         if interior is None or (seen is None and mask is None):
@@ -141,8 +144,22 @@ def tiled_segments(
         first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
         end = high if interior.high is None else dims.minimum(dims.maximum(interior.high, first), high)
         whole = dict(_implied(seen, True)) if seen is not None else {}
+        whole |= dict.fromkeys(nearer, True)
         made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask, once=once)]
     return [s for s in made if s.start is not s.stop]
+
+
+def _nearer(seen: Expr, roots: Sequence[Expr], steps: Steps, spans: Spans) -> dict[Expr, Interval]:
+    """Conditions in `roots` that hold up to one place less than `seen` does, and where: what has only a part of its
+    elements at the last place is whole before."""
+    slack = slack_of(seen)
+    found: dict[Expr, Interval] = {}
+    for x in conditions(roots) if slack is not None else ():
+        own = slack_of(x)
+        if own is not None and slack is not None and dims.sub(slack, own) is dims.ONE:
+            region = known(x, steps, spans).holds
+            found |= {x: region[0]} if region else {}
+    return found
 
 
 def _mask(

@@ -49,9 +49,10 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
     and the squares of the distances from it together."""
 
-    def least(op: Op) -> float:
-        halves = _best(op, split_fold(op, _fresh(graph), target), graph.layouts, price)
-        return sum(price(Kernel((h,), h.outputs), graph.layouts) for h in halves or (op,))
+    def least(op: Op, before: tuple[Op, ...]) -> float:
+        first, *merge = _best(op, split_fold(op, _fresh(graph), target), graph.layouts, price) or (op,)
+        kernels = [Kernel((*before, first), first.outputs), *(Kernel((h,), h.outputs) for h in merge)]
+        return sum(price(k, graph.layouts) for k in kernels)
 
     parts: frozenset[Op] = frozenset()
     if target.lanes > 1:

@@ -234,7 +234,7 @@ class States(Evaluation):
 
 def spread(t: Item, truths: Truths | None) -> list[set[Axis]]:
     """For each value of the state of a fold that takes elements one by one, the axes along which it may differ where
-    `truths` hold; None: whatever the conditions of its elements are."""
+    `truths` hold; None: where all conditions of its elements do."""
     assert t.reduction is not None
     own = {f"e{k}": _differs(b, truths) for k, b in enumerate(t.body)}
     found: list[set[Axis]] = [set() for _ in t.reduction.state]
@@ -251,11 +251,12 @@ def _differs(e: Expr, truths: Truths | None) -> set[Axis]:
     """The axes along which an element may differ."""
     if e.op != "where":
         return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
-    test = e.args[0] if truths is None else decide(e.args[0], truths)
+    if truths is None:
+        return _differs(e.args[1], None)
+    test = decide(e.args[0], truths)
     if test.op == "const":
         return _differs(e.args[1] if test.value else e.args[2], truths)
-    sides = _differs(e.args[1], truths) | _differs(e.args[2], truths)
-    return sides if truths is None else sides | _differs(test, truths)
+    return _differs(e.args[1], truths) | _differs(e.args[2], truths) | _differs(test, truths)
 
 
 def _mentions(e: Expr, side: str) -> bool:

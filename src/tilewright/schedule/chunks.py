@@ -1,0 +1,93 @@
+"""Rows of columns in parts, these in chunks of rows that a thread holds at once.
+
+Row (p * M + m) * CHUNK + q is element q of chunk m of part p, of which each has M chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import dims
+from ..ir.dtype import DType
+from ..ir.expr import Axis, Expr, axis, call, cast, const, where
+
+CHUNK = 8
+"""Rows of a column that a thread holds at a time."""
+
+EVEN, STEPS = 16, 32
+"""Parts of rows that come out even consist of a multiple of the former number of chunks, others of the latter: only the
+last ones need masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in `parts` (one axis, or none), these in chunks, these in elements. What a chunk of known rows lacks is
+    None: all its rows are there."""
+
+    extent: Expr
+    parts: tuple[Axis, ...]
+    chunk: Axis
+    element: Axis
+
+    @classmethod
+    def of(cls, extent: Expr, count: int) -> Rows:
+        """`count` parts, each of whole steps of chunks unless they come out even."""
+        known = dims.divisible(extent, count * CHUNK * EVEN)
+        even = dims.ONE if known else dims.integer(STEPS)
+        step = dims.mul(dims.integer(count * CHUNK), even)
+        chunks = dims.mul(dims.ceildiv(extent, step), even)
+        parts = (Axis("p", dims.integer(count)),) if count > 1 else ()
+        return cls(extent, parts, Axis("m", chunks), Axis("q", dims.integer(CHUNK)))
+
+    @property
+    def number(self) -> Expr:
+        """Of the chunk, among those of all parts."""
+        before = [dims.mul(axis(p), self.chunk.extent) for p in self.parts]
+        return dims.add(*before, axis(self.chunk))
+
+    @property
+    def place(self) -> Expr:
+        return dims.add(dims.mul(self.number, dims.integer(CHUNK)), axis(self.element))
+
+    @property
+    def full(self) -> Expr | None:
+        """Whether all rows of a chunk are there."""
+        count = dims.prod(p.extent for p in (*self.parts, self.chunk, self.element))
+        if dims.equal(count, self.extent):
+            return None
+        return call("lt", self.number, dims.floordiv(self.extent, dims.integer(CHUNK)))
+
+    @property
+    def some(self) -> Expr | None:
+        """Whether a row of the chunk may be there."""
+        if self.full is None:
+            return None
+        chunks = dims.add(dims.floordiv(self.extent, dims.integer(CHUNK)), dims.ONE)
+        return call("lt", self.number, chunks)
+
+    @property
+    def inside(self) -> Expr | None:
+        """Whether a row is there."""
+        return None if self.full is None else call("or", self.full, call("lt", self.place, self.extent))
+
+    @property
+    def held(self) -> Expr:
+        """Rows of a chunk."""
+        if self.full is None:
+            return dims.integer(CHUNK)
+        left = dims.sub(self.extent, dims.mul(self.number, dims.integer(CHUNK)))
+        return dims.maximum(dims.minimum(dims.integer(CHUNK), left), dims.ZERO)
+
+    def weight(self, dtype: DType) -> Expr:
+        """The same as a float, which is one number for all full chunks."""
+        held = cast(self.held, dtype)
+        return held if self.full is None else where(self.full, const(CHUNK, dtype), held)
+
+    @property
+    def of_part(self) -> Expr:
+        """Rows of a part."""
+        length = dims.mul(self.chunk.extent, dims.integer(CHUNK))
+        start = dims.mul(axis(self.parts[0]), length)
+        if self.full is None:
+            return length
+        return dims.maximum(dims.minimum(length, dims.sub(self.extent, start)), dims.ZERO)
