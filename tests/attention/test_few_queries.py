@@ -7,11 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.attention.workloads import causal_mask
+from benchmarks.attention.workloads import (
+    Attention,
+    HeavyHitter,
+    Keyformer,
+    Margins,
+    RoCo,
+    Sizes,
+    causal_mask,
+)
 from tests.attention.device import Device, compiled
 from tests.attention.test_decode import parts, repeated, right, statements
 from torch import Tensor
 
+from tilewright.ir import dims
 from tilewright.ir.program import Load
 
 
@@ -46,3 +55,52 @@ def test_a_mask_that_hides_nothing_costs_no_pass(keys: int, tmp_path: Path) -> N
     assert all(read.count(p) <= steps for p in read)
     assert not any("runs after" in str(n) for k in made.kernels for n in k.notes)
     right(made, masked, given, tmp_path)
+
+
+CORES = {"h2o": HeavyHitter, "roco": RoCo, "keyformer": Keyformer, "corm": Margins}
+
+
+def given_to(core: type[Attention], keys: int, dtype: torch.dtype, queries: int = 1) -> list[Tensor]:
+    name = "keyformer" if core is Keyformer else "h2o"
+    return list(Sizes(queries, 4, 16, batch=2, keys=keys, kv_heads=2).inputs(name, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "dtype"),
+    [
+        ("h2o", 4096, torch.float16),
+        ("h2o", 1000, torch.float32),
+        ("roco", 4097, torch.float16),
+        ("keyformer", 1024, torch.float32),
+        ("corm", 4000, torch.float16),
+    ],
+)
+def test_statistics_of_one_query_are_made_of_the_scores(
+    name: str, keys: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Keys are read once: the parts leave scores behind, rounded where the program rounds them, and states."""
+    core = CORES[name]
+    given = given_to(core, keys, dtype)
+    made = compiled(core().eval(), given, launch=0.0)
+    assert parts(made) > 1 and len(made.kernels) == 3
+    readers = [k for k in made.kernels if made.graph.inputs[1] in k.kernel.inputs]
+    assert len(readers) == 1
+    left = [v for v in readers[0].kernel.outputs if (dims.static(v.numel) or 0) >= 8 * keys]
+    assert [v.dtype.bytes for v in left] == [given[0].element_size()]
+    right(made, core().eval(), given, tmp_path)
+
+
+def test_statistics_of_any_number_of_keys() -> None:
+    core = HeavyHitter().eval()
+    made = compiled(core, given_to(HeavyHitter, 4096, torch.float16), [(), (1,), (1,)], launch=0.0)
+    assert parts(made) > 1
+    for keys in (1, 17, 129, 1000, 2048):
+        right(made, core, given_to(HeavyHitter, keys, torch.float16))
+
+
+def test_scores_of_several_queries_are_not_left_behind() -> None:
+    """They are more than the statistics."""
+    given = given_to(HeavyHitter, 1024, torch.float16, queries=4)
+    made = compiled(HeavyHitter().eval(), given, launch=0.0)
+    largest = max(dims.static(v.numel) or 0 for k in made.kernels for v in k.kernel.outputs)
+    assert largest <= 8 * 1024

@@ -9,6 +9,7 @@ cyclic.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import IllegalSchedule
+from ..ir.expr import Expr
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..rewrite.properties import parallelism
@@ -165,22 +167,37 @@ def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[
 
 
 def cut_at(region: Graph, cuts: frozenset[Value], price: Price) -> Choice | None:
-    """Two kernels: one that makes the values `cuts`, one that makes of them what the region owes; None if either has no
-    legal form, or the second one would begin elsewhere too."""
+    """A kernel that makes the values `cuts`, and those that make of them what the region owes: one, or one for each
+    shape, which is cheaper; None if a kernel has no legal form, or something owed would begin elsewhere too. What is
+    made of nothing is made where it is needed."""
     producer = region.producer()
+    owed = _owed(region)
     first, _ = _between(cuts, frozenset(), producer)
-    second, used = _between(_owed(region), cuts, producer)
-    if used != cuts or first & second:
+    second, used = _between(owed, cuts, producer)
+    if used != cuts or any(op.inputs for op in first & second):
         return None
-    made: list[Candidate] = []
-    for ops, stores, given in ((first, cuts, frozenset[Value]()), (second, _owed(region), cuts)):
-        inside = tuple(op for op in region.ops if op in ops)
-        kernel = Kernel(inside, tuple(v for op in inside for v in op.outputs if v in stores))
-        try:
-            made.append(Candidate(kernel, given, price(kernel, region.layouts)))
-        except IllegalSchedule:
-            return None
-    return Choice(tuple(made), sum(c.seconds for c in made))
+    shapes: dict[tuple[Expr, ...], set[Value]] = {}
+    for v in owed:
+        shapes.setdefault(v.shape, set()).add(v)
+    ends = [[owed], [frozenset(vs) for vs in shapes.values()]]
+    made: list[list[Candidate]] = []
+    try:
+        begin = _kernel(region, cuts, frozenset(), price)
+    except IllegalSchedule:
+        return None
+    for groups in ends if len(shapes) > 1 else ends[:1]:
+        with contextlib.suppress(IllegalSchedule):
+            made.append([begin, *(_kernel(region, g, cuts, price) for g in groups)])
+    totals = [Choice(tuple(kernels), sum(c.seconds for c in kernels)) for kernels in made]
+    return min(totals, key=lambda c: c.seconds, default=None)
+
+
+def _kernel(region: Graph, stores: frozenset[Value], cuts: frozenset[Value], price: Price) -> Candidate:
+    """The kernel that makes `stores` of the region's inputs and `cuts`. Raises IllegalSchedule if it has no form."""
+    ops, used = _between(stores, cuts, region.producer())
+    inside = tuple(op for op in region.ops if op in ops)
+    kernel = Kernel(inside, tuple(v for op in inside for v in op.outputs if v in stores))
+    return Candidate(kernel, used, price(kernel, region.layouts))
 
 
 class _Left:

@@ -6,12 +6,15 @@
 
 M is the repair of the online law (Milakov and Gimelshein 2018 for softmax; Flash-Decoding, Dao et al. 2023). What lies
 between a fold and what it reads is computed per part too. Parts are merged in index order.
+
+Where elements along the axis are results themselves (of few queries, what each key receives), they are made of the
+complete results and of the products in front of the folds, which the parts leave behind: nothing is multiplied twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..ir import dims
@@ -21,6 +24,7 @@ from ..ir.expr import (
     axes_of,
     axis,
     call,
+    cast,
     const,
     make,
     read,
@@ -63,7 +67,7 @@ class _NotApart(Exception):
 
 
 def cascades(region: Graph) -> list[Cascade]:
-    """The cascades of a region whose values along their axis do not leave it."""
+    """The cascades of a region."""
     found: list[Cascade] = []
     for op in region.ops:
         if any(op in c.folds for c in found):
@@ -78,15 +82,15 @@ def cascades(region: Graph) -> list[Cascade]:
 
 
 def in_parts(region: Graph, cascade: Cascade, parts: int) -> tuple[Graph, frozenset[Value]] | None:
-    """The region with the folds of a cascade in so many parts, and the states of the parts; None if some fold cannot
-    follow those that it reads."""
+    """The region with the folds of a cascade in so many parts; and what the parts leave behind: states of folds, and
+    products of which elements are made that leave the region. None if some fold cannot follow those that it reads."""
     try:
         made = _Parts(region, cascade, parts)
         graph = normalise(made.graph())
     except _NotApart:
         return None
     producer = graph.producer()
-    return graph, frozenset(v for v in made.states.values() if v in producer)
+    return graph, frozenset(v for v in (*made.states.values(), *made.left.values()) if v in producer)
 
 
 def _starts(region: Graph, op: Op) -> Iterator[tuple[Value, int]]:
@@ -111,7 +115,6 @@ class _Closure:
 
     def __init__(self, region: Graph) -> None:
         self.producer, self.consumers = region.producer(), region.consumers()
-        self.kept = region.kept()
         self.folds: dict[Op, Axis] = {}
         self.along: dict[Value, int] = {}
         self.todo: list[Value] = []
@@ -122,7 +125,7 @@ class _Closure:
             v = self.todo.pop()
             op, d = self.producer[v], self.along[v]
             assert op.expr is not None
-            if v in self.kept or op.expr.scan is not None or len(op.outputs) > 1:
+            if op.expr.scan is not None or len(op.outputs) > 1:
                 raise _NotApart
             self.back(op, op.expr.axes[d])
             for reader in self.consumers.get(v, []):
@@ -190,10 +193,12 @@ class _Follower:
 
 class _Parts:
     """Writes the region with a cascade in parts: `made` are the values of the parts as others see them, `states` those
-    of the folds as they are merged."""
+    of the folds as they are merged, `left` those of the `borders`."""
 
     def __init__(self, region: Graph, cascade: Cascade, parts: int) -> None:
-        self.region, self.cascade = region, cascade
+        self.borders = _borders(region, cascade)
+        self.region, self.cascade = _rounded(region, self.borders), cascade
+        region = self.region
         count = dims.integer(parts)
         self.p, self.q = Axis("p", count), Axis("q", dims.ceildiv(cascade.extent, count))
         self.place = dims.add(dims.mul(axis(self.p), self.q.extent), axis(self.q))
@@ -201,6 +206,7 @@ class _Parts:
         self.inside = None if whole else call("lt", self.place, cascade.extent)
         self.made: dict[Value, Value] = {}
         self.states: dict[Value, Value] = {}
+        self.left: dict[Value, Value] = {}
         self.ops: list[Op] = []
         self.fresh = 1 + max(v.id for op in region.ops for v in (*op.inputs, *op.outputs))
         laws = _Laws(region, cascade)
@@ -216,6 +222,7 @@ class _Parts:
                 later |= set(op.outputs)
             elif op.output in self.cascade.along:
                 self.part(op, op.expr, op.expr.axes[self.cascade.along[op.output]])
+                self.ops.append(self.joined(op) if op.output in self.borders else op)
             else:
                 self.ops.append(op)
                 if later & set(op.inputs):
@@ -241,6 +248,15 @@ class _Parts:
             axes = tuple(x for b in expr.axes for x in ((self.p, self.q) if b == a else (b,)))
         made = replace(expr, axes=axes, body=body)
         self.made[op.output] = self.emit(op, op.name, self.inputs(op), made)
+
+    def joined(self, op: Op) -> Op:
+        """The result of `op` put together of its parts."""
+        v, d = op.output, self.cascade.along[op.output]
+        self.left[v] = part = self.made[v]
+        axes = output_axes(v.shape)
+        index = list(map(position, axes))
+        index[d : d + 1] = dims.floordiv(index[d], self.q.extent), dims.mod(index[d], self.q.extent)
+        return replace(op, inputs=(part,), expr=TensorExpr(axes, (read(0, index, v.dtype),)))
 
     def inputs(self, op: Op) -> tuple[Value, ...]:
         return tuple(self.made.get(v, v) for v in op.inputs)
@@ -310,6 +326,44 @@ class _Parts:
             return
         total = self.emit(op, op.name, inputs, whole)
         self.ops.append(replace(finish, inputs=(total, *finish.inputs[1:])))
+
+
+def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
+    """Folds over other axes from which values along the cascade's axis are made that leave the region; rounded, where
+    that is how all readers see them. Raises _NotApart if one has more elements than any value that leaves."""
+    producer, consumers = region.producer(), region.consumers()
+    found: set[Value] = set()
+    kept = [v for v in region.kept() if v in cascade.along]
+    todo, done = list(kept), set(kept)
+    while todo:
+        v = todo.pop()
+        op = producer[v]
+        assert op.expr is not None
+        if op.expr.reduction is not None and not cascade.along.keys() & set(op.inputs):
+            readers = consumers.get(v, [])
+            narrow = readers[0].output if len(readers) == 1 and readers[0].inputs == (v,) else v
+            small = narrow in cascade.along and narrow.dtype.bytes < v.dtype.bytes
+            found.add(narrow if small and dims.equal(narrow.numel, v.numel) else v)
+            continue
+        fresh = [x for x in op.inputs if x in cascade.along and x not in done]
+        todo += fresh
+        done.update(fresh)
+    if any(not any(dims.at_least(dims.sub(v.numel, b.numel), 0) for v in kept) for b in found):
+        raise _NotApart
+    return frozenset(found)
+
+
+def _rounded(region: Graph, values: Collection[Value]) -> Graph:
+    """The region in which `values` are rounded for all their readers: they are stored, and elements made of them must
+    fit the sums that others of them went into."""
+
+    def change(op: Op) -> Op:
+        if op.expr is None or op.output not in values or op.expr.body[0].op != "narrow":
+            return op
+        (body,) = op.expr.body
+        return replace(op, expr=replace(op.expr, body=(cast(body.args[0], body.dtype),)))
+
+    return region.with_ops([change(op) for op in region.ops])
 
 
 def _guarded(inside: Expr, body: Expr, neutral: Expr) -> Expr:
