@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
-from tilewright.ir.program import Dot, Update
+from tilewright.ir import dims
+from tilewright.ir.program import Dot, Loop, Stmt, Update
 from tilewright.target import preset
 
 
@@ -53,3 +55,18 @@ def test_products_of_singles_are_summed_by_blocks(dtype: torch.dtype) -> None:
     text = emit_triton(kernel.program, (), preset("sm_90"), variants(kernel.program)[0], "k0").text
     single = dtype is torch.float32
     assert kernel.schedule.blockwise == bool(apart) == ("max_num_imprecise_acc" in text) == single
+
+
+def depth(body: Sequence[Stmt]) -> int:
+    """How many loops of several steps are nested."""
+    inner = [
+        (depth(s.body), dims.static(dims.sub(s.stop, s.start)) != s.tile) for s in body if isinstance(s, Loop)
+    ]
+    return max((below + several for below, several in inner), default=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sums_over_many_rows_have_two_levels_beside_products_of_singles(dtype: torch.dtype) -> None:
+    given = list(Sizes(4097, 1, 32, keys=4097).inputs("h2o", layout="bhsd", dtype=dtype))
+    columns = compiled(WORKLOADS["h2o"]("bhsd").eval(), given).kernels[1].program
+    assert depth(columns.body) == (2 if dtype is torch.float32 else 1)

@@ -74,6 +74,8 @@ EARLY = 128
 
 CHAIN = 256
 """A block adds its lanes as a tree at the end, so a long chain per lane is short beside the whole sum."""
+SHORT_CHAIN = 16
+"""Beside products of singles, which cost more: over 4097 rows in blocks of 32, two levels err half as much as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def _made(
         spread=products.spread if products is not None else (),
         powers=products is not None and products.halves,
         blockwise=streamed and products is not None and not products.halves,
-        chain=0 if products is not None else CHAIN,
+        chain=CHAIN if products is None else 0 if products.halves else SHORT_CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,
         apart=form.classes() == [shape.lane] and not form.folds,
