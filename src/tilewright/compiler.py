@@ -24,6 +24,7 @@ from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.shares import output_shares, placed_by_size
+from tilewright.capture.symbols import Ranges
 from tilewright.emit.cpp import emit_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
@@ -180,19 +181,21 @@ def compile_fx(
     frozen: Mapping[str, Tensor] | None = None,
     trusted: bool = False,
     conditions: Sequence[Expr] = (),
+    ranges: Ranges | None = None,
     kind: str = "inference",
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
     `trusted` says that the caller checks sizes, types and frozen tensors on each call; else sizes must fulfil
-    `conditions`. A graph that some phase refuses runs as it was captured (with a warning if the refusal is a defect of
-    ours), and without a C++ compiler every op runs as a library call; the coverage says so. Raises UnsupportedError
-    under `strict`, and CompilerMissing if the compiler that the options name does not work."""
+    `conditions`, and are in `ranges` where these name them. A graph that some phase refuses runs as it was captured
+    (with a warning if the refusal is a defect of ours), and without a C++ compiler every op runs as a library call; the
+    coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that the options name
+    does not work."""
     run = Recorder()
     try:
         with _guard_free(gm), uncollected():
             place = _placed(gm, frozen or {})
-            graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen)))
+            graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen, ranges=ranges)))
             with no_python_dispatcher():
                 made = _generated(run, graph, options, place, output_shares(gm), traced_sizes(gm), trusted)
                 _check_places(made.plan, placed_by_size(gm, output_shares(gm)))

@@ -31,7 +31,8 @@ ROUNDS = 9
 """Runs of each cover at most."""
 FEWEST = 3
 LONGEST = 2.0
-"""Seconds of the covers' first runs from which on no more is measured: the model may err."""
+"""Seconds of the covers' first runs from which on no more is measured: the model may err. If some have not run by
+then, it decides."""
 
 LOG = logging.getLogger("tilewright")
 
@@ -65,7 +66,11 @@ class Trial:
         runs = self._runs(covers)
         clock = clock_of(self.device)
         start = time.perf_counter()
-        first = [clock(run) for run in runs]
+        first: list[float] = []
+        for run in runs:
+            if time.perf_counter() - start > LONGEST:
+                return None
+            first.append(clock(run))
         if time.perf_counter() - start > LONGEST:
             return first
         taken: list[list[float]] = [[] for _ in runs]

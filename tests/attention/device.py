@@ -16,6 +16,7 @@ from torch import Tensor
 from tilewright import compiler
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
+from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
@@ -66,13 +67,22 @@ class Device:
             strides = [
                 dims.evaluate(e, sizes) for e in (layout.strides if layout else dims.dense_strides(v.shape))
             ]
-            flat = torch.from_numpy(np.ascontiguousarray(known[v]))
+            flat = _tensor(known[v])
             results.append(torch.as_strided(flat, shape, strides))
         return results, jobs
 
 
 def _flat(t: Tensor) -> np.ndarray:
-    return t.contiguous().reshape(-1).numpy()
+    whole = t.contiguous().reshape(-1)
+    if t.dtype is torch.bfloat16:  # numpy has no such type of its own
+        return whole.view(torch.int16).numpy().view(STORAGE["bf16"])
+    return whole.numpy()
+
+
+def _tensor(a: np.ndarray) -> Tensor:
+    if a.dtype == STORAGE["bf16"]:
+        return torch.from_numpy(np.ascontiguousarray(a).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(a))
 
 
 def compiled(

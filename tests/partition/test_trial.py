@@ -16,6 +16,7 @@ from tests.schedule.corpus import Case
 from torch import Tensor
 
 import tilewright
+from tilewright import trial as trial_module
 from tilewright.building import Builder, in_silence
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
@@ -112,6 +113,8 @@ def test_covers_run_where_there_is_a_device(
         before = torch.get_rng_state()
         assert times is not None and len(times) == settle.MOST and min(times) > 0
         trial(clock.asked[0])
+        monkeypatch.setattr(trial_module, "LONGEST", -1.0)
+        assert trial(clock.asked[0]) is None, "the first run took longer than all may take"
         assert torch.equal(torch.get_rng_state(), before), "the program's random numbers stay as they were"
 
 

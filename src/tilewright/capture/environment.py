@@ -10,15 +10,15 @@ from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from tilewright.capture.symbols import Symbols, factor_name, factors
+from tilewright.capture.symbols import Ranges, Symbols, factor_name, factors
 from tilewright.ir.expr import Expr
 
 
-def conditions(env: ShapeEnv | None) -> tuple[Expr, ...]:
-    """What a trace assumed of its sizes, as expressions that must be true."""
+def conditions(env: ShapeEnv | None, ranges: Ranges | None = None) -> tuple[Expr, ...]:
+    """What a trace assumed of its sizes, which are in `ranges`, as expressions that must be true."""
     if env is None:
         return ()
-    symbols = Symbols(env)
+    symbols = Symbols(env, ranges=ranges)
     return tuple(symbols.expr(torch.SymBool(SymNode(g.expr, env, bool, True))) for g in env.guards)
 
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.capture.aten import decompositions
 from tilewright.capture.environment import conditions, shape_env
+from tilewright.capture.symbols import Ranges
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
 
@@ -36,6 +37,8 @@ class Exported:
     out_spec: pytree.TreeSpec
     conditions: tuple[Expr, ...] = ()
     """What must hold of the sizes, besides what shapes say."""
+    ranges: Ranges | None = None
+    """Of sizes, where they are wider than those that the program was traced with."""
     constants: Mapping[int, object] = field(default_factory=dict[int, object])
     """What stood in flat arguments at export that were no tensors and became part of the program: None, numbers."""
 
@@ -92,5 +95,9 @@ def exported(program: ExportedProgram) -> Exported:
     call = program.call_spec
     assert call.in_spec is not None and call.out_spec is not None
     gm = program.graph_module
-    needed = conditions(shape_env(gm))
-    return Exported(gm, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec, needed, constants)
+    # A trace takes every free size for more than 1; torch runs the program at whatever its author has allowed.
+    ranges = program.range_constraints
+    needed = conditions(shape_env(gm), ranges)
+    return Exported(
+        gm, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec, needed, ranges, constants
+    )

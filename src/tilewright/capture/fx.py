@@ -23,19 +23,22 @@ from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import library_reason, library_target
 from .aten.onednn import specialiser
 from .device import graph_device
-from .symbols import Symbols
+from .symbols import Ranges, Symbols
 
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
 _MISSING = object()
 
 
-def from_fx(gm: fx.GraphModule, *, frozen: Mapping[str, torch.Tensor] | None = None) -> Graph:
+def from_fx(
+    gm: fx.GraphModule, *, frozen: Mapping[str, torch.Tensor] | None = None, ranges: Ranges | None = None
+) -> Graph:
     """The graph of `gm`, whose nodes carry `meta["val"]`. Placeholders named in `frozen` become constants of that
-    tensor. Copies into a placeholder become `Graph.writes`. Installs no guard.
+    tensor. Copies into a placeholder become `Graph.writes`. Sizes that `ranges` names are in those, not in the
+    ones that they were traced with. Installs no guard.
 
     Raises UnsupportedError for a size expression or a node that has no path, VerifyError for a defect of ours."""
-    return _Importer(gm, frozen or {}).run()
+    return _Importer(gm, frozen or {}, ranges).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,12 @@ class _Result:
 
 
 class _Importer:
-    def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, torch.Tensor], ranges: Ranges | None) -> None:
         self.gm = gm
         self.frozen = frozen
         env = _shape_env(gm)
         self.device = graph_device(gm)
-        self.symbols, self.claims = Symbols(env), Symbols(env, asserted=False)
+        self.symbols, self.claims = Symbols(env, ranges=ranges), Symbols(env, asserted=False, ranges=ranges)
         self.b = Builder()
         self.entries: dict[fx.Node, object] = {}
         self.inputs: list[Value | Expr] = []

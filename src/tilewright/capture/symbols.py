@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import sympy
@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy import functions as fn
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..errors import UnsupportedError
 from ..ir import dims
@@ -40,15 +41,20 @@ def factor_name(size: sympy.Symbol, by: int) -> str:
     return f"{size.name}_{by}"
 
 
+Ranges = Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]
+"""From where to where a size may go."""
+
+
 class Symbols:
     """Translates the numbers of one captured graph; `env` is its ShapeEnv, or None if every size is a constant.
 
     A size that is known to be a multiple is that number times another size, so that views which rely on it are plain.
     Ranges of sizes that come from data hold because the program asserts them. To translate an assertion itself, give
-    `asserted` False, and such sizes have no range."""
+    `asserted` False, and such sizes have no range. Sizes that `ranges` names have those, not the ones of `env`."""
 
-    def __init__(self, env: ShapeEnv | None, *, asserted: bool = True) -> None:
+    def __init__(self, env: ShapeEnv | None, *, asserted: bool = True, ranges: Ranges | None = None) -> None:
         self._env = env
+        self._ranges = ranges or {}
         self._asserted = asserted
         self._factors = factors(env)
         self._memo: dict[sympy.Basic, Expr] = {}
@@ -106,7 +112,8 @@ class Symbols:
         low: int = -_LIMIT
         high: int | None = None
         free = not self._asserted and bool(free_unbacked_symbols(e))
-        bound = self._env.var_to_range.get(e) if self._env is not None and not free else None
+        known = self._env.var_to_range.get(e) if self._env is not None else None
+        bound = None if free else self._ranges.get(e, known)
         if bound is not None:
             if bound.lower not in (-int_oo, -sympy.oo):
                 low = int(bound.lower)

@@ -30,9 +30,9 @@ MOST = 3
 LEAST = 1e-4
 """Seconds of the best one from which on that is worth what building the others takes."""
 
-LONGEST = 1.0
-"""Seconds of the best one up to which they are timed: unknown sizes are taken for large ones, and all of them together
-may be more than anybody would wait for, or than memory holds."""
+LONGEST = 0.1
+"""Seconds of the best one up to which they are timed: unknown sizes are taken for large ones, the model may err by a
+factor of ten, and all of them together may be more than anybody would wait for, or than memory holds."""
 
 GAIN = 0.97
 """A cover behind a better one by the model must take at most this part of its time."""
