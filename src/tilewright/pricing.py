@@ -3,7 +3,7 @@ which asks for prices, with those who know them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, LibraryStep, Note
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
-from tilewright.partition.library import called
+from tilewright.partition.library import called, is_contraction
 from tilewright.partition.recall import Memory
 from tilewright.partition.regions import may_have_regions
 from tilewright.partition.routines import as_call, routine_of, routine_seconds
@@ -26,8 +26,11 @@ from tilewright.rewrite.quotient import undivided
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.tile.library import call_seconds, touch_seconds
-from tilewright.tile.sizes import EARNEST, raised, seen_sizes
+from tilewright.tile.sizes import EARNEST, estimate, raised, seen_sizes
 from tilewright.trial import Trial, machine
+
+LARGER = 8
+"""How many times as large as what kernels store a value is that they spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,13 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
         with seen_sizes(sizes):
             return solver.notes(k, layouts)
 
-    return Prices(kernel, library, ideal, usual, routine, refused)
+    def spared(region: Graph, kernels: Sequence[Kernel]) -> float:
+        with seen_sizes(sizes):
+            stored = _largest((v for k in kernels for v in k.outputs), region)
+            held = _largest((op.output for op in region.ops if is_contraction(op)), region)
+        return held / solver.target.device.capacity if held > LARGER * stored else 0.0
+
+    return Prices(kernel, library, ideal, usual, routine, refused, spared)
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
@@ -113,6 +122,11 @@ def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tu
         *("rule: quotient leaves elements at folds across rows",) * quotients,
         *refused,
     )
+
+
+def _largest(values: Iterable[Value], region: Graph) -> int:
+    """Bytes of the largest of some values that are no results of a region."""
+    return max((estimate(v.numel) * v.dtype.bytes for v in values if v not in region.outputs), default=0)
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:

@@ -1,9 +1,12 @@
 """Regions around contractions, the kernels they may become, and the cheapest set of them."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +19,13 @@ from tilewright.interp.graph import run_graph
 from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
+from tilewright.options import Options
 from tilewright.partition.mapping import Candidate, candidates, choices
 from tilewright.partition.regions import find_regions
 from tilewright.partition.settle import Prices, settle_regions
+from tilewright.pricing import _prices
+from tilewright.schedule.solver import Solver
+from tilewright.target import MemoryKind, preset
 
 SHAPES = ((2, 64, 8), (2, 64, 8), (2, 64, 8))
 
@@ -201,3 +208,23 @@ def test_the_library_stays_where_it_is_faster() -> None:
         mapped = settle_regions(graph, prices, lambda region: (region, ()), mode, 1)  # type: ignore[arg-type]
         assert bool(mapped.regions[0].kernels) is kernels
         assert (mapped.graph is graph) is not kernels
+
+
+@pytest.mark.parametrize("capacity", [1 << 12, 1 << 20])
+def test_kernels_are_taken_where_calls_would_hold_much_of_the_memory(capacity: int) -> None:
+    graph = graph_of(attention)
+    target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: capacity})
+    prices = _prices(Solver(target, Options()), {})
+    prices = replace(prices, kernel=work, library=lambda region: 1.0, ideal=lambda region: 0.0)
+    mapped = settle_regions(graph, prices, lambda region: (region, ()), "modelled", 1)
+    little = capacity == 1 << 12
+    assert bool(mapped.regions[0].kernels) == little
+    assert any("of the device's memory" in note for note in mapped.regions[0].notes) == little
+
+
+def test_kernels_that_store_what_calls_would_hold_spare_nothing() -> None:
+    graph = graph_of(attention)
+    target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: 1 << 12})
+    spared = _prices(Solver(target, Options()), {}).spared
+    each = [Kernel((op,), tuple(op.outputs)) for op in graph.ops]
+    assert spared(graph, each[-1:]) > 0 and spared(graph, each) == 0

@@ -37,6 +37,10 @@ factor of ten, and all of them together may be more than anybody would wait for,
 GAIN = 0.97
 """A cover behind a better one by the model must take at most this part of its time."""
 
+MUCH = 1 / 16
+"""The part of the device's memory that one value between library calls may take before kernels that hold nothing like
+it are preferred, whatever their time: such a program ends where memory does, with twice the rows or beside a model."""
+
 WORTH = 1.2
 """Library calls that need less than so many times the ideal are not challenged."""
 
@@ -93,13 +97,16 @@ class Prices:
     """Seconds of a routine of the library that computes a whole region, and the region as its call."""
     refused: Callable[[Kernel, Mapping[Value, Layout]], Sequence[Note]] = lambda kernel, layouts: ()
     """What could not be had in a kernel."""
+    spared: Callable[[Graph, Sequence[Kernel]], float] = lambda region, kernels: 0.0
+    """The part of the device's memory that the largest value between the library calls of a region takes; 0 where
+    kernels store one that is nearly as large."""
     timed: Callable[[Sequence[Graph]], Sequence[float] | None] = lambda covers: None
     """Measured seconds of graphs whose ops have the numbers of their kernels; None where nothing is measured."""
 
     def beaten(self, captured: Graph, kernels: Sequence[Kernel], layouts: Mapping[Value, Layout]) -> bool:
-        """Whether kernels are clearly faster than the library."""
+        """Whether kernels are clearly faster than the library, or spare much memory."""
         ours = sum(self.kernel(k, layouts) for k in kernels)
-        here = MARGIN * ours < self.library(captured)
+        here = MARGIN * ours < self.library(captured) or self.spared(captured, kernels) > MUCH
         return here and (self.usual is None or self.usual.beaten(captured, kernels, layouts))
 
 
@@ -176,6 +183,9 @@ def _settle(
     ways = sorted((*ways, *_in_parts(better, prices, cores)), key=lambda way: way.choice.seconds)
     if not ways or not (always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
         return Settled(region, (), otherwise, otherwise, notes)
+    spared = prices.spared(captured, ways[0].kernels)
+    if spared > MUCH:
+        notes = (f"library calls would hold {spared:.0%} of the device's memory between them", *notes)
     best, times = _fastest(region, ways, prices)
     if best.parts > 1:
         notes = (f"folds in {best.parts} parts side by side", *notes)
