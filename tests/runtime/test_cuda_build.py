@@ -105,6 +105,19 @@ def test_a_worker_that_dies_is_replaced(store: Store) -> None:
     assert only(store, scaled())
 
 
+def test_what_kills_the_packing_pass_is_built_without(store: Store) -> None:
+    lines = (
+        "import os",
+        "from triton._C.libtriton import llvm",
+        "llvm.optimize_module.__name__ == 'optimize_module' and os._exit(3)",
+    )
+    fragile = replace(scaled(), text="\n".join((*lines, scaled().text)))
+    STATS.reset()
+    built = only(store, fragile)
+    assert built.facts.spills == 0 and STATS.triton == 1
+    assert only(store, fragile).folder == built.folder and STATS.cache_hits == 1
+
+
 def test_a_worker_that_hangs_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_workers, "BUILD_SECONDS", 0.2)
     with pytest.raises(BuildError, match="took over"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.emit.triton import TritonSource
@@ -14,9 +16,11 @@ from tilewright.errors import BuildError, SharedMemoryExceeded
 from tilewright.runtime import triton_compat
 from tilewright.runtime.cache import Store, digest
 from tilewright.runtime.cuda_job import Facts, Job
-from tilewright.runtime.cuda_workers import workers
+from tilewright.runtime.cuda_workers import BuilderDied, workers
 from tilewright.runtime.stats import STATS
 from tilewright.target import MemoryKind, Target
+
+LOG = logging.getLogger("tilewright")
 
 CODE = "kernel.bin"
 TEXT = "kernel.asm"
@@ -75,7 +79,7 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
     answers = zip(missing.items(), workers().submit(list(missing.values())), strict=True) if missing else ()
     for (key, text), answer in answers:
         try:
-            found[key] = _stored(store, key, text, answer.result())
+            found[key] = _stored(store, key, text, _answer(text, answer))
             STATS.triton += 1
         except BuildError as error:  # the others are waited for, so that none is still being built
             failed = failed or error
@@ -85,6 +89,16 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
     for place, b in enumerate(built):
         check_shared(b.facts, target, place)
     return built
+
+
+def _answer(job: str, first: Future[str]) -> str:
+    """A worker's answer to a job; where LLVM died over it, another one's, to the job without the pass that does."""
+    try:
+        return first.result()
+    except BuilderDied:
+        LOG.info("a kernel is built again, without packing")
+        calmer = replace(Job.from_json(job), packing=False)
+        return workers().submit([calmer.to_json()])[0].result()
 
 
 def _stored(store: Store, key: str, job: str, answer: str) -> Path:

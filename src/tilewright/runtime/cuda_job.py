@@ -31,6 +31,8 @@ class Job:
     """Threads of a warp."""
     fusion: bool = True
     """Whether a * b + c may round once."""
+    packing: bool = True
+    """Whether LLVM may pack scalar operations into vectors (its SLP vectoriser, which dies over a few kernels)."""
 
     def to_json(self) -> str:
         """One line; equal jobs give equal text."""

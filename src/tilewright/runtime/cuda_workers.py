@@ -21,6 +21,10 @@ BUILD_SECONDS = 300.0
 MOST_WORKERS = 16
 
 
+class BuilderDied(BuildError):
+    """A build process has ended without an answer."""
+
+
 class _Worker:
     """One process and the line of text that goes each way."""
 
@@ -32,7 +36,7 @@ class _Worker:
         )  # fmt: skip
 
     def ask(self, line: str) -> str:
-        """The answer to a job. Raises BuildError if the process dies over it or takes too long."""
+        """The answer to a job. Raises BuilderDied if the process dies over it, BuildError if it takes too long."""
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
 
@@ -53,10 +57,12 @@ class _Worker:
             timer.cancel()
         if not answer:
             self.close(0)
-            why = f"took over {BUILD_SECONDS:.0f} s" if late.is_set() else "died"
-            raise BuildError(
-                f"the Triton compiler {why} (exit status {self._process.returncode})", phase="build"
-            )
+            status = f"(exit status {self._process.returncode})"
+            if late.is_set():
+                raise BuildError(
+                    f"the Triton compiler took over {BUILD_SECONDS:.0f} s {status}", phase="build"
+                )
+            raise BuilderDied(f"the Triton compiler died {status}", phase="build")
         return answer
 
     def close(self, seconds: float) -> None:
@@ -94,7 +100,8 @@ class Workers:
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="tilewright-build")
 
     def submit(self, jobs: Sequence[str]) -> list[Future[str]]:
-        """The coming answers to jobs (`runtime.cuda_job.Job` as JSON). They raise BuildError if a worker fails."""
+        """The coming answers to jobs (`runtime.cuda_job.Job` as JSON). They raise BuildError if a worker fails
+        (BuilderDied if it ends)."""
         return [self._threads.submit(self._ask, job) for job in jobs]
 
     def _ask(self, job: str) -> str:

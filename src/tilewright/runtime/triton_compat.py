@@ -10,6 +10,8 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,10 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
     from triton.compiler import ASTSource
 
     triton.knobs.cache.dir = str(folder / "cache")
+    calmed = ExitStack()
     try:
+        if not job.packing:
+            calmed.enter_context(_unpacked())
         function = _function(job, folder / f"{job.entry}.py")
         attributes = {(k,): [["tt.divisibility", 16]] for k in job.divisible}
         source = ASTSource(function, dict(job.signature), {}, attributes)
@@ -61,8 +66,23 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
         built = triton.compile(source, target=target, options=options)
     except Exception as error:
         raise BuildError(f"Triton refused {job.entry}: {_reason(error)}", phase="build") from error
+    finally:
+        calmed.close()
     code, text = BINARY[job.backend]
     return built.asm[code], built.asm[text], _facts(job, built)
+
+
+@contextmanager
+def _unpacked() -> Generator[None]:
+    """Without LLVM's SLP vectoriser, which Triton (from 3.9 on) switches off for some targets alone."""
+    from triton._C.libtriton import llvm
+
+    usual = llvm.optimize_module
+    llvm.optimize_module = lambda *args, **rest: usual(*args, **{**rest, "disable_slp_vectorizer": True})
+    try:
+        yield
+    finally:
+        llvm.optimize_module = usual
 
 
 def _function(job: Job, path: Path) -> Any:
