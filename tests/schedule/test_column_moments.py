@@ -28,6 +28,7 @@ from tilewright.ir.program import Declare, Update
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.schedule import moments
+from tilewright.schedule.chunks import CHUNK
 from tilewright.schedule.solver import Solver
 from tilewright.tile.sizes import seen_sizes
 
@@ -189,7 +190,7 @@ def test_a_tail_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_whole_steps_count_once_for_all_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells have counts of their own only in the step in which a part ends."""
-    monkeypatch.setattr(moments, "PARTS", (4,))
+    monkeypatch.setattr(moments, "PARTS", (16,))
     for rows in (8192, 8200):
         _, made = kernels(HalfColumns("columns", statistics, ((rows, 4096),)), False)
         program = made[0].program
@@ -209,7 +210,7 @@ def test_large_columns_are_read_once_without_a_division_per_element(dynamic: boo
     source = emit_triton(program, [str(s) for s in graph.symbols()], HOPPER, variants(program)[0], "k0")
     loops = [s for s in program.loops() if any(isinstance(u, Update) for u in s.body)]
     assert len(loops) == 1 + dynamic
-    assert source.text.count("tl.load(p0") == 1 + len(loops)  # the first row, too
+    assert source.text.count("tl.load(p0") == 1 + CHUNK * len(loops)  # the first row, too
     built = build(tmp_path, source)
     assert built.accesses[128] and not built.facts.spills, built.accesses
     assert built.text.count("div.full.f32") < 10 < built.text.count("fma.rn.f32")

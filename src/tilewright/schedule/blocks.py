@@ -45,8 +45,8 @@ COLUMN_BYTES = 256
 COLUMN_STEP = 16
 """Rows per step while columns are folded."""
 
-CHUNK_WARPS = 4
-"""Of a block whose threads hold chunks of rows of a column each."""
+CHUNK_WARPS, ODD_CELLS = 4, 4
+"""Of a block whose threads take chunks of rows; columns for each thread where rows begin anywhere."""
 
 FEW_ROWS = 64
 """Rows that a block of few columns holds: parts that are merged, above all."""
@@ -113,9 +113,9 @@ def blocks(
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
-    elif kind == "columns" and (chunk := _chunks(form, shape)):
+    elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
         misaligned = (odd and kind in ANYWHERE) or _is_odd(form, shape, target)
-        inner, entry = _chunk_blocks(shape, chunk, most, 1 if misaligned else access, target)
+        inner, entry = _chunk_blocks(shape, ODD_CELLS if misaligned else access, target)
     elif found and found.kind == "columns":
         wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
         if wide < ENOUGH:
@@ -164,8 +164,7 @@ def _made(
         shape.lane,
         online=streamed,
         peel=False,
-        lanes=products is None
-        and (not (streamed and _cascaded(form)) or one_each(form, shape.inner) or bool(_chunks(form, shape))),
+        lanes=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
         spread=products.spread if products is not None else (),
         powers=products is not None and products.halves,
         blockwise=streamed and products is not None and not products.halves,
@@ -341,26 +340,13 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
     return tiles
 
 
-def _chunks(form: Form, shape: _Shape) -> frozenset[Axis]:
-    """The short classes whose folds others read, which fold other classes that the former keep."""
-    found: set[Axis] = set()
-    for i in form.folds.values():
-        for f in folds_read(i.roots):
-            found |= set(form.folds[f].reduce) if set(i.reduce) & set(form.folds[f].kept) else set()
-    kept = {a for i in form.items for a in i.kept}
-    return frozenset(a for a in found - kept if a in shape.inner and _narrow(a))
-
-
-def _chunk_blocks(
-    shape: _Shape, chunk: frozenset[Axis], most: Mapping[Axis, int], access: int, target: Target
-) -> tuple[dict[Axis, int], Entry]:
-    """Tiles of inner classes where each thread holds `chunk` of as many columns as one access has."""
+def _chunk_blocks(shape: _Shape, cells: int, target: Target) -> tuple[dict[Axis, int], Entry]:
+    """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
     wide = LINE // shape.element
-    lanes = max(1, CHUNK_WARPS * target.lanes * access // wide)
-    near = max((a for a in shape.inner if a not in chunk), key=lambda a: estimate(a.extent))
-    short = {a: power(most[a]) for a in chunk}
-    inner = {a: short.get(a, lanes if a == near else 1) for a in shape.inner}
-    return inner, Entry("columns", shape.element, 0, wide * _product(inner.values()), wide, CHUNK_WARPS)
+    lanes = max(1, CHUNK_WARPS * target.lanes * cells // wide)
+    near = max(shape.inner, key=lambda a: estimate(a.extent))
+    inner = {a: lanes if a == near else 1 for a in shape.inner}
+    return inner, Entry("columns", shape.element, 0, wide * lanes, wide, CHUNK_WARPS)
 
 
 def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:

@@ -1,6 +1,6 @@
 """Rows of columns in parts, these in chunks of rows that a thread holds at once.
 
-Row (p * M + m) * CHUNK + q is element q of chunk m of part p, of which each has M chunks.
+Row (p * M + m) * CHUNK + k is element k of chunk m of part p, of which each has M chunks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Rows:
     extent: Expr
     parts: tuple[Axis, ...]
     chunk: Axis
-    element: Axis
 
     @classmethod
     def of(cls, extent: Expr, count: int) -> Rows:
@@ -37,7 +36,7 @@ class Rows:
         step = dims.mul(dims.integer(count * CHUNK), even)
         chunks = dims.mul(dims.ceildiv(extent, step), even)
         parts = (Axis("p", dims.integer(count)),) if count > 1 else ()
-        return cls(extent, parts, Axis("m", chunks), Axis("q", dims.integer(CHUNK)))
+        return cls(extent, parts, Axis("m", chunks))
 
     @property
     def number(self) -> Expr:
@@ -45,15 +44,15 @@ class Rows:
         before = [dims.mul(axis(p), self.chunk.extent) for p in self.parts]
         return dims.add(*before, axis(self.chunk))
 
-    @property
-    def place(self) -> Expr:
-        return dims.add(dims.mul(self.number, dims.integer(CHUNK)), axis(self.element))
+    def place(self, element: int) -> Expr:
+        """The row that is an element of the chunk."""
+        return dims.add(dims.mul(self.number, dims.integer(CHUNK)), dims.integer(element))
 
     @property
     def full(self) -> Expr | None:
         """Whether all rows of a chunk are there."""
-        count = dims.prod(p.extent for p in (*self.parts, self.chunk, self.element))
-        if dims.equal(count, self.extent):
+        count = dims.prod(a.extent for a in (*self.parts, self.chunk))
+        if dims.equal(dims.mul(count, dims.integer(CHUNK)), self.extent):
             return None
         return call("lt", self.number, dims.floordiv(self.extent, dims.integer(CHUNK)))
 
@@ -65,10 +64,11 @@ class Rows:
         chunks = dims.add(dims.floordiv(self.extent, dims.integer(CHUNK)), dims.ONE)
         return call("lt", self.number, chunks)
 
-    @property
-    def inside(self) -> Expr | None:
-        """Whether a row is there."""
-        return None if self.full is None else call("or", self.full, call("lt", self.place, self.extent))
+    def inside(self, element: int) -> Expr | None:
+        """Whether a row of the chunk is there."""
+        return (
+            None if self.full is None else call("or", self.full, call("lt", self.place(element), self.extent))
+        )
 
     @property
     def held(self) -> Expr:

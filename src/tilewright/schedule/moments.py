@@ -32,7 +32,7 @@ from ..rewrite.normalise import drop_dead
 from ..rewrite.steps import renumbered
 from ..tile.sizes import estimate
 from .blocks import power
-from .chunks import Rows
+from .chunks import CHUNK, Rows
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]
@@ -407,69 +407,63 @@ def _cut(a: Axis, length: int, number: int) -> _Cut:
 def _column_parts(
     pair: _Pair, joined: Mapping[Expr, Expr], near: Axis, count: int, halves: bool, fresh: int
 ) -> _Parts:
-    """Folds over chunks of rows of `near`, one over the chunks of each of `count` parts, and the merge of these; with
-    one part there is nothing to merge. `halves`: elements are numbers in half precision as they stand."""
+    """A fold over the chunks of rows of `near` in each of `count` parts, and the merge of these; with one part there is
+    nothing to merge. `halves`: elements are numbers in half precision as they stand."""
     first, second = pair.first, pair.second
     assert first.expr is not None
     expr, dtype = first.expr, first.output.dtype
     rest = tuple(a for a in dict.fromkeys(x for e in joined.values() for x in _axes(e)) if a != near)
     rows = Rows.of(near.extent, count)
-    axes = (*rows.parts, rows.chunk, *rest, *expr.axes)
-    x = substitute(substitute(expr.body[0], joined), {axis(near): rows.place})
-    folds, chunk = _chunk_folds(pair, x, rows, axes, halves, fresh)
-    made = tuple(op.output for op in folds)
-    if rows.some is not None:
-        chunk = tuple(where(rows.some, e, const(0, dtype)) for e in chunk)
-    kept = (*rows.parts, *expr.axes)
+    x = substitute(expr.body[0], joined)
+    elements = [substitute(x, {axis(near): rows.place(k)}) for k in range(CHUNK)]
+    chunk = _chunk(elements, _origin(expr), rows, halves)
+    kept, name = (*rows.parts, *expr.axes), f"{second.name}_part"
     whole = TensorExpr(kept, chunk, (rows.chunk, *rest), moments_of_chunks(dtype))
     same = second.output.shape == first.output.shape
-    fresh += len(made)
     result = second.output if same else Value(fresh, first.output.shape, dtype)
     final, merge = (first.output, result), () if same else (_reshaped(result, second),)
-    inputs, name = (*first.inputs, *made), f"{second.name}_part"
     if not rows.parts:
         finish = tuple(slot("a", k, dtype) for k in (3, 2))
         alone = replace(whole, reduction=replace(moments_of_chunks(dtype), finish=finish))
-        return _Parts((*folds, Op(name, inputs, final, expr=alone, origin=second.origin)), merge)
-    parts = tuple(Value(fresh + 1 + k, tuple(a.extent for a in kept), dtype) for k in range(3))
+        return _Parts((replace(first, name=name, outputs=final, expr=alone),), merge)
+    made = tuple(Value(fresh + 1 + k, tuple(a.extent for a in kept), dtype) for k in range(3))
     size = cast(dims.prod((rows.of_part, *(a.extent for a in rest))), dtype)
-    states = (size, *(read(k, _index(kept), dtype) for k in range(3)))
+    index = tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in kept)
+    states = (size, *(read(k, index, dtype) for k in range(3)))
     merged = TensorExpr(expr.axes, states, rows.parts, _with_total(_moments(dtype)))
     return _Parts(
-        (*folds, Op(name, inputs, parts, expr=whole, origin=second.origin)),
-        (Op(second.name, parts, final, expr=merged, origin=second.origin), *merge),
+        (replace(first, name=name, outputs=made, expr=whole),),
+        (Op(second.name, made, final, expr=merged, origin=second.origin), *merge),
     )
 
 
-def _chunk_folds(
-    pair: _Pair, x: Expr, rows: Rows, axes: tuple[Axis, ...], halves: bool, fresh: int
-) -> tuple[tuple[Op, ...], tuple[Expr, ...]]:
-    """The folds over a chunk of which `x` is an element, and the chunk as an element of `moments_of_chunks`, which
-    reads them behind what they read. Sums of a few halves are exact; else each element counts from the origin."""
-    first, second = pair.first, pair.second
-    assert first.expr is not None and first.expr.reduction is not None
-    dtype, plain, index, guard = first.output.dtype, first.expr.reduction, _index(axes), rows.inside
-    origin, before = _origin(first.expr), len(first.inputs)
-    zero, weight = const(0, dtype), rows.weight(dtype)
-    ops: list[Op] = []
+def _chunk(elements: Sequence[Expr], origin: Expr, rows: Rows, halves: bool) -> tuple[Expr, ...]:
+    """A chunk of `elements` as one element of `moments_of_chunks`. The sum of a few halves is exact; else each element
+    counts from the origin."""
+    dtype = origin.dtype
+    one, zero, weight = const(1, dtype), const(0, dtype), rows.weight(dtype)
+    inside = [rows.inside(k) for k in range(len(elements))]
+    xs = [x if i is None else where(i, x, zero) for i, x in zip(inside, elements, strict=True)]
 
-    def over(name: str, e: Expr, of: Op, *more: Value) -> Expr:
-        body = e if guard is None else where(guard, e, zero)
-        made = Value(fresh + len(ops), tuple(a.extent for a in axes), dtype)
-        expr = TensorExpr(axes, (body,), (rows.element,), plain)
-        ops.append(Op(f"{of.name}_{name}", (*first.inputs, *more), (made,), expr=expr, origin=of.origin))
-        return read(before + len(ops) - 1, index, dtype)
+    def distances(place: Expr) -> list[Expr]:
+        """From what is the same for all elements; 0 for one that is none, without reading it under another mask."""
+        places = [place if i is None else call("mul", place, where(i, one, zero)) for i in inside]
+        return [call("sub", x, p) for x, p in zip(xs, places, strict=True)]
 
-    total = over("total", x, first)
-    one = const(1, dtype)
-    mean = call("mul", total, call("div", one, call("maximum", weight, one)))
-    distance = call("sub", x, mean)
-    squares = over("squares", call("mul", distance, distance), second, ops[0].output)
-    if halves:
-        moved = call("sub", total, call("mul", weight, origin))
-    else:
-        moved = over("moved", call("sub", x, origin), first)
-    return tuple(ops), (weight, moved, squares, total)
+    whole = _total(xs)
+    mean = call("mul", whole, call("div", one, call("maximum", weight, one)))
+    squares = _total([call("mul", d, d) for d in distances(mean)])
+    moved = call("sub", whole, call("mul", weight, origin)) if halves else _total(distances(origin))
+    found = (weight, moved, squares, whole)
+    return found if rows.some is None else tuple(where(rows.some, e, zero) for e in found)
+
+
+def _total(values: Sequence[Expr]) -> Expr:
+    """The sum of a power of two of values, as a tree."""
+    found = list(values)
+    while len(found) > 1:
+        found = [call("add", x, y) for x, y in zip(found[::2], found[1::2], strict=True)]
+    return found[0]
 
 
 def _origin(expr: TensorExpr) -> Expr:
@@ -480,11 +474,6 @@ def _origin(expr: TensorExpr) -> Expr:
     near = where(call("lt", call("abs", first), most), first, zero)
     count = dims.prod(a.extent for a in expr.reduce)
     return near if dims.at_least(count, 1) else where(call("gt", count, dims.ZERO), near, zero)
-
-
-def _index(axes: Sequence[Axis]) -> tuple[Expr, ...]:
-    """The element that belongs to `axes`."""
-    return tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes)
 
 
 def _ops(

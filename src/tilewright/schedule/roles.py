@@ -99,7 +99,7 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
         inside *= max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
         step *= schedule.plan(a).tile
     extent = dims.static(c.extent)
-    if extent is None and (step >= WHOLE or all(_adds_chunks(t) for t in sums)):
+    if extent is None and (step >= WHOLE or all(t.reduction is not None and t.reduction.step for t in sums)):
         return ()
     if extent is None:
         first = tile * max(1, chain // inside)
@@ -117,12 +117,6 @@ def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple
     for _ in range(levels - 2):
         lengths.append(lengths[-1] * even)
     return tuple(tile * n for n in reversed(lengths) if n < steps)
-
-
-def _adds_chunks(t: Item) -> bool:
-    """Whether a fold takes folds of neighbours as its elements, one by one: lanes and parts of a row of any length that
-    memory holds then have chains as short as what eager adds up in one thread."""
-    return t.reduction is not None and bool(t.reduction.step) and bool(folds_read(t.body))
 
 
 def _rounds(reduction: Reduction) -> bool:
