@@ -89,11 +89,17 @@ class Case:
         """Random ones; of attention queries, keys, values, and what the sums of the rows' exponentials may be."""
         dtype = DTYPES[self.bytes]
         if self.kind == "flat":
-            count = (MEBIBYTES << 20) // self.bytes
+            count, length = (MEBIBYTES << 20) // self.bytes, self.length - 2 * self.odd
+            places, heads = count // (HEADS * self.length), HEADS - self.odd
             shapes: list[tuple[int, ...]] = [(count // 2,)] * 2
             if self.run is _rotated:
-                places = count // (HEADS * self.length)
-                shapes = [(places, HEADS, self.length), *[(places, 1, self.length // 2)] * 2]
+                shapes = [(places, heads, length), *[(places, 1, length // 2)] * 2]
+            elif self.run is _swapped:
+                shapes = [(places, heads, length)]
+            elif self.run is _shifted:
+                shapes = [(count // self.length, length + self.odd), (length + self.odd,)]
+            elif self.run is _halved:
+                shapes = [(count // (2 * self.length), 2 * (length + self.odd))]
             return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
         if not self.multiplies:
             rows, length = (MEBIBYTES << 20) // (self.bytes * self.length) - self.odd, self.length - self.odd
@@ -162,6 +168,19 @@ def _curved(x: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x.float() + 1).to(x.dtype)
 
 
+def _shifted(x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x + y)
+
+
+def _halved(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def _swapped(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous()
+
+
 def _added(x: Tensor, y: Tensor) -> Tensor:
     return F.relu(x + y)
 
@@ -175,8 +194,12 @@ WEIGHTED = (_normalised, _activated)
 
 def _cases() -> Iterator[Case]:
     for size, odd in product(DTYPES, (False, True)):
-        if not odd:
-            yield Case("flat", size, 128, _rotated)
+        yield Case("flat", size, 128, _rotated, odd)
+        if odd:
+            yield Case("flat", size, 4096, _shifted, odd)
+            yield Case("flat", size, 4096, _halved, odd)
+        else:
+            yield Case("flat", size, 128, _swapped)
             for run in (_gated, _curved, _added):
                 yield Case("flat", size, 4096, run)
         yield Case("square", size, 8192, _turned, odd)

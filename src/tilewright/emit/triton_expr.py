@@ -210,6 +210,8 @@ class Expressions:
             )
         if e.op == "cast" and e.args[0].dtype is i32:
             return self.value(e.args[0])
+        if e.op == "cast" and e.args[0].dtype is bool_:
+            return self.cast_text(self.value(e.args[0]), i32)
         return self.cast_text(self.value(e), i32)
 
     def _leaf(self, e: Expr) -> Term:

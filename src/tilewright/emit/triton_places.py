@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import dims
-from tilewright.ir.dtype import i64
+from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
 
 from .triton_expr import Expressions
@@ -50,16 +50,20 @@ class Places:
 
     def axes(self, e: Expr) -> tuple[Axis, ...]:
         """The block axes over which `address` can be `e`; none if it cannot."""
+        plain, _ = _parted(e)
         axes = self.printer.ordered([a.value for a in axes_of(e) if isinstance(a.value, Axis)])
-        linear = is_index(e) and all(dims.coefficient(e, axis(a)) is not None for a in axes)
+        linear = is_index(plain) and all(dims.coefficient(plain, axis(a)) is not None for a in axes)
         return axes if linear and set(axes) <= set(self.bound) else ()
 
     def address(self, pointer: str, e: Expr, wanted: tuple[Axis, ...]) -> str | None:
         """The pointers `pointer` + `e` over the axes `wanted`; None if `e` has others or is not linear in them."""
         if not wanted or self.axes(e) != wanted:
             return None
-        terms = [self._moved(a, dims.coefficient(e, axis(a)) or dims.ZERO) for a in wanted]
-        base = self.printer.term(substitute(e, {axis(a): self.bound[a].first for a in wanted}))
+        plain, choices = _parted(e)
+        steps = [(a, dims.coefficient(plain, axis(a)) or dims.ZERO) for a in wanted]
+        terms = [self._moved(a, step) for a, step in steps if step is not dims.ZERO]
+        terms += [] if choices is dims.ZERO else [self.printer.offset(choices)]
+        base = self.printer.term(substitute(plain, {axis(a): self.bound[a].first for a in wanted}))
         parts = [] if base.number and base.text == "0" else [base]
         return " + ".join([pointer, *(self.printer.fit(t, wanted).at(SUM + 1) for t in (*parts, *terms))])
 
@@ -73,3 +77,10 @@ class Places:
         if self.printer.index_type is i64:
             lane = self.printer.cast_text(lane, i64)
         return self.printer.infix("*", PRODUCT, [lane, self.printer.term(step)])
+
+
+def _parted(e: Expr) -> tuple[Expr, Expr]:
+    """The terms of an offset without and with numbers of conditions."""
+    terms = dims.linear(e)
+    chosen = {m: c for m, c in terms.items() if any(x.op == "cast" and x.args[0].dtype is bool_ for x in m)}
+    return dims.from_linear({m: c for m, c in terms.items() if m not in chosen}), dims.from_linear(chosen)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd, lcm
 
 from . import host
-from .dtype import i64
+from .dtype import bool_, i64
 from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show
 
 Monomial = tuple[Expr, ...]
@@ -353,6 +353,8 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
         return _extremum_bounds(atom)
     if atom.op == "checked":
         return bounds(atom.args[0])
+    if atom.op == "cast" and atom.args[0].dtype is bool_:
+        return ZERO, ONE
     return None, None
 
 

@@ -81,11 +81,14 @@ def cascades(region: Graph) -> list[Cascade]:
     return found
 
 
-def in_parts(region: Graph, cascade: Cascade, parts: int) -> tuple[Graph, frozenset[Value]] | None:
-    """The region with the folds of a cascade in so many parts; and what the parts leave behind: states of folds, and
-    products of which elements are made that leave the region. None if some fold cannot follow those that it reads."""
+def in_parts(
+    region: Graph, cascade: Cascade, parts: int, even: int = 1
+) -> tuple[Graph, frozenset[Value]] | None:
+    """The region with the folds of a cascade in so many parts, which begin at multiples of `even` elements; and what
+    the parts leave behind: states of folds, and products of which elements are made that leave the region. None if some
+    fold cannot follow those that it reads."""
     try:
-        made = _Parts(region, cascade, parts)
+        made = _Parts(region, cascade, parts, even)
         graph = normalise(made.graph())
     except _NotApart:
         return None
@@ -195,12 +198,13 @@ class _Parts:
     """Writes the region with a cascade in parts: `made` are the values of the parts as others see them, `states` those
     of the folds as they are merged, `left` those of the `borders`."""
 
-    def __init__(self, region: Graph, cascade: Cascade, parts: int) -> None:
+    def __init__(self, region: Graph, cascade: Cascade, parts: int, even: int) -> None:
         self.borders = _borders(region, cascade)
         self.region, self.cascade = _rounded(region, self.borders), cascade
         region = self.region
         count = dims.integer(parts)
-        self.p, self.q = Axis("p", count), Axis("q", dims.ceildiv(cascade.extent, count))
+        length = dims.mul(dims.ceildiv(cascade.extent, dims.integer(parts * even)), dims.integer(even))
+        self.p, self.q = Axis("p", count), Axis("q", length)
         self.place = dims.add(dims.mul(axis(self.p), self.q.extent), axis(self.q))
         whole = dims.equal(dims.mul(count, self.q.extent), cascade.extent)
         self.inside = None if whole else call("lt", self.place, cascade.extent)

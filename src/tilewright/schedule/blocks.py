@@ -65,7 +65,7 @@ UNSEEN, UNSEEN_STREAM = 1 << 20, 1 << 17
 
 STAGES = 3
 
-ANYWHERE = frozenset({"square", "columns", "row_totals", "stream_totals"})
+ANYWHERE = frozenset({"flat", "square", "columns", "row_totals", "stream_totals"})
 """Kinds of kernels with blocks of their own for rows that begin anywhere at sizes not known before. Those that write
 rows along memory have most registers taken by addresses then, in whatever block."""
 
@@ -171,16 +171,23 @@ def _made(
         chain=CHAIN if products is None else 0 if products.halves else SHORT_CHAIN,
         warps=1 << (warps.bit_length() - 1),
         stages=stages if streamed else 1,
-        apart=form.classes() == [shape.lane] and not form.folds,
+        apart=not shape.inner and not form.folds and _open(form, tiles),
+        joined=not form.folds,
         close=not any(v.dtype.is_half for v in form.params),
     )
+
+
+def _open(form: Form, tiles: Mapping[Axis, int]) -> bool:
+    """Whether blocks may reach past an extent, and the compiler of a kernel cannot tell which of their elements do."""
+    unknown = any(t > 1 and dims.static(a.extent) is None for a, t in tiles.items())
+    return unknown or len(form.classes()) == 1
 
 
 def _kind(
     form: Form, shape: _Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]
 ) -> tuple[str, int, int]:
     """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
-    lane = dims.static(shape.lane.extent) if shape.lane is not None else None
+    lane = likely(shape.lane.extent) if shape.lane is not None else None
     if not shape.inner:
         return "square" if shape.across is not None else "flat", shape.element, lane or UNSEEN
     if shape.lane not in shape.inner:

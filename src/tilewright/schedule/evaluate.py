@@ -30,6 +30,7 @@ from ..ir.expr import (
 )
 from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
+from .choices import joined
 from .form import Form, Item
 from .powers import power_of_two, quick_power
 from .predicate import decide
@@ -150,6 +151,9 @@ class Evaluation(ABC):
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
                 return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
+            one = joined(rebuild(e, (asked, *e.args[1:]))) if self.schedule.joined else None
+            if one is not None and e not in self.scope.kept:
+                return self.eval(one, guard)
             condition = self.eval(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
             no = self.eval(e.args[2], both(guard, call("not", condition)))

@@ -7,6 +7,7 @@ outputs only; pointwise expressions are evaluated on demand wherever they are ne
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -101,25 +102,36 @@ class _Lowering(Listed):
 
     def run(self) -> None:
         self.whole += [(c.axis, c.tile, dims.ZERO) for c in self.schedule.classes if c.role is Role.RESIDENT]
-        self.nest(self.whole, lambda: self.compute([], self.form.outputs))
+        uneven = [
+            (tile, a.extent, start) for a, tile, start in self.whole if not dims.divisible(a.extent, tile)
+        ]
+        inner = partial(self.compute, [], self.form.outputs)
+        never = any((most := dims.static(n)) is not None and most < tile for tile, n, _ in uneven)
+        if not self.schedule.apart or not uneven or never:
+            self.out += self.nest(self.whole, inner)
+            return
+        inside = [call("le", dims.add(start, dims.integer(tile)), n) for tile, n, start in uneven]
+        whole = functools.reduce(lambda p, q: call("and", p, q), inside)
+        self.out.append(Branch(whole, self.nest(self.whole, inner, False), self.nest(self.whole, inner)))
 
-    def nest(self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None]) -> None:
-        """Bind classes that are one block: loops of a single step."""
+    def nest(
+        self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None], masked: bool = True
+    ) -> tuple[Stmt, ...]:
+        """Classes that are one block bound around what `inner` writes: loops of a single step. Unless `masked`, no
+        block reaches past its extent."""
+        outer, self.out = self.out, []
         if not axes:
             inner()
-            return
-        (a, tile, start), *rest = axes
-        mask = None if dims.divisible(a.extent, tile) else call("lt", axis(a), a.extent)
-        stop = dims.add(start, dims.integer(tile))
-        span = start, dims.sub(stop, dims.ONE)
-
-        def bound(mask: Expr | None) -> Loop:
-            return Loop(a, start, stop, tile, self.block(a, tile, mask, lambda: self.nest(rest, inner), span))
-
-        if mask is not None and self.schedule.apart:
-            self.out.append(Branch(call("le", stop, a.extent), (bound(None),), (bound(mask),)))
         else:
-            self.out.append(bound(mask))
+            (a, tile, start), *rest = axes
+            whole = not masked or dims.divisible(a.extent, tile)
+            mask = None if whole else call("lt", axis(a), a.extent)
+            stop = dims.add(start, dims.integer(tile))
+            span = start, dims.sub(stop, dims.ONE)
+            put = lambda: self.out.extend(self.nest(rest, inner, masked))  # noqa: E731
+            self.out.append(Loop(a, start, stop, tile, self.block(a, tile, mask, put, span)))
+        made, self.out = tuple(self.out), outer
+        return made
 
     def block(
         self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],

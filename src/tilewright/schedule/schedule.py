@@ -72,6 +72,8 @@ class Schedule:
 
     Of what outputs read besides folds of the block, up to `early` bytes are loaded before these.
 
+    With `joined`, choices between like expressions choose what they read (see `choices`).
+
     With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
     could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
     multiplied. The values are the same in exact arithmetic (FlashAttention-4 does so with 8)."""
@@ -104,6 +106,7 @@ class Schedule:
     reciprocals: bool = False
     early: int = 0
     close: bool = False
+    joined: bool = False
 
     def __str__(self) -> str:
         parts = [str(c) for c in self.classes]

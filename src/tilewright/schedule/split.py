@@ -21,6 +21,7 @@ from ..ir.reduction import Reduction
 from ..ir.tensor import TensorExpr
 from ..target import Target
 from ..tile.sizes import estimate
+from .cascades import cascades_in_parts, extents
 from .moments import moments_in_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
@@ -57,6 +58,8 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     parts: frozenset[Op] = frozenset()
     if target.lanes > 1:
         graph, parts = moments_in_parts(graph, price, least, target.cores)
+        graph, more = cascades_in_parts(graph, price, target.cores)
+        parts |= more
     fresh = _fresh(graph)
     waiting = cascaded(graph) if target.lanes > 1 else frozenset[Op]()
     ops: list[Op] = []
@@ -82,17 +85,11 @@ def cascaded(graph: Graph) -> frozenset[Op]:
             continue
         folds = frozenset[Op]().union(*(before.get(v, frozenset()) for v in op.inputs))
         if op.expr.reduction is not None:
-            same = {f for f in folds if _extents(f) == _extents(op)}
+            same = {f for f in folds if extents(f) == extents(op)}
             found |= same | ({op} if same else set())
             folds = frozenset({op})
         before |= dict.fromkeys(op.outputs, folds)
     return frozenset(found)
-
-
-def _extents(fold: Op) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-    assert fold.expr is not None
-    kept = tuple(n for n in fold.expr.shape if n is not dims.ONE)
-    return tuple(a.extent for a in fold.expr.reduce), kept
 
 
 def _fresh(graph: Graph) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, Slot, axes_of, call, const, make, slot, substitute, walk, where
+from ..ir.expr import Axis, Expr, Slot, axes_of, axis, call, const, make, slot, substitute, walk, where
 from ..ir.program import Collapse, Compute, Declare, Dot, Prefix, Update, Var, value_of
 from ..ir.reduction import Reduction, highest, maximum, minimum, sum_
 from .contract import Contraction, contraction, stored_half
@@ -91,9 +91,20 @@ class States(Evaluation):
         assert t.reduction is not None
         blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
         if mask is not None:
-            identity = t.reduction.identity
-            lifted = [call("where", mask, e, i) for e, i in zip(lifted, identity, strict=True)]
+            states = enumerate(zip(lifted, t.reduction.identity, strict=True))
+            lifted = [e if k and self.bare(t) else call("where", mask, e, i) for k, (e, i) in states]
         return tuple(self.held(e, blocks) for e in lifted)
+
+    def bare(self, t: Item) -> bool:
+        """Whether the places of an extreme value are those of a fold's only class: masked lanes, which hold the worst
+        value, need no mask there, as they lie behind all others, which hold it too if it is the extreme one."""
+        assert t.reduction is not None
+        return (
+            t.reduction.extreme is not None
+            and not self.schedule.peel
+            and len(t.reduce) == 1
+            and t.body[1] is axis(t.reduce[0])
+        )
 
     def held(self, e: Expr, blocks: tuple[Axis, ...]) -> Var:
         """The value that an evaluated expression has, as a block over `blocks`."""
@@ -197,7 +208,8 @@ class States(Evaluation):
         if best.dtype.is_float:
             here = call("or", here, call("isnan", value))  # if there is one, the extreme is none
         none = _beyond(t.body[1])
-        if a not in self.scope.bound or self.tail(t.reduce) is not None:  # the identity may be among them
+        whole = a in self.scope.bound and (self.bare(t) or self.tail(t.reduce) is None)
+        if not whole:  # the identity may be among them
             here = call("and", here, call("ge", place, const(0, i64)))
         there = where(here, place, none)
         candidates = self.var(i64, parts[1].axes)
@@ -205,7 +217,7 @@ class States(Evaluation):
         (first,) = self.collapsed(minimum(i64), (candidates,), (a,))
         found = self.var(i64, first.axes)
         self.out.append(
-            Compute(found, where(call("eq", value_of(first), none), const(-1, i64), value_of(first)))
+            Compute(found, where(call("ge", value_of(first), none), const(-1, i64), value_of(first)))
         )
         return best, found
 

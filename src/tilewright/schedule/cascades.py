@@ -1,0 +1,233 @@
+"""Folds that wait for each other, of few rows over much, together in parts that run side by side.
+
+A softmax over a long row is a maximum and a sum that waits for it. Split each on its own, they read the row twice and
+keep what lies between; in parts that have a maximum of their own, both run in one pass (`rewrite.parts` has the law).
+What is read of a row at few places, as the loss at a label is, is computed there from what the row was made of: then
+nothing along the row has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..errors import IllegalSchedule
+from ..ir import dims
+from ..ir.expr import Expr, axis, read, substitute, transform
+from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.kernel import Kernel
+from ..ir.ops.common import position
+from ..ir.tensor import TensorExpr, output_axes
+from ..rewrite.normalise import drop_dead, substitute_values
+from ..rewrite.parts import cascades, in_parts
+from ..tile.sizes import estimate
+
+Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+
+PARTS = (4, 8, 16, 32, 64, 128)
+
+PART = 1 << 10
+"""Elements of a part at least: parts are merged in another kernel."""
+
+EVEN = 64
+"""Parts begin at multiples of this many elements: accesses stay as wide as they can be."""
+
+IDLE = 2
+"""Cores for each row from which on rows run in parts."""
+
+GAIN = 1.2
+"""How many times as fast as one kernel, by the model, both kernels must be."""
+
+FEW = 16
+"""A value is computed again where so many times fewer of its elements are read."""
+
+
+def cascades_in_parts(graph: Graph, price: Price, cores: int) -> tuple[Graph, frozenset[Op]]:
+    """The graph with folds that wait for each other in parts where that is modelled as faster, and the ops that are
+    new. Rows that keep many of the `cores` busy are left alone."""
+    if not any(_waits(op, graph.producer()) for op in graph.ops):
+        return graph, frozenset()
+    found = _read_where_made(graph)
+    fresh = 1 + max((v.id for op in found.ops for v in (*op.inputs, *op.outputs)), default=0)
+    made: set[Op] = set()
+    for op in reversed(found.ops):
+        region = _region(found, op)
+        parts = _fastest(region, price, cores // IDLE) if region is not None and op not in made else None
+        if region is None or parts is None:
+            continue
+        ops = _numbered(parts, region, fresh)
+        fresh += len(ops)
+        made |= set(ops)
+        inside = _behind(op, found.producer())
+        found = found.with_ops(_in_order([*(o for o in found.ops if o not in inside), *ops]))
+    return (found, frozenset(made)) if made else (graph, frozenset())
+
+
+def _waits(op: Op, producer: Mapping[Value, Op]) -> bool:
+    """Whether a fold reads, through pointwise ops, another one over as many elements with as many results."""
+    if not _is_fold(op):
+        return False
+    return any(_is_fold(o) and o is not op for o in _behind(op, producer))
+
+
+def _is_fold(op: Op) -> bool:
+    return op.expr is not None and op.expr.reduction is not None and op.expr.scan is None
+
+
+def extents(fold: Op) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    """How far a fold goes, and its results."""
+    assert fold.expr is not None
+    kept = tuple(n for n in fold.expr.shape if n is not dims.ONE)
+    return tuple(a.extent for a in fold.expr.reduce), kept
+
+
+def _behind(op: Op, producer: Mapping[Value, Op]) -> set[Op]:
+    """A fold, the folds like it that it waits for, and the pointwise ops that lead to them."""
+    seen = {op}
+    todo = [op]
+    while todo:
+        for v in todo.pop().inputs:
+            o = producer.get(v)
+            if o is None or o in seen or o.expr is None or o.kernel >= 0:
+                continue
+            if o.expr.is_pointwise or (_is_fold(o) and extents(o) == extents(op)):
+                seen.add(o)
+                todo.append(o)
+    return seen
+
+
+def _region(graph: Graph, op: Op) -> Graph | None:
+    """The folds that `op` waits for and itself, with what leads to them, as a graph; None if it waits for none."""
+    producer = graph.producer()
+    if not _waits(op, producer):
+        return None
+    inside = _behind(op, producer)
+    ops = [o for o in graph.ops if o in inside]
+    made = {v for o in ops for v in o.outputs}
+    outside = {v for o in graph.ops if o not in inside for v in o.inputs} | graph.kept()
+    inputs = tuple(dict.fromkeys(v for o in ops for v in o.inputs if v not in made))
+    outputs = tuple(v for o in ops for v in o.outputs if v in outside)
+    layouts = {v: graph.layouts[v] for v in (*inputs, *outputs) if v in graph.layouts}
+    return _with_rows_made(Graph(inputs, tuple(ops), outputs, graph.origins, layouts))
+
+
+def _with_rows_made(region: Graph) -> Graph:
+    """The region in which folds of its inputs read copies of them, which other kernels never see: a cascade is found by
+    the values that its folds share."""
+    folded = dict.fromkeys(v for op in region.ops if _is_fold(op) for v in op.inputs if v in region.inputs)
+    last = max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
+    same = {v: Value(last + 1 + k, v.shape, v.dtype) for k, v in enumerate(folded)}
+    copies = [
+        Op("copy", (v,), (made,), expr=TensorExpr(axes, (read(0, tuple(map(position, axes)), v.dtype),)))
+        for v, made in same.items()
+        if (axes := output_axes(v.shape))
+    ]
+    return region.with_ops([*copies, *substitute_values(region, same).ops])
+
+
+def _fastest(region: Graph, price: Price, few: int) -> Graph | None:
+    """The region in the number of parts that is fastest by the model, if that is much faster than one kernel."""
+    found = cascades(region)
+    if len(found) != 1 or len(found[0].folds) < 2 or estimate(found[0].rows) > few:
+        return None
+    if region.kept() & set(found[0].along):
+        return None  # all elements would be made again, of what is brought again
+    try:
+        least = price(Kernel(region.ops, _owed(region)), region.layouts) / GAIN
+    except IllegalSchedule:
+        return None
+    best: Graph | None = None
+    for parts in PARTS:
+        made = in_parts(region, found[0], parts, EVEN) if parts * PART <= estimate(found[0].extent) else None
+        if made is None:
+            continue
+        try:
+            seconds = sum(price(k, region.layouts) for k in _kernels(*made))
+        except IllegalSchedule:
+            continue
+        if seconds < least:
+            best, least = made[0], seconds
+    return best
+
+
+def _owed(region: Graph) -> tuple[Value, ...]:
+    return tuple(v for v in region.outputs if isinstance(v, Value))
+
+
+def _kernels(region: Graph, states: frozenset[Value]) -> tuple[Kernel, Kernel]:
+    """The kernel that makes the states of the parts, and the one that merges them."""
+    producer = region.producer()
+    first: set[Op] = set()
+    todo = [producer[v] for v in states]
+    while todo:
+        op = todo.pop()
+        if op not in first:
+            first.add(op)
+            todo += [producer[v] for v in op.inputs if v in producer]
+    ops = tuple(op for op in region.ops if op in first)
+    rest = tuple(op for op in region.ops if op not in first)
+    return Kernel(ops, tuple(v for op in ops for v in op.outputs if v in states)), Kernel(rest, _owed(region))
+
+
+def _numbered(parts: Graph, region: Graph, fresh: int) -> list[Op]:
+    """The ops of `parts`, values that do not cross the border of `region` numbered from `fresh`."""
+    known = {*region.inputs, *region.outputs}
+    values = [v for op in parts.ops for v in op.outputs if v not in known]
+    new = {v: Value(fresh + k, v.shape, v.dtype) for k, v in enumerate(values)}
+    each = lambda vs: tuple(new.get(v, v) for v in vs)  # noqa: E731
+    return [replace(op, inputs=each(op.inputs), outputs=each(op.outputs)) for op in parts.ops]
+
+
+def _in_order(ops: Sequence[Op]) -> list[Op]:
+    """The ops such that each stands behind those that it reads."""
+    producer = {v: op for op in ops for v in op.outputs}
+    done: dict[Op, None] = {}
+
+    def put(op: Op) -> None:
+        if op not in done:
+            for v in op.inputs:
+                if v in producer:
+                    put(producer[v])
+            done[op] = None
+
+    for op in ops:
+        put(op)
+    return list(done)
+
+
+def _read_where_made(graph: Graph) -> Graph:
+    """The graph in which pointwise ops that need few elements of a pointwise value make these themselves."""
+    producer = graph.producer()
+    return drop_dead(graph.with_ops([_made_here(op, producer) for op in graph.ops]))
+
+
+def _made_here(op: Op, producer: Mapping[Value, Op]) -> Op:
+    if op.expr is None or not op.expr.is_pointwise or len(op.outputs) > 1 or op.kernel >= 0:
+        return op
+    enough = FEW * estimate(op.output.numel)
+    inputs: list[Value] = []
+
+    def visit(owner: Op, x: Expr) -> Expr | None:
+        if x.op != "read":
+            return None
+        assert isinstance(x.value, int)
+        v = owner.inputs[x.value]
+        args = tuple(transform(i, partial(visit, owner)) for i in x.args)
+        maker = producer.get(v)
+        if maker is not None and _is_plain(maker) and estimate(v.numel) >= enough:
+            assert maker.expr is not None
+            body = transform(maker.expr.body[0], partial(visit, maker))
+            return substitute(body, {axis(a): i for a, i in zip(maker.expr.axes, args, strict=True)})
+        if v not in inputs:
+            inputs.append(v)
+        return read(inputs.index(v), args, v.dtype)
+
+    body = transform(op.expr.body[0], partial(visit, op))
+    if body is op.expr.body[0]:
+        return op
+    return replace(op, inputs=tuple(inputs), expr=TensorExpr(op.expr.axes, (body,)))
+
+
+def _is_plain(op: Op) -> bool:
+    return op.expr is not None and op.expr.is_pointwise and len(op.outputs) == 1 and op.kernel < 0

@@ -1,0 +1,60 @@
+"""Folds that wait for each other run in parts where there are few rows, and what is read of a row is made there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.attention.device import compiled
+from tests.schedule.corpus import Case
+from tests.schedule.run import capture
+from tilewright.schedule.cascades import cascades_in_parts
+
+ROWS, LENGTH = 3, 70000
+
+
+def _loss(x: Tensor, target: Tensor) -> Tensor:
+    h = x.float()
+    shifted = h - h.amax(-1, keepdim=True)
+    log_softmax = shifted - shifted.exp().sum(-1, keepdim=True).log()
+    return -log_softmax.gather(1, target[:, None]).squeeze(1).to(x.dtype)
+
+
+def _inputs(dtype: torch.dtype, length: int = LENGTH) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [(4 * torch.randn(ROWS, length)).to(dtype), torch.tensor([0, length - 1, length // 2])]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_loss_of_few_long_rows_reads_them_once(dtype: torch.dtype, dynamic: bool) -> None:
+    inputs = _inputs(dtype)
+    device = compiled(_loss, inputs, [(0, 1), (0,)] if dynamic else ())
+    assert len(device.kernels) == 2
+    (made,), _ = device.run(inputs)
+    torch.testing.assert_close(made, _loss(*inputs))
+
+
+def test_parts_without_elements_and_rows_of_minus_infinity() -> None:
+    """The last parts of 65600 elements hold little or nothing; some see nothing but -inf, one row nothing else."""
+    inputs = _inputs(torch.float32, 65600)
+    inputs[0][0, :40000] = -torch.inf
+    inputs[0][1] = -torch.inf
+    inputs[1][0] = 65599
+    device = compiled(_loss, inputs)
+    (made,), _ = device.run(inputs)
+    torch.testing.assert_close(made, _loss(*inputs), equal_nan=True)
+    assert made[1].isnan() and made[0].isfinite()
+
+
+def test_many_rows_stay_whole() -> None:
+    inputs = [torch.empty(600, LENGTH, dtype=torch.float16), torch.zeros(600, dtype=torch.int64)]
+    assert len(compiled(_loss, inputs).kernels) == 1
+
+
+def test_what_leaves_a_row_is_not_made_again() -> None:
+    """All elements of a softmax are owed: folds in parts would save no pass."""
+    graph = capture(Case("softmax", lambda x: torch.softmax(x, -1), ((ROWS, LENGTH),)), False)
+    same, new = cascades_in_parts(graph, lambda *_: 1.0, 132)
+    assert same is graph and not new
