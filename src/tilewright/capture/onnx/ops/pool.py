@@ -13,7 +13,13 @@ from tilewright.capture.onnx.ops.nn import constant_pad, spatial_pads
 from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values import Dim, Host, is_static, sym_max
 
-_MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+def _max_pool1d(x: Tensor, *window: object) -> Tensor:
+    """With the places of the maxima, which nobody reads: without them torch's function fixes the length on a CPU."""
+    return F.max_pool1d_with_indices(x, *window)[0]  # pyright: ignore[reportArgumentType]
+
+
+_MAX = {1: _max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
