@@ -239,7 +239,7 @@ def _product(values: Iterable[int]) -> int:
 
 def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Schedule]]:
     """Schedules for rows of unknown extent that fit the registers, each with the condition under which it serves; the
-    first one that serves is the best."""
+    first one that serves is the best. None where a limit changes nothing."""
     shape = _shape(form)
     open_ = [a for a in shape.inner if dims.static(a.extent) is None]
     if shape.lane not in open_ or shape.scan not in (None, shape.lane):
@@ -248,12 +248,15 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     # What else a row goes over is no longer than it was when the program was traced, or about so.
     most = {a: power(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
+    open_ended = blocks(form, target, None, tuning)
     for b in BUCKETS:
         limits = most | {shape.lane: b}
         if _product(limits.values()) <= LONGEST:
             conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]
             fits = functools.reduce(lambda p, q: call("and", p, q), conditions)
             even, odd = (blocks(form, target, limits, tuning, odd) for odd in (False, True))
+            if even == open_ended:  # as where products of blocks decide
+                continue
             differs = misalignment(form, target) if odd != even else None
             found += [] if differs is None else [(call("and", fits, differs), odd)]
             found.append((fits, even))
