@@ -16,6 +16,7 @@ from ..target import Target
 from ..tile.sizes import estimate, likely
 from .dots import Blocks, product_blocks
 from .exponential import one_each
+from .few import summed_blocks
 from .form import Form, folds_read
 from .hints import listed_tiles, unhinted
 from .ranges import growth
@@ -100,7 +101,8 @@ def blocks(
     lists, form = listed_tiles(form), unhinted(form)
     shape = _shape(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
-    products = product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
+    products = summed_blocks(form, shape.grid, shape.inner, most, target)
+    products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
     if products is not None:
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
         return replace(made, descriptors=products.descriptors and target.descriptors)
