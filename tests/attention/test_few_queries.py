@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from tests.attention.test_decode import parts, repeated, right, statements
 from torch import Tensor
 
 from tilewright.ir import dims
-from tilewright.ir.program import Load
+from tilewright.ir.host import number
+from tilewright.ir.program import Dot, Load
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -104,3 +106,45 @@ def test_scores_of_several_queries_are_not_left_behind() -> None:
     made = compiled(HeavyHitter().eval(), given, launch=0.0)
     largest = max(dims.static(v.numel) or 0 for k in made.kernels for v in k.kernel.outputs)
     assert largest <= 8 * 1024
+
+
+def chosen(made: Device, given: list[Tensor]) -> Device:
+    """With the programs that serve these sizes."""
+    sizes = made.sizes(given)
+    kernels = [
+        replace(k, program=next((p for when, p in k.buckets if number(when, sizes)), k.program))
+        for k in made.kernels
+    ]
+    return replace(made, kernels=kernels)
+
+
+def dots(made: Device) -> list[Dot]:
+    return [s for k in made.kernels for s in statements(k.program.body) if isinstance(s, Dot)]
+
+
+@pytest.mark.parametrize(
+    ("core", "kv", "dtype"),
+    [
+        (HeavyHitter, 4, torch.float32),
+        (HeavyHitter, 1, torch.float32),
+        (HeavyHitter, 1, torch.float16),
+        (Keyformer, 1, torch.float32),
+    ],
+)
+def test_any_number_of_queries(core: type[Attention], kv: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    """One query, a few and many have programs of their own; those of singles sum what they multiply."""
+    module = core().eval()
+    name = "keyformer" if core is Keyformer else "h2o"
+
+    def some(queries: int, keys: int) -> list[Tensor]:
+        return list(Sizes(queries, 4, 16, keys=keys, kv_heads=kv).inputs(name, dtype=dtype))
+
+    free = [(1,), (1,), (1,), *([(2, 3)] if core is Keyformer else [])]
+    made = compiled(module, some(256, 256), free)
+    assert len(made.kernels) == 2 and parts(made) == 1
+    for queries, keys in ((1, 1), (1, 130), (2, 65), (9, 70), (16, 16), (17, 33)):
+        given = some(queries, keys)
+        there = chosen(made, given)
+        few = queries <= (8 if kv == 4 else 2)
+        assert (dtype is torch.float32 and few) is not bool(dots(there))
+        right(there, module, given, tmp_path if (queries, keys) in ((2, 65), (9, 70)) else None)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call
 from ..target import Target
-from ..tile.sizes import estimate, likely
+from ..tile.sizes import also_seen, estimate, likely
+from .contract import SMALLEST
 from .dots import Blocks, product_blocks
 from .exponential import one_each
-from .few import summed_blocks
+from .few import FEW, open_rows, summed_blocks
 from .form import Form, folds_read
 from .hints import listed_tiles, unhinted
 from .ranges import growth
@@ -263,6 +264,29 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
             found += [] if differs is None else [(call("and", fits, differs), odd)]
             found.append((fits, even))
     return found
+
+
+def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Schedule]]:
+    """Schedules for few rows of products, where their number is not known, each with the condition under which it
+    serves; the first one that serves is the best."""
+    shape = _shape(form)
+    rows = open_rows(form, shape.grid, shape.inner)
+    if rows is None:
+        return []
+    (a, beside), low = rows, dims.int_range(rows[0].extent)[0] or 0
+    found: list[tuple[int, Schedule]] = []
+    few = (1, FEW // beside, SMALLEST) if a in shape.grid else (1, FEW // beside)
+    for n in sorted({n for n in few if n >= max(1, low)}):
+        with also_seen({repr(a.extent): n}):
+            made = blocks(form, target, {a: n}, tuning)
+        if a in shape.grid or made.plan(a).tile < SMALLEST:
+            found = [*(f for f in found if f[1] != made), (n, made)]
+    usual = blocks(form, target, None, tuning)
+    some = [call("ge", a.extent, dims.ONE)] if low < 1 else []  # one that is there needs no mask
+    fits = lambda n: functools.reduce(
+        lambda p, q: call("and", p, q), [call("le", a.extent, dims.integer(n)), *some]
+    )  # noqa: E731
+    return [(fits(n), made) for n, made in found if made != usual]
 
 
 def _shape(form: Form) -> _Shape:

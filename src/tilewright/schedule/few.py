@@ -1,6 +1,6 @@
 """Blocks of kernels whose products have few rows that no matrix unit takes: products are multiplied out and summed.
 
-A product of blocks pads its rows and sums each of its elements as one chain. Where every element of the matrix serves only
+A product of blocks pads its rows and sums each element as one chain. Where an element of the matrix serves only
 a few rows, memory is waited for in any case; summed products (a block of rows x steps x depth, folded like any other)
 waste nothing and add as a tree, as a library's products of a matrix and a vector do.
 """
@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of
+from ..ir.expr import Axis, Expr, axes_of, walk
 from ..target import Target
 from ..tile.sizes import estimate
-from .contract import factors, stored_half
+from .contract import factors, sides, stored_half
 from .dots import WHOLE, Blocks
-from .form import Form, Item
+from .form import Form, Item, folds_read
 
 FEW = 8
 """Rows up to which products are summed: more of them are worth the padding to what products of blocks take."""
@@ -36,17 +36,17 @@ WARPS, STAGES = 4, 3
 def summed_blocks(
     form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target
 ) -> Blocks | None:
-    """Blocks for a form with products of a few rows, one of which folds what another one keeps; None for others. `most`
-    are bounds of extents."""
+    """Blocks for a form with products of a few rows whose results other folds read; None for others. `most` are bounds
+    of extents."""
     made = {i: m for i in form.folds.values() if (m := _matrix(i)) is not None}
-    passed = {a for i in made for a in i.reduce} & {a for i in made for a in i.kept if a in inner}
+    walked = _walked(form, made, inner)
     units = {u.operand for u in target.matrix_units}
-    if len(passed) != 1 or any(_taken(i, form, units) for i in made):
+    if walked is None or any(_taken(i, form, units) for i in made):
         return None
     rows = {a for i, m in made.items() for a in i.kept if a not in m and a.extent is not dims.ONE}
-    wide = [a for a in inner if a not in passed]
+    wide = {a for a in inner if a not in rows and a is not walked}
     sizes = {a: n for a in (*rows, *wide) if (n := most.get(a, dims.static(a.extent))) is not None}
-    if not rows <= set(grid) or len(sizes) < len(rows) + len(wide):
+    if walked in rows or len(sizes) < len(rows) + len(wide):
         return None
     tiles = dict.fromkeys((*grid, *inner), 1) | {a: 1 << (n - 1).bit_length() for a, n in sizes.items()}
     held, depth = math.prod(tiles[a] for a in rows), max((tiles[a] for a in wide), default=1)
@@ -55,18 +55,45 @@ def summed_blocks(
     step = min(ELEMENTS // (held * depth), MATRIX // depth)
     if step < LEAST:
         return None
-    return Blocks(tiles | dict.fromkeys(passed, step), WARPS, STAGES)
+    return Blocks(tiles | {walked: step}, WARPS, STAGES if walked in inner else 1)
+
+
+def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, int] | None:
+    """The class of unknown extent among the rows of products, and how many rows there are for each element of it; None
+    if there is none, or not one. Another fold walks what stands against them, or, where none of products does, them."""
+    found = [s for i in form.folds.values() if (s := sides(i)) is not None]
+    passed = {a for *_, folded in found for a in folded} & {a for s in found for side in s[:2] for a in side}
+    where = set(grid) if passed & set(inner) else set(inner) - {a for *_, folded in found for a in folded}
+    rows = {a for s in found for side in s[:2] if set(side) & where for a in side}
+    open_ = [a for a in rows if a.extent.op == "symbol"]
+    beside = [dims.static(a.extent) for a in rows if a not in open_]
+    if len(open_) != 1 or None in beside:
+        return None
+    return open_[0], math.prod(n or 1 for n in beside)
+
+
+def _walked(form: Form, made: Mapping[Item, set[Axis]], inner: Sequence[Axis]) -> Axis | None:
+    """The long class of the matrices: what one product keeps and another one folds; of a single product that another
+    fold reads, what its matrix alone has."""
+    found = {a for i in made for a in i.reduce} & {a for i in made for a in i.kept if a in inner}
+    if not found and len(made) == 1:
+        ((item, matrix),) = made.items()
+        others = [u for f in factors(item.body[0]) if (u := _classes(f)) != matrix]
+        read = any(item.id in folds_read(i.roots) for i in form.folds.values())
+        found = {a for a in item.kept if read and a in matrix and all(a not in u for u in others)}
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _matrix(item: Item) -> set[Axis] | None:
-    """The classes of the largest factor of a sum of products, all of which use what is folded."""
-    if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None:
+    """The classes of the largest factor of a sum of products, of which two or more use what is folded, if it is made of
+    memory alone."""
+    if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None or not item.reduce:
         return None
-    found = factors(item.body[0])
-    used = [_classes(f) for f in found]
-    if len(found) < 2 or not item.reduce or any(not u >= set(item.reduce) for u in used):
+    found = [f for f in factors(item.body[0]) if _classes(f) >= set(item.reduce)]
+    if len(found) < 2:
         return None
-    return max(used, key=lambda u: estimate(dims.prod(a.extent for a in u)))
+    largest = max(found, key=lambda f: estimate(dims.prod(a.extent for a in _classes(f))))
+    return None if any(x.op == "value" for x in walk(largest)) else _classes(largest)
 
 
 def _classes(e: Expr) -> set[Axis]:

@@ -14,7 +14,7 @@ from ..ir.program import Dot, Stmt, TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import MemoryKind, Target
-from .blocks import blocks, buckets, misalignment
+from .blocks import blocks, buckets, misalignment, row_buckets
 from .companions import refusals, with_companions
 from .contract import sides
 from .cost import seconds
@@ -108,7 +108,11 @@ class Solver:
     def _buckets(self, found: _Solution) -> Buckets:
         if self.target.lanes == 1:
             return ()
-        made = [(c, found.rows, self._trimmed(s)) for c, s in buckets(found.rows, self.target, self.tuning)]
+        few = row_buckets(found.form, self.target, self.tuning)
+        made = [(c, *self._scheduled(found.form, s)) for c, s in few]
+        if not any(sides(i) is not None for i in found.rows.folds.values()):
+            rows = buckets(found.rows, self.target, self.tuning)
+            made += [(c, found.rows, self._trimmed(s)) for c, s in rows]
         odd = misalignment(found.form, self.target)
         if odd is not None:
             form, schedule = self._scheduled(

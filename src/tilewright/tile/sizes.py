@@ -36,6 +36,13 @@ def seen_sizes(sizes: Mapping[str, int]) -> Generator[None]:
         _seen.reset(token)
 
 
+@contextmanager
+def also_seen(sizes: Mapping[str, int]) -> Generator[None]:
+    """Within it, estimates take these unknown sizes for these, and all others for what they took them for before."""
+    with seen_sizes({**_seen.get(), **sizes}):
+        yield
+
+
 def estimate(e: Expr) -> int:
     """A number for an index expression over symbols: the size seen, or `TYPICAL`, for a symbol, within its range."""
     seen = _seen.get()
