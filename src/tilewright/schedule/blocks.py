@@ -282,11 +282,9 @@ def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tu
         if a in shape.grid or made.plan(a).tile < SMALLEST:
             found = [*(f for f in found if f[1] != made), (n, made)]
     usual = blocks(form, target, None, tuning)
-    some = [call("ge", a.extent, dims.ONE)] if low < 1 else []  # one that is there needs no mask
-    fits = lambda n: functools.reduce(
-        lambda p, q: call("and", p, q), [call("le", a.extent, dims.integer(n)), *some]
-    )  # noqa: E731
-    return [(fits(n), made) for n, made in found if made != usual]
+    there = call("ge", a.extent, dims.ONE)  # what is the only one needs no mask
+    made_for = [(call("le", a.extent, dims.integer(n)), made) for n, made in found if made != usual]
+    return [(fits if low else call("and", fits, there), made) for fits, made in made_for]
 
 
 def _shape(form: Form) -> _Shape:
