@@ -29,6 +29,7 @@ from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.schedule import moments
 from tilewright.schedule.chunks import CHUNK
+from tilewright.schedule.schedule import Role
 from tilewright.schedule.solver import Solver
 from tilewright.tile.sizes import seen_sizes
 
@@ -220,3 +221,19 @@ def test_few_rows_are_read_twice() -> None:
     """What nearest memory holds anyway needs no parts."""
     graph = capture(Columns("columns", statistics, ((40, 64),)), False)
     assert not any(op.name.endswith("_part") for op in cut(graph).ops)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(128, 1), (8192, 2)])
+def test_parts_are_made_where_there_are_many_rows(rows: int, count: int) -> None:
+    """Few rows take one kernel, in blocks narrow enough for all cores; a merge holds all parts of its columns."""
+    _, made = kernels(HalfColumns("columns", statistics, ((rows, 4096),)), False)
+    assert len(made) == count
+    first, last = made[0].schedule, made[-1].schedule
+    assert not any(c.role is Role.STREAMED for c in last.classes)
+    assert first.lane is not None and first.plan(first.lane).tile == (32 if count == 1 else 64)
+
+
+def test_few_rows_are_added_up_by_a_block_for_each_core() -> None:
+    _, made = kernels(HalfColumns("columns", lambda x: x.float().sum(0), ((2048, 4096),)), False)
+    (schedule,) = [s.schedule for s in made]
+    assert schedule.lane is not None and schedule.plan(schedule.lane).tile == 32 and schedule.warps == 16

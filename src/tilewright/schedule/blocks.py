@@ -53,6 +53,10 @@ CHUNK_WARPS, ODD_CELLS = 4, 4
 FEW_ROWS = 64
 """Rows that a block of few columns holds: parts that are merged, above all."""
 
+DEEP, FEW_STEPS = 512, 4
+"""Rows that a block adds up at a time where there are few of them and few columns, and at most how many times; also the
+accesses of a thread each time."""
+
 LINE = 128
 """Contiguous bytes that such a block takes of a row at least."""
 
@@ -111,14 +115,16 @@ def blocks(
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
     kind, size, length = _kind(form, shape, inner, most)
-    found = tuning.find(kind, size, length, (odd and kind in ANYWHERE) or _is_odd(form, shape, target))
+    misaligned = (odd and kind in ANYWHERE) or _is_odd(form, shape, target)
+    found = tuning.find(kind, size, length, misaligned)
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         inner[shape.lane] = min(found.elements, _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
-        misaligned = (odd and kind in ANYWHERE) or _is_odd(form, shape, target)
-        inner, entry = _chunk_blocks(shape, ODD_CELLS if misaligned else access, target)
+        inner, entry = _chunk_blocks(shape, most, ODD_CELLS if misaligned else access, target)
+    elif found and found.kind == "columns" and not misaligned and _few_rows(form, shape, found, target):
+        inner, entry = _deep_blocks(shape, most, access, target)
     elif found and found.kind == "columns":
         wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
         if wide < ENOUGH:
@@ -374,13 +380,41 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
     return tiles
 
 
-def _chunk_blocks(shape: _Shape, cells: int, target: Target) -> tuple[dict[Axis, int], Entry]:
+def _chunk_blocks(
+    shape: _Shape, most: Mapping[Axis, int], cells: int, target: Target
+) -> tuple[dict[Axis, int], Entry]:
     """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
-    wide = LINE // shape.element
-    lanes = max(1, CHUNK_WARPS * target.lanes * cells // wide)
+    wide = _side_by_side(shape, target)
     near = max(shape.inner, key=lambda a: estimate(a.extent))
+    lanes = max(1, CHUNK_WARPS * target.lanes * cells // wide)
+    lanes = min(lanes, power(most.get(near, lanes)))
+    warps = max(1, wide * lanes // (cells * target.lanes))
     inner = {a: lanes if a == near else 1 for a in shape.inner}
-    return inner, Entry("columns", shape.element, 0, wide * lanes, wide, CHUNK_WARPS)
+    return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
+
+
+def _few_rows(form: Form, shape: _Shape, found: Entry, target: Target) -> bool:
+    """Whether sums over a few rows would keep few cores busy with the blocks of the table."""
+    plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
+    blocks = _product(-(-estimate(a.extent) // (found.lane if a == shape.lane else 1)) for a in shape.grid)
+    rows = estimate(shape.inner[0].extent) if len(shape.inner) == 1 else 0
+    return plain and blocks < target.cores and FEW_ROWS < rows <= FEW_STEPS * DEEP
+
+
+def _deep_blocks(
+    shape: _Shape, most: Mapping[Axis, int], access: int, target: Target
+) -> tuple[dict[Axis, int], Entry]:
+    """Tiles for such rows: a block for each core, with many of them under way."""
+    (rows,) = shape.inner
+    wide, deep = _side_by_side(shape, target), min(DEEP, power(most.get(rows, DEEP)))
+    warps = max(1, wide * deep // (FEW_STEPS * access * target.lanes))
+    return {rows: deep}, Entry("columns", shape.element, 0, wide * deep, wide, warps)
+
+
+def _side_by_side(shape: _Shape, target: Target) -> int:
+    """Columns of a block that are a line in memory, or half of one where few cores would have a block."""
+    share = _product(estimate(a.extent) for a in shape.grid) // target.cores
+    return min(LINE // shape.element, max(LINE // 2 // shape.element, power(share + 1) // 2))
 
 
 def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:

@@ -7,7 +7,7 @@ loop of dependent steps waits for memory once per step and stage.
 from __future__ import annotations
 
 from ..ir.dtype import i64
-from ..ir.expr import SCALARS, Expr, walk
+from ..ir.expr import SCALARS, Expr, axes_of, axis, walk
 from ..target import MemoryKind, Target
 from ..tile.sizes import estimate
 from .cost import traffic
@@ -37,7 +37,7 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
         held *= c.tile
     threads = schedule.warps * target.lanes
     places = target.cores * max(1, target.threads // threads)
-    under_way = min(count, places) * held * 4 * (schedule.stages if steps > 1 else 1)
+    under_way = min(count, places) * held * _side_by_side(form) * 4 * (schedule.stages if steps > 1 else 1)
     reached = target.alone * min(count, target.cores) / target.cores
     needed = target.device.bandwidth * target.latency
     share = min(1.0, reached, under_way / needed) if needed else min(1.0, reached)
@@ -52,6 +52,16 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
     busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
     working = max(special / target.special, plain / target.flops) / busy
     return max(memory, waiting, working * tail) + target.launch_seconds
+
+
+def _side_by_side(form: Form) -> int:
+    """Rows that are being loaded where folds take chunks of them: all at once, or none while the last are worked on."""
+    found = [2]
+    for i in form.items:
+        if i.reduction is not None and i.reduction.step:
+            along = {axis(a) for a in i.reduce}
+            found.append(len({o for _, o in i.accesses() if axes_of(o) & along}))
+    return max(found) // 2
 
 
 def _work(form: Form) -> tuple[float, float]:
