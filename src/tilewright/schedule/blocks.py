@@ -394,10 +394,10 @@ def _chunk_blocks(
 
 
 def _few_rows(form: Form, shape: _Shape, found: Entry, target: Target) -> bool:
-    """Whether sums over a few rows would keep few cores busy with the blocks of the table."""
+    """Whether sums over a few rows, as is known, would keep few cores busy with the blocks of the table."""
     plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
     blocks = _product(-(-estimate(a.extent) // (found.lane if a == shape.lane else 1)) for a in shape.grid)
-    rows = estimate(shape.inner[0].extent) if len(shape.inner) == 1 else 0
+    rows = dims.static(shape.inner[0].extent) or 0 if len(shape.inner) == 1 else 0
     return plain and blocks < target.cores and FEW_ROWS < rows <= FEW_STEPS * DEEP
 
 
