@@ -59,16 +59,17 @@ def rms(x: Tensor, w: Tensor) -> Tensor:
 
 
 @needs_triton
-def test_one_kernel_in_its_variants() -> None:
+def test_one_kernel_in_one_variant() -> None:
+    """Sizes are known, and torch aligns pointers."""
     STATS.reset()
     made = compiled(traced(rms, (64, 512), (512,)))
     assert isinstance(made.executable, CudaExecutable) and isinstance(made.executable.unit, CudaUnit)
-    assert made.coverage.kernels == len(made.kernels) == 1 and STATS.triton + STATS.cache_hits == 2
+    assert made.coverage.kernels == len(made.kernels) == 1 and STATS.triton + STATS.cache_hits == 1
     assert "tl.load" in made.kernels[0].source and "import triton" in made.kernels[0].source
     assert made.executable.plan.device == "cuda:0" and made.cuda_graphs == ()
     assert [p.name for p in made.trace.phases][-4:] == ["emit", "build", "load", "plan"]
     compiled(traced(rms, (64, 512), (512,)))
-    assert STATS.triton <= 2, "found in the cache"
+    assert STATS.triton <= 1, "found in the cache"
 
 
 @needs_triton

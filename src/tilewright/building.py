@@ -18,6 +18,7 @@ from tilewright.emit.variant import Variant
 from tilewright.errors import SharedMemoryExceeded
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
+from tilewright.ir.host import number
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
@@ -29,7 +30,7 @@ from tilewright.runtime.cuda_build import build_kernels
 from tilewright.runtime.cuda_driver import device
 from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.cuda_unit import CudaUnit, usual
+from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
 from tilewright.runtime.device import build
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.libraries import Later, Libraries
@@ -80,15 +81,15 @@ class Builder:
     sizes: Mapping[str, int]
     ordinal: int = 0
 
-    def built(self, covers: Sequence[Cover], symbols: Sequence[Expr]) -> Kernels:
-        """All kernels of some covers in one unit, those of each cover in its order. Raises BuildError for one that does
-        not build."""
+    def built(self, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False) -> Kernels:
+        """All kernels of some covers in one unit, those of each cover in its order. `once`: calls of the typical sizes
+        are all that it is for. Raises BuildError for one that does not build."""
         steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
         names = names_of(symbols)
         if not steps:
             return Kernels()
         if self.solver.target.language == "triton":
-            return self._on_gpu(steps, names)
+            return self._on_gpu(steps, names, once)
         return self._on_cpu(steps, names, list(map(ranged, symbols)))
 
     def _solved(self, steps: Sequence[_Step]) -> list[Scheduled]:
@@ -118,7 +119,7 @@ class Builder:
         unit = run("load", lambda: NativeUnit(path, store, options))
         return Kernels(scheduled, unit, [order[text] for text in texts], len(order))
 
-    def _on_gpu(self, steps: Sequence[_Step], symbols: Sequence[str]) -> Kernels:
+    def _on_gpu(self, steps: Sequence[_Step], symbols: Sequence[str], once: bool) -> Kernels:
         """Kernels in Triton, and the schedules that they got: one that needs more shared memory than was estimated gets
         another."""
         run, target, options = self.run, self.solver.target, self.solver.options
@@ -133,8 +134,7 @@ class Builder:
             ) -> TritonSource:
                 return emit_triton(programs[kernel], symbols, target, variant, f"k{kernel}")
 
-            serves = {id(p): when for s in scheduled for when, p in s.buckets}
-            wanted = [(k, v) for k, p in enumerate(programs) for v in usual(p, serves.get(id(p)))]
+            wanted = self._at_typical_sizes(scheduled, programs) if once else _variants(scheduled, programs)
             sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
             try:
                 built = run("build", lambda: builder(sources))  # noqa: B023
@@ -148,13 +148,21 @@ class Builder:
                 continue
             known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
             gpu = run("load", lambda: device(self.ordinal, store, options))
-            number = {id(p): k for k, p in enumerate(programs)}
-            places = [number[id(s.program)] for s in scheduled]
-            buckets = {k: [(when, number[id(p)]) for when, p in s.buckets]
+            number_of = {id(p): k for k, p in enumerate(programs)}
+            places = [number_of[id(s.program)] for s in scheduled]
+            buckets = {k: [(when, number_of[id(p)]) for when, p in s.buckets]
                        for k, s in zip(places, scheduled, strict=True)}  # fmt: skip
             unit = CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
             return Kernels(scheduled, unit, places, len(programs))
         raise AssertionError("an attempt returns or raises")
+
+    def _at_typical_sizes(
+        self, scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]
+    ) -> list[tuple[int, Variant]]:
+        """What calls of typical sizes run."""
+        number_of = {id(p): k for k, p in enumerate(programs)}
+        runs = [next((p for when, p in s.buckets if number(when, self.sizes)), s.program) for s in scheduled]
+        return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, self.sizes)))
 
     def _cramp(
         self, steps: Sequence[_Step], scheduled: Sequence[Scheduled], program: TileProgram, share: float
@@ -173,6 +181,12 @@ def names_of(symbols: Iterable[Expr]) -> list[str]:
 def _programs(scheduled: Sequence[Scheduled]) -> list[TileProgram]:
     """The distinct programs of kernels."""
     return list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
+
+
+def _variants(scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]) -> list[tuple[int, Variant]]:
+    """What is built before calls ask."""
+    serves = {id(p): when for s in scheduled for when, p in s.buckets}
+    return [(k, v) for k, p in enumerate(programs) for v in usual(p, serves.get(id(p)))]
 
 
 def _printed(scheduled: Sequence[Scheduled], symbols: Sequence[str], target: Target) -> Sequence[Source]:

@@ -87,7 +87,7 @@ class Trial:
         solver = self.builder.solver
         covers = [partition(g, solver.price) for g in graphs]
         symbols = graphs[0].symbols()
-        built = self.builder.built(covers, symbols)
+        built = self.builder.built(covers, symbols, once=True)
         tensors = [self._tensor(graphs[0], v) for v in graphs[0].inputs if isinstance(v, Value)]
         made: list[Callable[[], object]] = []
         first = 0

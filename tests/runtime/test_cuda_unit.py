@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.emit.triton_corpus import BY_NAME, entry
 from tests.runtime.triton_sources import product, scaled
 
 from tilewright.emit.triton import TritonSource
-from tilewright.emit.variant import Variant
+from tilewright.emit.variant import Variant, aligning
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import f32
@@ -26,7 +27,7 @@ from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.cuda_build import Built
 from tilewright.runtime.cuda_driver import Device, Driver, DriverError, DriverOutOfMemory
 from tilewright.runtime.cuda_job import Facts
-from tilewright.runtime.cuda_unit import CudaUnit, usual
+from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
 
 N = symbol("n")
 STREAM = 0x5EED
@@ -136,17 +137,54 @@ def test_the_most_special_variant_that_a_call_permits(
     assert seen.function == name and seen.values[2] == n
 
 
-def test_wide_variants_are_built_when_needed(gpu: Device, tmp_path: Path) -> None:
+def test_variants_are_built_when_needed(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
     build = built_by(tmp_path)
     some = CudaUnit((program(), program(1 << 33)), ("m", "n"), printed, build, gpu)  # type: ignore[arg-type]
     made: list[TritonSource] = build.made  # type: ignore[attr-defined]
-    assert usual(program()) == (Variant(True, False), Variant(False, False))
-    assert usual(program(1 << 33)) == (Variant(True, True), Variant(False, True))
-    for n in (999, 998):
-        some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, n]))
-        assert sorted(x.entry for x in made) == ["k0", "k0a"]
-    some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 1 << 40]))
-    assert sorted(x.entry for x in made[2:]) == ["k0aw", "k0w"]
+    assert usual(program()) == (Variant(True, False),)
+    assert usual(program(1 << 33)) == (Variant(True, True),)
+
+    def runs(n: int, *bases: int) -> list[str]:
+        """The variants that were built for a run."""
+        before = len(made)
+        assert some.prepare([(0, [(0, 0), (1, 0)])], array("Q", bases), array("q", [0, n]))() == 0
+        return sorted(x.entry for x in made[before:])
+
+    assert runs(960, 0x1000, 0x2000) == ["k0a"]
+    assert runs(999, 0x1000, 0x2000) == ["k0"] and runs(998, 0x1000, 0x2000) == []
+    assert runs(1 << 40, 0x1000, 0x2000) == ["k0aw"]
+    assert runs(1 << 40, 0x1004, 0x2000) == ["k0w"] and runs(1 << 40, 0x1004, 0x2000) == []
+    assert [x.function for x in launches(fake)] == [b"k0a", b"k0", b"k0", b"k0aw", b"k0w", b"k0w"]
+
+
+def test_addresses_that_ask_for_another_variant_get_it(
+    gpu: Device, fake: ctypes.CDLL, tmp_path: Path
+) -> None:
+    """In a run of several kernels, of which some have what they need; nothing is launched twice."""
+    build = built_by(tmp_path)
+    some = CudaUnit((program(64), program(64)), ("m", "n"), printed, build, gpu)  # type: ignore[arg-type]
+    made: list[TritonSource] = build.made  # type: ignore[attr-defined]
+    bases = array("Q", [0x1000, 0x2000])
+    run = some.prepare([(k, [(k, 0), (k, 32)]) for k in (0, 1, 0, 1, 0)], bases, array("q", [0, 64]))
+    for _ in range(4):  # the last ones as a bundle
+        assert run() == 0
+    assert sorted(x.entry for x in made) == ["k0a", "k1a"]
+    bases[1] = 0x2008
+    assert run() == 0
+    assert sorted(x.entry for x in made) == ["k0a", "k1", "k1a"]
+    assert [x.function for x in launches(fake)[20:]] == [b"k0a", b"k1", b"k0a", b"k1", b"k0a"]
+    bases[1] = 0x3000
+    assert run() == 0
+    assert [x.function for x in launches(fake)[25:]] == [b"k0a", b"k1a", b"k0a", b"k1a", b"k0a"]
+    assert len(made) == 3
+
+
+def test_calls_of_exact_sizes_need_one_variant() -> None:
+    rows = entry(BY_NAME["softmax"], True).scheduled.program
+    (name,) = aligning(rows)
+    of = {str(s): 64 for s in (N, symbol("m"))} | {name: 64}
+    assert needed(rows, of) == (Variant(True, False),) and len(usual(rows)) == 2
+    assert needed(rows, of | {name: 65}) == (Variant(False, False),)
 
 
 def test_grids_without_points_and_grids_that_are_too_large(
@@ -230,8 +268,9 @@ def test_variants_with_other_arguments_are_a_defect(gpu: Device, tmp_path: Path)
         return product(64) if variant.aligned else replace(scaled(variant), entry="k9")
 
     some = CudaUnit((program(64),), ("m", "n"), odd, built_by(tmp_path), gpu)  # type: ignore[arg-type]
+    run = some.prepare([(0, [(0, 0), (1, 0), (1, 0)])], array("Q", [8, 0]), array("q", [0, 64]))
     with pytest.raises(VerifyError, match="differ in their arguments"):
-        some.prepare([(0, [(0, 0), (1, 0)])], array("Q", [0, 0]), array("q", [0, 64]))
+        run()
 
 
 def number(fake: ctypes.CDLL, name: str) -> ctypes.c_int:

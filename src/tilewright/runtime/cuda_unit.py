@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from tilewright.emit.triton import Argument, TritonSource
@@ -27,6 +28,9 @@ MOST_BLOCKS = (1 << 31) - 1
 LEAST_BUNDLE = 4
 """Launches that follow each other without a library call between are handed to the driver at once, as a graph whose
 addresses are set anew, if there are so many of them; 0: never. What a launch costs the host is then paid once."""
+
+UNBUILT = -1_000_000
+"""What a launch gives that needs a variant which is not built, as the native side has it."""
 
 Build = Callable[[Sequence[TritonSource]], Sequence[Built]]
 Print = Callable[[int, Variant], TritonSource]
@@ -82,20 +86,27 @@ class _Bundle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ready:
-    """One kernel for exact sizes: native addresses of its generic and its aligned variant (0: not for these sizes), the
-    blocks of its grid, its arguments, pointers that the compiler wants behind them, and what descriptors show that the
-    aligned variant has between."""
+    """One kernel for exact sizes: native addresses of its generic variant (0: not built) and its aligned one (0: not
+    for these sizes), the blocks of its grid, its arguments, pointers that the compiler wants behind them, and what
+    descriptors show that the aligned variant has between. `later` is the generic variant."""
 
     generic: int
     aligned: int
     blocks: int
     arguments: tuple[Argument, ...]
     hidden: int
+    later: tuple[int, Variant]
     shown: tuple[Tensor, ...] = ()
+
+    def check(self, source: TritonSource, built: Built) -> None:
+        """Raise VerifyError if another variant takes other arguments."""
+        if _shape(source.arguments) != _shape(self.arguments) or built.facts.hidden != self.hidden:
+            raise VerifyError("variants of a kernel differ in their arguments", phase="run", op=source.entry)
 
 
 class CudaUnit:
-    """Kernels of `programs` on one device. Variants that are not among `known` are built when a call needs them."""
+    """Kernels of `programs` on one device. Variants that are not among `known` are built when a call needs them: wide
+    ones by its sizes, generic ones by its sizes or its addresses."""
 
     def __init__(
         self,
@@ -148,21 +159,46 @@ class CudaUnit:
             raise UnsupportedError(f"a kernel needs {blocks} blocks, a GPU runs {MOST_BLOCKS}", phase="run")
         wide = self.is_wide(kernel, sizes)
         generic, aligned = (kernel, Variant(False, wide)), (kernel, Variant(True, wide))
-        wanted = [w for w in (generic, aligned) if w[1] in self._possible[kernel]]
-        self._ensure(wanted)
+        special = (
+            self._aligned(aligned, generic, blocks, sizes) if aligned[1] in self._possible[kernel] else None
+        )
+        if special is not None and generic not in self._built:
+            return special
+        self._ensure([generic])
         source, built = self._built[generic]
-        special, shown = 0, ()
-        if aligned in self._built and self._fulfils(self._built[aligned][0], sizes):
-            other, made = self._built[aligned]
-            if _shape(other) != _shape(source) or made.facts.hidden != built.facts.hidden:
-                raise VerifyError(
-                    "variants of a kernel differ in their arguments", phase="run", op=source.entry
-                )
-            found = tensors(other, made.facts.boxes, self.programs[kernel], sizes)
-            if found is not None:
-                special, shown = self.device.load(made).address, found
         address = self.device.load(built).address
-        return Ready(address, special, blocks, source.arguments, built.facts.hidden, shown)
+        if special is None:
+            return Ready(address, 0, blocks, source.arguments, built.facts.hidden, generic)
+        special.check(source, built)
+        return replace(special, generic=address)
+
+    def _aligned(
+        self,
+        which: tuple[int, Variant],
+        generic: tuple[int, Variant],
+        blocks: int,
+        sizes: Mapping[str, Number],
+    ) -> Ready | None:
+        """The aligned variant alone; None if it is not for these sizes."""
+        known = self._built.get(which)
+        if not self._fulfils(self._print(*which) if known is None else known[0], sizes):
+            return None
+        self._ensure([which])
+        source, built = self._built[which]
+        shown = tensors(source, built.facts.boxes, self.programs[which[0]], sizes)
+        if shown is None:
+            return None
+        plain = tuple(a for a in source.arguments if a.descriptor is None)
+        return Ready(0, self.device.load(built).address, blocks, plain, built.facts.hidden, generic, shown)
+
+    def _complete(self, records: Iterable[_Record], rows: Iterable[Ready]) -> None:
+        """Build the generic variants that the addresses of the last run asked for."""
+        wanted = [(record, ready) for record, ready in zip(records, rows, strict=False) if not record.chosen]
+        self._ensure(list(dict.fromkeys(ready.later for _, ready in wanted)))
+        for record, ready in wanted:
+            source, built = self._built[ready.later]
+            ready.check(source, built)
+            record.generic = self.device.load(built).address
 
     def _fulfils(self, source: TritonSource, sizes: Mapping[str, Number]) -> bool:
         """Whether every size that a variant takes for a multiple is one."""
@@ -195,12 +231,16 @@ class CudaUnit:
         launch, address, ordinal, driver = (
             self.device.driver.launch, ctypes.addressof(run), self.device.ordinal, self.device.driver,
         )  # fmt: skip
-        stream = current_stream
+        stream, complete = current_stream, partial(self._complete, records, [ready for ready, _ in rows])
 
         def act(kept: list[object] = kept) -> int:
             code = launch(address, stream(ordinal))
             if code < 0:
-                raise driver.run_failed(code)
+                if code == UNBUILT:
+                    complete()
+                    code = launch(address, stream(ordinal))
+                if code < 0:
+                    raise driver.run_failed(code)
             return code
 
         return act
@@ -247,17 +287,28 @@ class CudaUnit:
 
 
 def usual(program: TileProgram, when: Expr | None = None) -> tuple[Variant, ...]:
-    """The variants that calls with usual sizes need: narrow ones if there are any, else wide ones; no aligned ones of a
+    """The variants that are built before a call asks for them: narrow ones if there are any, else wide ones; where
+    sizes do not matter to the aligned one (pointers, which torch aligns, still do), only that; no aligned ones of a
     program that only runs `when` sizes are such as spoil alignment."""
-    possible = variants(program)
-    found = tuple(v for v in possible if v.wide == all(p.wide for p in possible))
-    if when is None:
-        return found
     multiples = aligning(program)
-    names = {s.value.name for s in symbols_of(when) if isinstance(s.value, Symbol)}
-    sizes = {name: ALIGNMENT if name in multiples else 1 for name in names}
-    return found if number(when, sizes) else tuple(v for v in found if not v.aligned)
+    if when is not None:
+        names = {s.value.name for s in symbols_of(when) if isinstance(s.value, Symbol)}
+        sizes = {name: ALIGNMENT if name in multiples else 1 for name in names}
+        if not number(when, sizes):
+            return tuple(v for v in _width(program) if not v.aligned)
+    return tuple(v for v in _width(program) if v.aligned or multiples)
 
 
-def _shape(source: TritonSource) -> list[tuple[str, int, str]]:
-    return [(a.kind, a.index, a.type) for a in source.arguments if a.descriptor is None]
+def needed(program: TileProgram, sizes: Mapping[str, int]) -> tuple[Variant, ...]:
+    """The variant that calls of these sizes need, with pointers as torch aligns them."""
+    aligned = all(sizes[name] % ALIGNMENT == 0 for name in aligning(program))
+    return tuple(v for v in _width(program) if v.aligned == aligned)
+
+
+def _width(program: TileProgram) -> tuple[Variant, ...]:
+    possible = variants(program)
+    return tuple(v for v in possible if v.wide == all(p.wide for p in possible))
+
+
+def _shape(arguments: Sequence[Argument]) -> list[tuple[str, int, str]]:
+    return [(a.kind, a.index, a.type) for a in arguments if a.descriptor is None]

@@ -120,7 +120,7 @@ struct tw_map {  // a tensor descriptor; dims here have the contiguous one first
 };
 
 struct tw_record {  // pointer p is bases[slots[p]] + offsets[p] (bytes)
-  const tw_kernel *generic, *aligned;  // aligned: null, or right for pointers that are multiples of 16
+  const tw_kernel *generic, *aligned;  // aligned: right for pointers that are multiples of 16; one of them may be null
   int64_t blocks, pointers;
   const int64_t *slots, *offsets;
   uint64_t** places;  // where pointer p stands among the values that both lists of arguments show
@@ -143,6 +143,7 @@ struct tw_run {
 };
 
 namespace {
+const int64_t UNBUILT = -1000000;  // no error of the driver's
 const int64_t PLAIN_CALLS = 2;  // before a bundle is made: most programs that run thrice run often
 
 const int WHOLE_LINES = 2;  // promotion: the cache fetches 128 bytes
@@ -284,7 +285,8 @@ TW_API int tw_cuda_load(const tw_device* device, const void* image, const char* 
 }
 
 // Launches the records of one run on a stream, and returns at once. Gives the number of a check that failed in an
-// earlier launch (which is then forgotten, and nothing is launched), a driver's error as its negative, or 0.
+// earlier launch (which is then forgotten, and nothing is launched), a driver's error as its negative, or 0. UNBUILT:
+// nothing was launched, as addresses need a variant that is not there: that of every record with nothing `chosen`.
 TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   int32_t failed = *run->device->error;
   if (__builtin_expect(failed != 0, 0)) {
@@ -293,10 +295,13 @@ TW_API int64_t tw_cuda_launch(tw_run* run, void* on) {
   }
   Current scope(run->device->primary);
   if (scope.error) return -scope.error;
+  bool whole = true;
   for (int64_t i = 0; i < run->count; i++) {
     result error = fill(run->records[i], run->bases);
     if (error) return -error;
+    whole &= run->records[i].chosen != nullptr;
   }
+  if (__builtin_expect(!whole, 0)) return UNBUILT;
   if (run->least && run->count >= run->least && run->calls >= 0) {
     if (run->calls < PLAIN_CALLS) {
       run->calls++;
