@@ -288,21 +288,21 @@ class CudaUnit:
 
 def usual(program: TileProgram, when: Expr | None = None) -> tuple[Variant, ...]:
     """The variants that are built before a call asks for them: narrow ones if there are any, else wide ones; where
-    sizes do not matter to the aligned one (pointers, which torch aligns, still do), only that; no aligned ones of a
-    program that only runs `when` sizes are such as spoil alignment."""
+    sizes do not matter to the aligned one (pointers, which torch aligns, still do), only that, if there is one; no
+    aligned ones of a program that only runs `when` sizes are such as spoil alignment."""
     multiples = aligning(program)
     if when is not None:
         names = {s.value.name for s in symbols_of(when) if isinstance(s.value, Symbol)}
         sizes = {name: ALIGNMENT if name in multiples else 1 for name in names}
         if not number(when, sizes):
             return tuple(v for v in _width(program) if not v.aligned)
-    return tuple(v for v in _width(program) if v.aligned or multiples)
+    return tuple(v for v in _width(program) if v.aligned or multiples) or _width(program)
 
 
 def needed(program: TileProgram, sizes: Mapping[str, int]) -> tuple[Variant, ...]:
     """The variant that calls of these sizes need, with pointers as torch aligns them."""
     aligned = all(sizes[name] % ALIGNMENT == 0 for name in aligning(program))
-    return tuple(v for v in _width(program) if v.aligned == aligned)
+    return tuple(v for v in _width(program) if v.aligned == aligned) or _width(program)
 
 
 def _width(program: TileProgram) -> tuple[Variant, ...]:

@@ -73,7 +73,10 @@ STAGES = 3
 
 ANYWHERE = frozenset({"flat", "square", "columns", "row_totals", "stream_totals"})
 """Kinds of kernels with blocks of their own for rows that begin anywhere at sizes not known before. Those that write
-rows along memory have most registers taken by addresses then, in whatever block."""
+rows along memory (`rows`) do only if elements have more than HALF bytes: addresses of halves take most registers, in
+whatever block."""
+
+HALF = 2
 
 EARLY = 128
 """Bytes for each thread that may be loaded before they are needed: halves wait in half registers."""
@@ -115,7 +118,8 @@ def blocks(
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
     kind, size, length = _kind(form, shape, inner, most)
-    misaligned = (odd and kind in ANYWHERE) or _is_odd(form, shape, target)
+    differs = kind in ANYWHERE or (kind == "rows" and size > HALF)
+    misaligned = (odd and differs) or _is_odd(form, shape, target)
     found = tuning.find(kind, size, length, misaligned)
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:

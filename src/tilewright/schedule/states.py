@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, Slot, axes_of, axis, call, const, make, slot, substitute, walk, where
-from ..ir.program import Collapse, Compute, Declare, Dot, Prefix, Update, Var, value_of
+from ..ir.expr import (
+    Axis,
+    Expr,
+    Slot,
+    axes_of,
+    axis,
+    call,
+    conjuncts,
+    const,
+    make,
+    slot,
+    substitute,
+    walk,
+    where,
+)
+from ..ir.program import Collapse, Compute, Declare, Dot, Load, Prefix, Update, Var, value_of
 from ..ir.reduction import Reduction, highest, maximum, minimum, sum_
 from .contract import Contraction, contraction, stored_half
 from .evaluate import Evaluation
@@ -25,6 +41,8 @@ class States(Evaluation):
         found = {i: contraction(t, form.params, tile) for i, t in form.folds.items()}
         self.contractions = {i: product for i, product in found.items() if product is not None}
         self.states: dict[int, tuple[Var, ...]] = {}
+        self.idle: dict[int, float] = {}
+        """What lanes outside masks have of loaded values, where a fold relies on it."""
 
     def declare(self, t: Item, thin: bool = False) -> None:
         """Declare the state of a fold; `thin`: `widen` is asked before each loop that advances it."""
@@ -92,7 +110,10 @@ class States(Evaluation):
         blocks = tuple(a for a in t.axes if self.scope.bound[a] > 1)
         if mask is not None:
             states = enumerate(zip(lifted, t.reduction.identity, strict=True))
-            lifted = [e if k and self.bare(t) else call("where", mask, e, i) for k, (e, i) in states]
+            lifted = [
+                e if k and self.bare(t) or self.loaded_as(i, e, mask) else call("where", mask, e, i)
+                for k, (e, i) in states
+            ]
         return tuple(self.held(e, blocks) for e in lifted)
 
     def bare(self, t: Item) -> bool:
@@ -105,6 +126,27 @@ class States(Evaluation):
             and len(t.reduce) == 1
             and t.body[1] is axis(t.reduce[0])
         )
+
+    def loaded_as(self, identity: Expr, e: Expr, mask: Expr) -> bool:
+        """Whether `e` is loaded and has the identity outside `mask`; a load that has not been asked for another one is
+        told to give it to lanes that touch no memory."""
+        source = e.args[0] if e.op == "cast" else e
+        number = identity.value if identity.op == "const" and isinstance(identity.value, float) else math.nan
+        if self.schedule.peel or self.contractions or source.op != "var" or not source.dtype.is_float:
+            return False
+        if number and not (math.isinf(number) and not self.schedule.descriptors):
+            return False
+        places = [k for k, s in enumerate(self.out) if isinstance(s, Load) and s.var.id == source.value]
+        for k in places:
+            load = self.out[k]
+            assert isinstance(load, Load)
+            tails = {c for tail in self.scope.tails.values() for c in conjuncts(tail)}
+            if not set(conjuncts(mask)) <= set(conjuncts(load.mask)) <= tails:
+                return False
+            if self.idle.setdefault(load.var.id, number) == number:
+                self.out[k] = replace(load, other=const(number, load.var.dtype))
+                return True
+        return False
 
     def held(self, e: Expr, blocks: tuple[Axis, ...]) -> Var:
         """The value that an evaluated expression has, as a block over `blocks`."""
