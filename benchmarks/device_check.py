@@ -125,8 +125,17 @@ def run(check: Check) -> Outcome:
     return Outcome(check.name, passed, said[:700], round(time.perf_counter() - start, 3))
 
 
-def serve() -> None:
+def own_cores(number: int, parts: int) -> list[int]:
+    """The cores of one of several processes: twice its share, as some wait while others build."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = min(len(cores), max(2, 2 * len(cores) // parts))
+    return [cores[(number * len(cores) // parts + k) % len(cores)] for k in range(share)]
+
+
+def serve(cores: Sequence[int]) -> None:
     """Run the checks that standard input names, one a line, and print a line with the outcome of each."""
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
     torch.set_default_device("cuda")
     known = {c.name: c for c in checks()}
     for line in sys.stdin:
@@ -137,17 +146,19 @@ def serve() -> None:
 class Worker:
     """A process that runs checks on one of the GPUs, started again after a check that ended it."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, parts: int) -> None:
         self.device = gpus()[number % len(gpus())]
+        self.cores = own_cores(number, parts)
         self.process: subprocess.Popen[str] | None = None
 
     def check(self, name: str) -> Outcome:
         """The outcome of one check."""
         if self.process is None:
-            command = [sys.executable, "-m", "benchmarks.device_check", "--serve"]
+            cores = ",".join(map(str, self.cores))
+            command = [sys.executable, "-m", "benchmarks.device_check", f"--serve={cores}"]
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": self.device},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": self.device, "OMP_NUM_THREADS": str(len(self.cores))},
             )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         start = time.perf_counter()
@@ -185,7 +196,7 @@ def all_outcomes(names: Sequence[str], parts: int, budget: float | None) -> list
     end = math.inf if budget is None else time.monotonic() + budget
     left = iter(names)
     lock = threading.Lock()
-    workers = [Worker(k) for k in range(parts)]
+    workers = [Worker(k, parts) for k in range(parts)]
 
     def work(worker: Worker) -> list[Outcome]:
         found: list[Outcome] = []
@@ -215,11 +226,11 @@ def all_outcomes(names: Sequence[str], parts: int, budget: float | None) -> list
 @click.option("--parts", default=8, show_default=True, help="processes side by side, over all visible GPUs")
 @click.option("--only", default="", help="checks whose name contains this")
 @click.option("--budget", type=float, help="seconds after which what still runs is ended, and fails")
-@click.option("--serve", "serving", is_flag=True, help="run the checks that standard input names")
-def main(path: Path | None, commit: str, parts: int, only: str, budget: float | None, serving: bool) -> None:
+@click.option("--serve", "cores", default="", help="run the checks that standard input names, on these cores")
+def main(path: Path | None, commit: str, parts: int, only: str, budget: float | None, cores: str) -> None:
     """Check compiled graphs on this machine's GPUs."""
-    if serving:
-        serve()
+    if cores:
+        serve([int(n) for n in cores.split(",")])
         return
     found = all_outcomes([c.name for c in checks() if only in c.name], parts, budget)
     for o in found:

@@ -98,8 +98,14 @@ def test_a_process_that_ends_fails_its_check_and_the_next_one_has_another(
     monkeypatch.setattr(
         subprocess, "Popen", lambda command, **given: started([sys.executable, "-c", next(texts)], **given)
     )
-    worker = device_check.Worker(0)
+    worker = device_check.Worker(0, 1)
     ended, passed = worker.check("first"), worker.check("next")
     worker.stop()
     worker.close()
     assert (ended.passed, ended.said) == (False, "ended with 3") and passed.passed
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8, 16)))
+    assert device_check.own_cores(0, 4) == [8, 9, 10, 11] and device_check.own_cores(3, 4) == [14, 15, 8, 9]
+    assert device_check.own_cores(19, 20) == [15, 8] and device_check.own_cores(0, 1) == list(range(8, 16))
