@@ -102,10 +102,12 @@ def product_blocks(
     made = [c for c in _candidates(known) if shared is None or shared_bytes(known, c) <= shared.capacity]
     if not made:
         return None
-    limit = max(min(MOST, target.vector_registers), min(registers(known, c, target) for c in made))
-    legal = [c for c in made if registers(known, c, target) <= limit]
+    held = [registers(known, c, target) for c in made]
+    limit = max(min(MOST, target.vector_registers), min(held))
+    legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
     legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in lists.items())] or legal
-    return _measured(known, legal, tuning) or min(legal, key=lambda c: seconds_of(known, c, target))
+    beside = _calculating(known, target)
+    return _measured(known, legal, tuning) or min(legal, key=lambda c: seconds_of(known, c, target, beside))
 
 
 def _candidates(known: Products) -> Iterator[Blocks]:
@@ -113,11 +115,11 @@ def _candidates(known: Products) -> Iterator[Blocks]:
     ladders = [_ladder(a, PARALLEL if a in known.grid else STREAMED) for a in open_]
     for tiles in choices(*ladders):
         whole = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
-        made = [contraction(known.form.items[i], known.form.params, whole.__getitem__) for i in known.sums]
-        if any(c is None for c in made):
+        made = _contractions(known.form, known.sums, tuple(whole.items()))
+        if made is None:
             continue
         spread = _spread(known, whole)
-        halves = all(c.operand.is_half for c in made if c is not None)
+        halves = all(c.operand.is_half for c in made)
         for warps, stages in choices(WARPS, STAGES if known.streamed else (1,)):
             yield Blocks(whole, warps, stages, spread, halves)
 
@@ -192,8 +194,10 @@ def shared_bytes(known: Products, c: Blocks) -> int:
     return total
 
 
-def seconds_of(known: Products, c: Blocks, target: Target) -> float:
-    """Modelled seconds, memory apart."""
+def seconds_of(
+    known: Products, c: Blocks, target: Target, beside: tuple[float, float] | None = None
+) -> float:
+    """Modelled seconds, memory apart; `beside` are those of `_calculating`, which are the same for all candidates."""
     threads = c.warps * target.lanes
     room = target.level(MemoryKind.REGISTER)
     near = target.level(MemoryKind.SHARED)
@@ -205,7 +209,7 @@ def seconds_of(known: Products, c: Blocks, target: Target) -> float:
     together = max(1, together)
     count, steps = _turns(known, c)
     share = min(1.0, count / target.cores)
-    parts = [_multiplying(known, c, target), *(w / share for w in _calculating(known, target))]
+    parts = [_multiplying(known, c, target), *(w / share for w in beside or _calculating(known, target))]
     waves = count / (target.cores * together)
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
@@ -296,16 +300,23 @@ def _turns(known: Products, c: Blocks) -> tuple[int, int]:
 
 
 def _made(known: Products, c: Blocks) -> list[tuple[Item, Contraction]]:
-    found: list[tuple[Item, Contraction]] = []
-    for i in known.sums:
-        item = known.form.items[i]
-        made = contraction(item, known.form.params, c.tiles.__getitem__)
-        assert made is not None
-        found.append((item, made))
-    return found
+    made = _contractions(known.form, known.sums, tuple(c.tiles.items()))
+    assert made is not None
+    return [(known.form.items[i], m) for i, m in zip(known.sums, made, strict=True)]
 
 
-def _reached(form: Form, item: Item) -> set[int]:
+@lru_cache(1 << 6)
+def _contractions(
+    form: Form, sums: tuple[int, ...], tiles: tuple[tuple[Axis, int], ...]
+) -> tuple[Contraction, ...] | None:
+    """The sums as products of blocks with these tiles; None if one is none."""
+    tile = dict(tiles).__getitem__
+    made = [contraction(form.items[i], form.params, tile) for i in sums]
+    return None if any(m is None for m in made) else tuple(m for m in made if m is not None)
+
+
+@lru_cache(1 << 8)
+def _reached(form: Form, item: Item) -> frozenset[int]:
     found: set[int] = set()
     stack = folds_read(item.roots)
     while stack:
@@ -313,7 +324,7 @@ def _reached(form: Form, item: Item) -> set[int]:
         if f not in found:
             found.add(f)
             stack += folds_read(form.items[f].roots)
-    return found
+    return frozenset(found)
 
 
 def _volume(c: Blocks, axes: Sequence[Axis]) -> int:
