@@ -292,9 +292,13 @@ def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tu
         if a in shape.grid or made.plan(a).tile < SMALLEST:
             found = [*(f for f in found if f[1] != made), (n, made)]
     usual = blocks(form, target, None, tuning)
-    there = call("ge", a.extent, dims.ONE)  # what is the only one needs no mask
-    made_for = [(call("le", a.extent, dims.integer(n)), made) for n, made in found if made != usual]
-    return [(fits if low else call("and", fits, there), made) for fits, made in made_for]
+    return [(_so_many(a, n, low), made) for n, made in found if made != usual]
+
+
+def _so_many(a: Axis, n: int, low: int) -> Expr:
+    """Whether there are at most `n` elements, and one: it may be surely there for a program, and have no mask."""
+    fits = call("le", a.extent, dims.integer(n))
+    return fits if low else call("and", call("ge", a.extent, dims.ONE), fits)
 
 
 def _shape(form: Form) -> _Shape:

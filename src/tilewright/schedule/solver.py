@@ -24,6 +24,7 @@ from .flags import as_numbers
 from .form import Form
 from .hints import by_lists, unhinted
 from .lower import lower
+from .packed import packed
 from .parts import in_parts
 from .powers import complements, quick_logarithms, unscaled
 from .products import products
@@ -146,6 +147,7 @@ class Solver:
     def _best(self, form: Form) -> _Solution:
         if self.target.lanes == 1:
             return self._chosen(in_parts(form, self.target))
+        form = packed(form)
         padded = with_row(form, self.target)
         first = self._merged(padded)
         return first if padded is form else min(first, self._merged(form), key=lambda x: x.seconds)
