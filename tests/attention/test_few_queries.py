@@ -24,6 +24,7 @@ from torch import Tensor
 from tilewright.ir import dims
 from tilewright.ir.host import number
 from tilewright.ir.program import Dot, Load
+from tilewright.schedule.schedule import Role, Schedule
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -148,3 +149,18 @@ def test_any_number_of_queries(core: type[Attention], kv: int, dtype: torch.dtyp
         few = queries <= (8 if kv == 4 else 2)
         assert (dtype is torch.float32 and few) is not bool(dots(there))
         right(there, module, given, tmp_path if (queries, keys) in ((2, 65), (9, 70)) else None)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(2, 1024), (4, 1000), (3, 1031)])
+def test_queries_of_heads_that_share_keys_are_rows_of_one_product(
+    queries: int, keys: int, tmp_path: Path
+) -> None:
+    given = inputs(8, 2, queries, keys, torch.float16)
+    made = compiled(masked, given, launch=0.0)
+    program = made.kernels[0].program
+    assert dims.static(dims.prod(g.extent for g in program.grid)) == 2 * parts(made)
+    schedule = made.kernels[0].schedule
+    assert isinstance(schedule, Schedule)
+    heights = {p.tile for p in schedule.classes if p.role is Role.GRID}
+    assert heights == {1, 16}
+    right(made, masked, given, tmp_path)

@@ -20,6 +20,7 @@ from .exponential import one_each
 from .few import FEW, open_rows, summed_blocks
 from .form import Form, folds_read
 from .hints import listed_tiles, unhinted
+from .packed import packed
 from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
 from .search import nest_order, pick_lane
@@ -276,29 +277,41 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     return found
 
 
-def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Schedule]]:
+def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Form, Schedule]]:
     """Schedules for few rows of products, where their number is not known, each with the condition under which it
-    serves; the first one that serves is the best."""
+    serves and the form that it is of; the first one that serves is the best."""
     shape = _shape(form)
     rows = open_rows(form, shape.grid, shape.inner)
     if rows is None:
         return []
     (a, beside), low = rows, dims.int_range(rows[0].extent)[0] or 0
-    found: list[tuple[int, Schedule]] = []
-    few = (1, FEW // beside, SMALLEST) if a in shape.grid else (1, FEW // beside)
-    for n in sorted({n for n in few if n >= max(1, low)}):
+    on_grid = a in shape.grid
+    few = {1, FEW // beside} | ({SMALLEST // beside, SMALLEST} if on_grid else set())
+    found: list[tuple[int, Form, Schedule]] = []
+    for n in sorted(n for n in few if n >= max(1, low)):
+        small = packed(form, {a: n}) if on_grid else form
+        limits = {c: n * beside for c in small.classes() if c not in form.classes()} | {a: n}
         with also_seen({repr(a.extent): n}):
-            made = blocks(form, target, {a: n}, tuning)
-        if a in shape.grid or made.plan(a).tile < SMALLEST:
-            found = [*(f for f in found if f[1] != made), (n, made)]
+            made = blocks(small, target, limits, tuning)
+        if not on_grid and made.plan(a).tile >= SMALLEST:
+            continue
+        if found and _height(found[-1][2]) == _height(made) and (small is not form or found[-1][1] is form):
+            found.pop()  # more rows at the same cost
+        found.append((n, small, made))
     usual = blocks(form, target, None, tuning)
-    return [(_so_many(a, n, low), made) for n, made in found if made != usual]
+    least = 0 if on_grid else 1 - low  # a row that a program takes for there has no mask
+    return [(_so_many(a, n, least), small, made) for n, small, made in found if made != usual]
 
 
-def _so_many(a: Axis, n: int, low: int) -> Expr:
-    """Whether there are at most `n` elements, and one: it may be surely there for a program, and have no mask."""
+def _height(schedule: Schedule) -> int:
+    """Elements of a block along what is on the grid."""
+    return _product(c.tile for c in schedule.classes if c.role is Role.GRID)
+
+
+def _so_many(a: Axis, n: int, least: int) -> Expr:
+    """Whether there are at most `n` elements, and `least`."""
     fits = call("le", a.extent, dims.integer(n))
-    return fits if low else call("and", call("ge", a.extent, dims.ONE), fits)
+    return call("and", call("ge", a.extent, dims.integer(least)), fits) if least > 0 else fits
 
 
 def _shape(form: Form) -> _Shape:

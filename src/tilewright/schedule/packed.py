@@ -16,7 +16,7 @@ from ..ir.expr import Axis, Expr, axis, make, substitute, transform, walk
 from .contract import sides
 from .form import Form, Item
 
-MOST = 64
+MOST = 32
 """Rows of one product at most: more have tiles of their own."""
 
 

@@ -110,10 +110,8 @@ class Solver:
         if self.target.lanes == 1:
             return ()
         few = row_buckets(found.form, self.target, self.tuning)
-        made = [(c, *self._scheduled(found.form, s)) for c, s in few]
-        if not any(sides(i) is not None for i in found.rows.folds.values()):
-            rows = buckets(found.rows, self.target, self.tuning)
-            made += [(c, found.rows, self._trimmed(s)) for c, s in rows]
+        made = [(c, *self._scheduled(form, s)) for c, form, s in few]
+        made += [(c, found.rows, self._trimmed(s)) for c, s in buckets(found.rows, self.target, self.tuning)]
         odd = misalignment(found.form, self.target)
         if odd is not None:
             form, schedule = self._scheduled(
