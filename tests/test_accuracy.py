@@ -236,6 +236,7 @@ def test_integers_near_a_tie_are_counted() -> None:
     far = torch.tensor([2, 0])
     gap = (exact.gather(1, far[:, None]) - exact.gather(1, e[:, None]))[:, 0]
     assert not compare(far, e, e, deciding=Deciding(logits, exact, gap)).passed
+    assert compare(far, e, far, deciding=Deciding(logits, exact, gap)).passed  # it is eager that erred
 
 
 def test_eager_itself_on_the_wrong_side_of_a_tie() -> None:

@@ -15,7 +15,8 @@ by the same yardstick. (b) needs no such factor, since e fulfils it with k = 1. 
 needs and eager's own are part of the verdict.
 
 One exception to (a): y may be finite where eager overflowed and r is finite too (then (c) binds it); never
-the reverse. Integers and bools equal eager's, except where a near tie decided; those are counted.
+the reverse. Integers and bools equal eager's, except where a near tie decided or they are those of float64; these
+are counted.
 """
 
 from __future__ import annotations
@@ -320,11 +321,9 @@ def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding
     differs = (y != e).reshape(-1)
     if not bool(differs.any()):
         return Verdict(True, "", k, 0.0, e.numel(), None, None)
-    if deciding is None:
-        excused = differs & (y == r).reshape(-1)
-    else:
-        near = _near(deciding, k).to(differs.device)
-        excused = differs & near.reshape(-1)
+    excused = differs & (y == r).reshape(-1)
+    if deciding is not None:
+        excused |= differs & _near(deciding, k).to(differs.device).reshape(-1)
     wrong = differs & ~excused
     first = int((wrong if bool(wrong.any()) else differs).int().argmax())
     values = tuple(float(t.reshape(-1)[first]) for t in (y, e, r))
