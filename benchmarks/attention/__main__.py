@@ -16,14 +16,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from benchmarks import gpu_report, gpu_turns, record
 from benchmarks.attention import figures, masked, rows
 from benchmarks.attention.llama import Shape
-from benchmarks.attention.peers import MEASURING, NAMES
+from benchmarks.attention.peers import NAMES
 from benchmarks.attention.turn import Made, Row, absent, build, build_own_ahead, finish, reports, table
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from benchmarks.gpu_clock import release
@@ -42,18 +41,14 @@ COMPILERS = "4"
 """Processes that a child's Inductor may start."""
 
 
-Early = Literal["ready", "code", "nothing"]
-
-
 @dataclass(frozen=True)
 class Point:
     """What is recorded of a row besides its contestants, and how the row is made."""
 
     facts: Facts
     make: Callable[[], Row]
-    early: Early
-    """What of it is built side by side with others: all that times no candidates and our machine code (`ready`), only
-    that (`code`), or nothing, where memory would not do."""
+    alone: bool
+    """Whether nothing of it is built side by side with others, which would need more memory than there is."""
 
 
 def points(part: str, name: str, arguments: argparse.Namespace) -> list[Point]:
@@ -78,7 +73,7 @@ def core(name: str, queries: int, dtype: str, arguments: argparse.Namespace) -> 
     def make() -> Row:
         return rows.core(name, sizes, getattr(torch, dtype), device, arguments.onnx, until)
 
-    return Point(facts, make, "nothing" if max(queries, arguments.keys) > SHARED else "ready")
+    return Point(facts, make, max(queries, arguments.keys) > SHARED)
 
 
 def ablation(name: str, arguments: argparse.Namespace) -> Point:
@@ -92,7 +87,7 @@ def ablation(name: str, arguments: argparse.Namespace) -> Point:
     def make() -> Row:
         return rows.ablation(name, sizes, getattr(torch, arguments.dtypes[0]), device, until)
 
-    return Point(whole.facts | {"part": ABLATION}, make, "code")
+    return Point(whole.facts | {"part": ABLATION}, make, alone=False)
 
 
 def documents(name: str, dtype: str, arguments: argparse.Namespace) -> Point:
@@ -105,7 +100,7 @@ def documents(name: str, dtype: str, arguments: argparse.Namespace) -> Point:
     def make() -> Row:
         return masked.row(name, sizes, getattr(torch, dtype), device, until)
 
-    return Point(facts, make, "ready")
+    return Point(facts, make, alone=False)
 
 
 def stack(part: str, name: str, count: int, arguments: argparse.Namespace) -> Point:
@@ -123,7 +118,7 @@ def stack(part: str, name: str, count: int, arguments: argparse.Namespace) -> Po
         chunk, keep = arguments.chunk, arguments.keep
         return rows.prefill(shape, places, chunk, keep, getattr(torch, dtype), device, until)
 
-    return Point(facts, make, "nothing")
+    return Point(facts, make, alone=True)
 
 
 def child(item: str, arguments: argparse.Namespace) -> Facts:
@@ -156,14 +151,13 @@ def child(item: str, arguments: argparse.Namespace) -> Facts:
 
 
 def early(point: Point, arguments: argparse.Namespace) -> Made:
-    """What of a row may be built while others build: contestants that run, and machine code."""
+    """What of a row may be built while others build: contestants that time nothing meanwhile, and machine code."""
     made, device = Made(), torch.device(arguments.device)
-    if point.early == "nothing":
+    if point.alone:
         return made
     row = point.make()
-    if point.early == "ready":
-        names = [who for who in contestants(point, row, arguments) if who not in MEASURING]
-        build(row, names, made, device, arguments.threads)
+    names = [who for who in contestants(point, row, arguments) if who not in row.measuring]
+    build(row, names, made, device, arguments.threads)
     if device.type == "cuda":  # the machine code there does not depend on what is measured
         build_own_ahead(row, arguments.build_until or float("inf"))
     return made

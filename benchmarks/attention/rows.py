@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks import gpu_peers
 from benchmarks.attention import llama
 from benchmarks.attention.llama import Layer, Shape, Step
-from benchmarks.attention.peers import ABLATION, EAGER, INDUCTOR, INSIDE, OURS, ablated, peers, until_late
+from benchmarks.attention.peers import EAGER, INDUCTOR, INSIDE, OURS, ablated, peers, until_late
 from benchmarks.attention.turn import Results, Row
 from benchmarks.attention.workloads import WORKLOADS, Attention, Corm, Margins, Sizes, Tensors
 from benchmarks.record import Facts
@@ -49,9 +49,10 @@ def core(
 
 
 def ablation(name: str, sizes: Sizes, dtype: torch.dtype, device: torch.device, until: float) -> Row:
-    """One core by our compiler alone, without some of what it does."""
+    """One core by our compiler alone, without some of what it does; its model decides, so that all cores may be built
+    side by side."""
     whole = core(name, sizes, dtype, device, Path(), until)
-    return replace(whole, peers=ablated(until), ours=tuple(ABLATION.values()), longest=LONGEST)
+    return replace(whole, peers=ablated(until), ours=(), measuring=(), longest=LONGEST)
 
 
 def judge(module: Attention, inputs: Tensors, results: Results) -> dict[str, Facts]:

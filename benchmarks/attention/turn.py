@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from benchmarks import gpu_clock, gpu_report
-from benchmarks.attention.peers import OURS, OWN, Apart, Option, Ours, build_ahead
+from benchmarks.attention.peers import MEASURING, OURS, OWN, Apart, Option, Ours, build_ahead
 from benchmarks.attention.workloads import Tensors
 from benchmarks.gpu_clock import Timed
 from benchmarks.record import Facts
@@ -43,6 +43,8 @@ class Row:
     """Bytes of a whole matrix of scores."""
     ours: Sequence[Mapping[str, Option]] = ()
     """Options of our contestants, whose machine code may be built before they are."""
+    measuring: Collection[str] = MEASURING
+    """Contestants that time candidates while they compile, for which they need the device alone."""
     longest: float = math.inf
     """Seconds from which on one sample is enough."""
 

@@ -198,10 +198,10 @@ def test_what_is_slow_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert counts(rows.LONGEST) == {"slow": 1, "quick": 20} and counts(float("inf"))["slow"] == turn.FEWEST
     some = rows.ablation("h2o", SMALL, torch.float32, CPU, float("inf"))
-    assert some.longest == rows.LONGEST and len(some.ours) == len(some.peers)
+    assert some.longest == rows.LONGEST and not some.measuring
 
 
 def test_an_ablation_is_a_row_of_its_own() -> None:
     arguments = program.options(["--parts", "ablation", "--device", "cpu"])
     (point,) = program.points(program.ABLATION, "h2o", arguments)
-    assert point.facts["part"] == "ablation" and point.early == "code"
+    assert point.facts["part"] == "ablation" and not point.alone
