@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from .dtype import DType, Kind, bool_, f32, i64
@@ -47,6 +47,15 @@ class Reduction:
             else None
         )
 
+    @property
+    def combiners(self) -> tuple[str, ...]:
+        """The scalar operation that merges each value of the state if none depends on others, else nothing."""
+        simple = all(
+            len(m.args) == 2 and m.args == (slot("a", k, t), slot("b", k, t))
+            for k, (m, t) in enumerate(zip(self.merge, self.state, strict=True))
+        )
+        return tuple(m.op for m in self.merge) if simple else ()
+
     def lifted(self, elements: Sequence[Expr]) -> tuple[Expr, ...]:
         """The state of one element."""
         return _fill(self.lift, "e", self.elements, elements)
@@ -83,8 +92,7 @@ def _fill(
 
 
 def _simple(name: str, op: str, dtype: DType, identity: float | bool) -> Reduction:
-    a, b, e = slot("a", 0, dtype), slot("b", 0, dtype), slot("e", 0, dtype)
-    return Reduction(name, (dtype,), (dtype,), (const(identity, dtype),), (e,), (call(op, a, b),), (a,))
+    return replace(simple(op, dtype, const(identity, dtype)), name=name)
 
 
 def lowest(dtype: DType) -> float:
@@ -103,6 +111,12 @@ def highest(dtype: DType) -> float:
     if dtype.kind is Kind.BOOL:
         return 1
     return (1 << (8 * dtype.bytes - (1 if dtype.kind is Kind.INT else 0))) - 1
+
+
+def simple(op: str, dtype: DType, identity: Expr) -> Reduction:
+    """Values merged by a scalar operation, of which `identity` is the neutral one."""
+    a, b, e = slot("a", 0, dtype), slot("b", 0, dtype), slot("e", 0, dtype)
+    return Reduction(op, (dtype,), (dtype,), (identity,), (e,), (call(op, a, b),), (a,))
 
 
 def sum_(dtype: DType) -> Reduction:

@@ -37,6 +37,9 @@ LONGEST = 1 << 14
 BUCKETS = (1 << 10, 1 << 12, 1 << 14)
 """Lengths of rows for which there is a schedule of its own where the extent is unknown."""
 
+SHORT = 8
+"""Rows so many times shorter than the shortest of these have a schedule for what was seen, too: parts to merge, say."""
+
 WARPS, MOST_WARPS = 4, 32
 
 SQUARE = 64
@@ -263,7 +266,8 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     most = {a: power(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
     open_ended = blocks(form, target, None, tuning)
-    for b in BUCKETS:
+    seen = max(target.lanes, power(max(1, estimate(shape.lane.extent))))
+    for b in (seen, *BUCKETS) if SHORT * seen <= BUCKETS[0] else BUCKETS:
         limits = most | {shape.lane: b}
         if _product(limits.values()) <= LONGEST:
             conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]

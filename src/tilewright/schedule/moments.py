@@ -40,7 +40,7 @@ Least = Callable[[Op, tuple[Op, ...]], float]
 PART = 1 << 13
 """Elements of a part that lies along memory: what the threads of one block hold of a row."""
 
-PARTS = (1, 4, 8, 16, 32, 64)
+PARTS = (1, 4, 8, 32, 128)
 """Numbers of parts of columns, of which the fastest by the model is taken: many keep all cores busy, few leave little
 to merge. The number is the same whatever the sizes are, so that a block holds all parts of a column."""
 
@@ -502,7 +502,8 @@ def _ops(
     if any(
         y.op in ("mod", "floordiv") for y in walk(count)
     ):  # digits would keep the merge from being one loop
-        sums, count = over(_counted(plain), x, const(1, dtype)), results[2]
+        sums = replace(sums, body=(*sums.body, count), reduction=_with_count(plain))
+        count = results[2]
     else:
         del made[2]
     folds = (
@@ -526,14 +527,12 @@ def _reshaped(made: Value, second: Op) -> Op:
     return Op("view", (made,), second.outputs, expr=view, origin=second.origin)
 
 
-def _counted(plain: Reduction) -> Reduction:
-    """Two sums at once."""
+def _with_count(plain: Reduction) -> Reduction:
+    """A sum beside a number that is the same for all elements."""
     dtype = plain.state[0]
-    a, b, e = ([slot(side, k, dtype) for k in range(2)] for side in "abe")
-    both_ = tuple(call("add", x, y) for x, y in zip(a, b, strict=True))
-    return Reduction(
-        "sums", (dtype,) * 2, (dtype,) * 2, plain.identity * 2, tuple(e), both_, tuple(a), pooled=tuple(a)
-    )
+    (a, m), (b, n), (e, k) = ([slot(side, j, dtype) for j in range(2)] for side in "abe")
+    merge = (call("add", a, b), call("maximum", m, n))
+    return Reduction("sum and number", (dtype,) * 2, (dtype,) * 2, plain.identity * 2, (e, k), merge, (a, m))
 
 
 def _moments(dtype: DType) -> Reduction:

@@ -24,12 +24,15 @@ from ..ir.expr import (
     where,
 )
 from ..ir.program import Collapse, Compute, Declare, Dot, Load, Prefix, Update, Var, value_of
-from ..ir.reduction import Reduction, highest, maximum, minimum, sum_
+from ..ir.reduction import Reduction, highest, maximum, minimum, simple, sum_
 from .contract import Contraction, contraction, stored_half
 from .evaluate import Evaluation
 from .form import Form, Item
 from .predicate import Truths, decide
 from .schedule import Schedule
+
+IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
+"""What merges equal values into the same one: of lanes that are alike one is enough."""
 
 
 class States(Evaluation):
@@ -114,7 +117,12 @@ class States(Evaluation):
                 e if k and self.bare(t) or self.loaded_as(i, e, mask) else call("where", mask, e, i)
                 for k, (e, i) in states
             ]
-        return tuple(self.held(e, blocks) for e in lifted)
+        apart = t.reduction.combiners if t.scan is None else ()
+        alike = [op in IDEMPOTENT for op in apart] or [False] * len(lifted)
+        own = [self.blocks(e) if once else blocks for e, once in zip(lifted, alike, strict=True)]
+        return tuple(
+            self.held(e, tuple(a for a in blocks if a in o)) for e, o in zip(lifted, own, strict=True)
+        )
 
     def bare(self, t: Item) -> bool:
         """Whether the places of an extreme value are those of a fold's only class: masked lanes, which hold the worst
@@ -199,6 +207,10 @@ class States(Evaluation):
         assert t.reduction is not None
         if t.reduction.pooled:
             return self.pool(t, t.reduction, parts)
+        if len(parts) > 1 and t.reduction.combiners:
+            kinds = zip(t.reduction.combiners, parts, t.reduction.identity, strict=True)
+            alone = [(simple(op, p.dtype, i), (p,)) for op, p, i in kinds]
+            return tuple(self.collapsed(r, p, self.along(t, p))[0] for r, p in alone)
         along = self.along(t, parts)
         if t.reduction.extreme is not None and not self.schedule.peel:
             for a in along:
