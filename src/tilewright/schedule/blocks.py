@@ -266,7 +266,7 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     most = {a: power(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
     open_ended = blocks(form, target, None, tuning)
-    seen = max(target.lanes, power(max(1, estimate(shape.lane.extent))))
+    seen = max(target.lanes, power(likely(shape.lane.extent) or LONGEST))
     for b in (seen, *BUCKETS) if SHORT * seen <= BUCKETS[0] else BUCKETS:
         limits = most | {shape.lane: b}
         if _product(limits.values()) <= LONGEST:
