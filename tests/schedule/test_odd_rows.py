@@ -89,3 +89,14 @@ def test_rows_of_singles_that_begin_anywhere_have_blocks_of_their_own() -> None:
     (kernel,) = compiled(CASES[4], [torch.empty(64, 4095)], [(0, 1)]).kernels
     found = {program.warps for when, program in kernel.buckets if "4096" in repr(when)}
     assert len(found) == 2
+
+
+def test_threads_of_blocks_over_several_unknown_lengths_hold_more() -> None:
+    def scaled(x: Tensor, w: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean((1, 2), keepdim=True) + 1e-6) * w[:, None]
+
+    inputs = [torch.empty(512, 4, 1024), torch.empty(4)]
+    (static,) = compiled(scaled, inputs).kernels
+    (dynamic,) = compiled(scaled, inputs, [(0, 1, 2), (0,)]).kernels
+    fits = [p.warps for when, p in dynamic.buckets if "1024" in repr(when) and "%" not in repr(when)]
+    assert static.program.warps == 2 * fits[0]

@@ -24,7 +24,7 @@ from .packed import packed
 from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
 from .search import nest_order, pick_lane
-from .tuning import Entry, Tuning
+from .tuning import HELD, Entry, Tuning
 
 NOTHING = Tuning()
 
@@ -81,6 +81,10 @@ rows along memory (`rows`) do only if elements have more than HALF bytes: addres
 whatever block."""
 
 HALF = 2
+
+SHARING = 16
+"""Elements that a thread of a block over several classes of unknown lengths should hold: they share what places and
+masks cost, which the table of blocks, measured where lengths are known, does not see."""
 
 EARLY = 128
 """Bytes for each thread that may be loaded before they are needed: halves wait in half registers."""
@@ -149,6 +153,9 @@ def blocks(
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
+    open_ = [a for a in inner if dims.static(a.extent) is None and inner[a] > 1]
+    if kind in HELD and len(open_) > 1 and _product(tiles.values()) < SHARING * warps * target.lanes:
+        warps = max(1, warps // 2)
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
     made = _made(form, shape, tiles, most, warps, entry.stages)
