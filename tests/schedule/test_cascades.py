@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.attention.device import compiled
+from tests.emit.triton_harness import interpret, same_as_interpreter
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture
 from tilewright.schedule.cascades import cascades_in_parts
@@ -58,3 +61,10 @@ def test_what_leaves_a_row_is_not_made_again() -> None:
     graph = capture(Case("softmax", lambda x: torch.softmax(x, -1), ((ROWS, LENGTH),)), False)
     same, new = cascades_in_parts(graph, lambda *_: 1.0, 132)
     assert same is graph and not new
+
+
+def test_printed_parts_mean_the_same(tmp_path: Path) -> None:
+    inputs = _inputs(torch.float32)
+    jobs = [j for dynamic in ([], [(0, 1), (0,)]) for j in compiled(_loss, inputs, dynamic).run(inputs)[1]]
+    for job, outcome in zip(jobs, interpret(tmp_path, jobs), strict=True):
+        same_as_interpreter(job, outcome)

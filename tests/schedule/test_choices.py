@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.attention.device import compiled
+from tests.emit.triton_harness import Job, interpret, same_as_interpreter
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import Variant
 from tilewright.ir import dims
@@ -123,3 +125,14 @@ def test_no_block_of_short_rows_is_whole() -> None:
     inputs = [torch.empty(64, 32, 126, dtype=torch.float16)]
     (kernel,) = compiled(lambda x: x.transpose(0, 1) + 1, inputs, [(0, 1)]).kernels
     assert not [s for s in kernel.program.statements() if isinstance(s, Branch)]
+
+
+@pytest.mark.parametrize("size", [(3, 8, 128), (3, 5, 126)])
+def test_printed_choices_mean_the_same(size: tuple[int, int, int], tmp_path: Path) -> None:
+    jobs: list[Job] = []
+    for run in (_rotary, _turned_half, _rolled):
+        for dynamic in ([], [(0, 1), (0,), (0,)]):
+            inputs = _inputs(size, torch.float16)
+            jobs += compiled(run, inputs, dynamic).run(inputs)[1]
+    for job, outcome in zip(jobs, interpret(tmp_path, jobs), strict=True):
+        same_as_interpreter(job, outcome, rtol=1e-3, atol=1e-3)

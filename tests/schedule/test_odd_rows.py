@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.attention.device import compiled
+from tests.emit.triton_harness import Job, interpret, same_as_interpreter
 from tilewright.emit.variant import variants
 from tilewright.ir.program import Load
 from tilewright.runtime.cuda_unit import needed, usual
@@ -100,3 +102,13 @@ def test_threads_of_blocks_over_several_unknown_lengths_hold_more() -> None:
     (dynamic,) = compiled(scaled, inputs, [(0, 1, 2), (0,)]).kernels
     fits = [p.warps for when, p in dynamic.buckets if "1024" in repr(when) and "%" not in repr(when)]
     assert static.program.warps == 2 * fits[0]
+
+
+def test_printed_rows_mean_the_same(tmp_path: Path) -> None:
+    jobs: list[Job] = []
+    for run in CASES:
+        for dynamic in ([], [(0, 1)]):
+            x = -3 - torch.rand(3, 301)
+            jobs += compiled(run, [x], dynamic).run([x])[1]
+    for job, outcome in zip(jobs, interpret(tmp_path, jobs), strict=True):
+        same_as_interpreter(job, outcome, atol=1e-4)
