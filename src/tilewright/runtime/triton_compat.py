@@ -74,11 +74,15 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
 
 @contextmanager
 def _unpacked() -> Generator[None]:
-    """Without LLVM's SLP vectoriser, which Triton (from 3.9 on) switches off for some targets alone."""
+    """Without LLVM's SLP vectoriser, which Triton (from 3.9 on) switches off for some targets alone; earlier ones cannot
+    but leave out all that LLVM does before it generates code, the assembler's own work aside."""
     from triton._C.libtriton import llvm
 
     usual = llvm.optimize_module
-    llvm.optimize_module = lambda *args, **rest: usual(*args, **{**rest, "disable_slp_vectorizer": True})
+    if "disable_slp_vectorizer" in (usual.__doc__ or ""):
+        llvm.optimize_module = lambda *args, **rest: usual(*args, **{**rest, "disable_slp_vectorizer": True})
+    else:
+        llvm.optimize_module = lambda *args, **rest: None
     try:
         yield
     finally:
