@@ -74,8 +74,8 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
 
 @contextmanager
 def _unpacked() -> Generator[None]:
-    """Without LLVM's SLP vectoriser, which Triton (from 3.9 on) switches off for some targets alone; earlier ones cannot
-    but leave out all that LLVM does before it generates code, the assembler's own work aside."""
+    """Without LLVM's SLP vectoriser, which Triton (from 3.9 on) switches off for some targets alone; earlier ones can
+    only leave out all that LLVM does before it generates code."""
     from triton._C.libtriton import llvm
 
     usual = llvm.optimize_module
