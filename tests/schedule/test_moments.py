@@ -18,6 +18,7 @@ from tilewright.emit.variant import variants
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
+from tilewright.ir.program import Collapse
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.schedule import moments
@@ -196,3 +197,14 @@ def test_a_large_mean_costs_no_digits(tmp_path: Path) -> None:
     wide = x.astype(np.float64)
     np.testing.assert_allclose(variance.reshape(-1), wide.var((0, 2), ddof=1), rtol=1e-5)
     np.testing.assert_allclose(mean.reshape(-1), wide.mean((0, 2)), rtol=1e-6)
+
+
+def test_parts_of_unknown_size_know_their_number() -> None:
+    """How many elements a part has is the same for all its lanes, and not added up; few parts have a schedule."""
+    case = Halves("images", statistics, ((511, 64, 31, 31),), ({0: "n", 2: "h", 3: "w"},))
+    _, made = kernels(case, True)
+    first = made[0].program
+    folded = [s.reduction.combiner for s in first.statements() if isinstance(s, Collapse)]
+    assert folded == ["add", "add"]
+    conditions = [str(when) for when, _ in made[1].buckets]
+    assert conditions[0].endswith("<= 64)") and conditions[1].endswith("<= 1024)")
