@@ -8,7 +8,7 @@ waste nothing and add as a tree, as a library's products of a matrix and a vecto
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, walk
@@ -49,11 +49,9 @@ def summed_blocks(
     if walked in rows or len(sizes) < len(rows) + len(wide):
         return None
     tiles = dict.fromkeys((*grid, *inner), 1) | {a: 1 << (n - 1).bit_length() for a, n in sizes.items()}
-    held, depth = math.prod(tiles[a] for a in rows), max((tiles[a] for a in wide), default=1)
-    if held > FEW or depth > WHOLE:
-        return None
-    step = min(ELEMENTS // (held * depth), MATRIX // depth)
-    if step < LEAST:
+    blocks = [ELEMENTS // _volume(tiles, i.axes) for i in form.items]
+    step = min(*blocks, *(MATRIX // _volume(tiles, m) for m in made.values()))
+    if _volume(tiles, rows) > FEW or any(tiles[a] > WHOLE for a in wide) or step < LEAST:
         return None
     return Blocks(tiles | {walked: step}, WARPS, STAGES if walked in inner else 1)
 
@@ -94,6 +92,10 @@ def _matrix(item: Item) -> set[Axis] | None:
         return None
     largest = max(found, key=lambda f: estimate(dims.prod(a.extent for a in _classes(f))))
     return None if any(x.op == "value" for x in walk(largest)) else _classes(largest)
+
+
+def _volume(tiles: Mapping[Axis, int], axes: Iterable[Axis]) -> int:
+    return math.prod(tiles[a] for a in axes)
 
 
 def _classes(e: Expr) -> set[Axis]:
