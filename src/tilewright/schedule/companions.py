@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, cast, const, make, slot, substitute, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, const, make, slot, substitute, walk
 from ..ir.reduction import Reduction
 from ..rewrite.cascade import Link
 from ..rewrite.gauges import Upstream
@@ -217,7 +217,8 @@ def _rewrite(items: list[Item], number: int) -> None:
     if any(g.centred for g in law.gauges) and _counter(fold, _folds(items)) is None:
         _append(items, fold, State(law.states[0].reduction, const(1.0, fold.body[0].dtype), ()))
     if not law.direct:
-        items[number] = fold = replace(fold, body=(law.states[0].body,), reduction=law.states[0].reduction)
+        body = _as_beside(law.states[0].body, fold, items)
+        items[number] = fold = replace(fold, body=(body,), reduction=law.states[0].reduction)
     leaves = [leaf_of(fold)]
     for s in law.states[1:]:
         found = _holder(s, law, fold, upstream, _folds(items))
@@ -225,6 +226,25 @@ def _rewrite(items: list[Item], number: int) -> None:
     if not law.direct:
         table = {slot("a", k, e.dtype): e for k, e in enumerate(leaves)}
         _replace(items, fold, substitute(law.finish, table))
+
+
+def _as_beside(body: Expr, fold: Item, items: Sequence[Item]) -> Expr:
+    """`body` with the exponentials that other folds over the same class read written as they stand there: the law
+    draws a common factor out of the exponent, and two forms of one exponential would be computed twice."""
+    table: dict[Expr, Expr] = {}
+    for f in items:
+        if f.is_fold and f.id != fold.id and f.reduce == fold.reduce:
+            table |= {_drawn(x): x for b in f.body for x in walk(b) if x.op == "exp"}
+    return substitute(body, table)
+
+
+def _drawn(exponential: Expr) -> Expr:
+    """exp(a * c - b * c) as exp((a - b) * c)."""
+    (e,) = exponential.args
+    if e.op != "sub" or any(x.op != "mul" or x.args[1].op != "const" for x in e.args):
+        return exponential
+    (a, c), (b, d) = e.args[0].args, e.args[1].args
+    return call("exp", call("mul", call("sub", a, b), c)) if c is d else exponential
 
 
 def _folds(items: Sequence[Item]) -> dict[int, Item]:
