@@ -37,9 +37,9 @@ factor of ten, and all of them together may be more than anybody would wait for,
 GAIN = 0.97
 """A cover behind a better one by the model must take at most this part of its time."""
 
-MUCH = 1 / 16
+MUCH = 1 / 4
 """The part of the device's memory that one value between library calls may take before kernels that hold nothing like
-it are preferred, whatever their time: such a program ends where memory does, with twice the rows or beside a model."""
+it are preferred, whatever their time: two or three of its size live at once, beside a model's weights."""
 
 WORTH = 1.2
 """Library calls that need less than so many times the ideal are not challenged."""
@@ -172,7 +172,8 @@ def _settle(
     otherwise = prices.library(captured)
     if whole is not None and whole[0] < min(otherwise, WORTH * prices.ideal(region)):
         return Settled(region, (), whole[0], otherwise, routine=whole[1])
-    if otherwise < WORTH * prices.ideal(region) and not always:
+    fits = prices.spared(region, ()) <= MUCH
+    if fits and otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(better, prices.kernel, cores, marks(region))

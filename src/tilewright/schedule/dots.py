@@ -40,6 +40,10 @@ SCRATCH = 2048
 STEP = 0.2e-6
 """Seconds of a step in which a block only waits: barriers, the ends of products."""
 
+APART = 0.15
+"""The part of a machine's flops that products of blocks reach where no matrix unit takes them: Triton 3.6 on an H200
+took 0.37 s for 3.3e12 of singles (h2o, 16384 places; `benchmarks/results/h200/attention_singles.json`)."""
+
 FULL = 64
 """Columns of a product at which matrix units reach half their rate: they read one operand again for all of them."""
 
@@ -261,7 +265,7 @@ def _multiplying(known: Products, c: Blocks, target: Target) -> float:
         for a in (product.m, product.n, product.k):
             extent = max(1, estimate(a.extent))
             waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
-        rate = max(rates) * width / (width + FULL) if rates else target.flops / 2
+        rate = max(rates) * width / (width + FULL) if rates else target.flops * APART
         total += 2 * points(item) * waste / rate
     return total
 
