@@ -59,20 +59,22 @@ def test_groups_of_channels_are_a_dim_of_their_own() -> None:
 
 
 def test_one_kernel_with_rows_on_chip(tmp_path: Path) -> None:
-    """As where channels are known: a program for each range of lengths, and one for all."""
+    """As where channels are known: a program for each range of lengths, others of rows that begin anywhere, and one for
+    all."""
     gm = traced((5, 24, 7, 6), (24,))
     graph, sizes = normalise(from_fx(gm)), traced_sizes(gm)
     x, w = torch.randn(5, 24, 7, 6), torch.randn(24)
     with seen_sizes(sizes):
         scheduled = Solver(preset("sm_90"), Options()).solve(one_kernel(graph), graph.layouts)
     programs = [p for when, p in scheduled.buckets if number(when, sizes)]
-    assert len(programs) == 2
+    assert len(programs) == 5, "three lengths, two of them with rows that begin anywhere"
     assert not number(scheduled.buckets[0][0], sizes | sizes_of_groups(graph, 9)), "more than were seen"
     order = tuple(repr(s) for s in graph.symbols())
     arrays = {4: x.numpy(), 1: w.numpy()}
     inputs = [arrays[len(v.shape)] for v in scheduled.kernel.inputs]
     jobs = [
-        Job(p, [*inputs, None], {n: sizes[n] for n in order}, order) for p in (programs[0], scheduled.program)
+        Job(p, [*inputs, None], {n: sizes[n] for n in order}, order)
+        for p in (*programs[:2], scheduled.program)
     ]
     for outcome in interpret(tmp_path, jobs):
         got = torch.from_numpy(outcome.arrays[-1]).reshape(x.shape)

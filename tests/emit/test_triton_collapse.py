@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +54,9 @@ def test_a_block_of_two_axes_is_summed_at_once(tmp_path: Path) -> None:
     case = Case("total", lambda x: x.sum((0, 2)), ((6, 5, 40),))
     graph = capture(case, False)
     program = Solver(HOPPER, Options()).solve(one_kernel(graph), graph.layouts).program
-    assert "tl.sum(v1, None)" in emit_triton(program, [], HOPPER, variants(program)[0], "k0").text
+    assert re.search(
+        r"tl\.sum\(v\d+, None\)", emit_triton(program, [], HOPPER, variants(program)[0], "k0").text
+    )
     (x,) = case.inputs()
     job = Job(program, [x.numpy(), None], {})
     (outcome,) = interpret(tmp_path, [job])

@@ -190,8 +190,9 @@ def test_descriptors_mean_what_loads_mean(tmp_path: Path) -> None:
 
 
 CORPUS = (
-    "window_partition", "matmul_bias", "causal_attention", "qkv_heads", "gram", "softmax_plus_transpose", "rope",
+    "window_partition", "matmul_bias", "causal_attention", "qkv_heads", "gram", "rope",
 )  # fmt: skip
+"""Blocks of a maximum are not among them: their masked lanes are loaded as -inf, which no descriptor gives."""
 
 
 def test_the_corpus_by_descriptors(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.schedule.run import one_kernel
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import Variant, aligning, variants
 from tilewright.ir import dims
+from tilewright.ir.host import number
 from tilewright.ir.program import Branch, Loop, Prefix
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
@@ -80,16 +81,20 @@ def test_a_running_fold_over_a_short_row_is_one_block(tmp_path: Path) -> None:
 
 
 def test_running_folds_over_rows_of_any_length(tmp_path: Path) -> None:
-    """A program for each bucket of lengths, and one for all."""
+    """A program for each bucket of lengths, one for each of these if rows begin anywhere, and one for all."""
     made = entry(CUMSUM, True)
     scheduled = Solver(preset("sm_90"), Options()).solve(one_kernel(made.graph), made.graph.layouts)
     programs = [p for _, p in scheduled.buckets]
-    assert len(programs) == 3
-    for number, program in enumerate([programs[0], scheduled.program]):
+    (length,) = {s for when, _ in scheduled.buckets for s in dims.symbols_of(when)}
+    held = {
+        n: sum(number(when, {repr(length): n}) for when, _ in scheduled.buckets) for n in (1024, 1023, 16384)
+    }
+    assert len(programs) == 6 and held == {1024: 3, 1023: 6, 16384: 1}
+    for place, program in enumerate([*programs[:2], scheduled.program]):
         job = made.job()
-        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(place)).mkdir()
         (outcome,) = interpret(
-            tmp_path / str(number), [type(job)(program, job.inputs, job.sizes, job.symbols)]
+            tmp_path / str(place), [type(job)(program, job.inputs, job.sizes, job.symbols)]
         )
         made.compare(job, outcome)
 
