@@ -42,7 +42,7 @@ STEP = 0.2e-6
 
 APART = 0.15
 """The part of a machine's flops that products of blocks reach where no matrix unit takes them: Triton 3.6 on an H200
-took 0.37 s for 3.3e12 of singles (h2o, 16384 places; `benchmarks/results/h200/attention_singles.json`)."""
+took 0.37 s for 3.3e12 of singles (`benchmarks/results/h200/attention_singles.json`)."""
 
 FULL = 64
 """Columns of a product at which matrix units reach half their rate: they read one operand again for all of them."""
