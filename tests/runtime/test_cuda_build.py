@@ -105,7 +105,7 @@ def test_a_worker_that_dies_is_replaced(store: Store) -> None:
     assert only(store, scaled())
 
 
-def test_what_kills_the_packing_pass_is_built_without(store: Store) -> None:
+def test_what_kills_the_packing_pass_is_built_without(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     lines = (
         "import os",
         "from triton._C.libtriton import llvm",
@@ -115,6 +115,7 @@ def test_what_kills_the_packing_pass_is_built_without(store: Store) -> None:
     STATS.reset()
     built = only(store, fragile)
     assert built.facts.spills == 0 and STATS.triton == 1
+    assert f"kernel {fragile.entry}, which is built again" in caplog.text
     assert only(store, fragile).folder == built.folder and STATS.cache_hits == 1
 
 

@@ -14,15 +14,14 @@ from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, walk
 from tilewright.ir.program import (
-    Branch,
     Buffer,
     Descriptor,
     Load,
     Loop,
-    Stmt,
     Store,
     TileProgram,
     expressions,
+    usual_statements,
 )
 
 ALIGNMENT = 16
@@ -58,7 +57,7 @@ def variants(program: TileProgram) -> tuple[Variant, ...]:
     narrow = ends is not None and all(low is None or low <= NARROW_LIMIT for low, _ in limits)
     wide = ends is None or any(high is None or high > NARROW_LIMIT for _, high in limits)
     widths = [w for w, possible in ((False, narrow), (True, wide)) if possible]
-    facts = (False,) if _only_vectors_begin_evenly(program) else (True, False)
+    facts = (True, False) if program.aligned else (False,)
     return tuple(Variant(aligned, w) for w in widths for aligned in facts)
 
 
@@ -188,7 +187,7 @@ def _name(symbol: Expr) -> str:
 def _steps(program: TileProgram) -> Iterator[Expr]:
     """Strides of accesses, and the bounds of axes along which an access is contiguous."""
     contiguous: set[Expr] = set()
-    usual = list(_usual(program.body))
+    usual = list(usual_statements(program.body))
     tiles = {axis(s.axis): s.tile for s in usual if isinstance(s, Loop)}
     for s in usual:
         if isinstance(s, (Load, Store)):
@@ -209,32 +208,6 @@ def _steps(program: TileProgram) -> Iterator[Expr]:
 def has_odd_steps(program: TileProgram) -> bool:
     """Whether a known distance between neighbours along an axis spoils the alignment of what lies behind them."""
     return any(e.op == "const" and not dims.divisible(e, ALIGNMENT // 2) for e in _steps(program))
-
-
-def _only_vectors_begin_evenly(program: TileProgram) -> bool:
-    """Whether the rows of every matrix are known to begin at odd places while vectors beside them (weights, a bias)
-    begin at even ones. To know that helps nothing: for wide accesses to the vectors, Triton would give each thread
-    neighbours, between which accesses to the rows, element by element, leave gaps."""
-    vectors, odd = False, False
-    for s in _usual(program.body):
-        if isinstance(s, (Load, Store)):
-            steps = [dims.coefficient(s.offset, a) for a in axes_of(s.offset)]
-            rest = [step for step in steps if step is not dims.ONE]
-            if len(rest) == len(steps):
-                continue
-            if any(step is None or dims.divisible(step, 2) or dims.static(step) is None for step in rest):
-                return False
-            vectors |= not rest and isinstance(s, Load)
-            odd |= bool(rest)
-    return vectors and odd
-
-
-def _usual(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """The statements that most grid points run: what a branch does else is for the last one."""
-    for s in body:
-        yield s
-        if isinstance(s, (Loop, Branch)):
-            yield from _usual(s.body)
 
 
 def _axis_part(e: Expr) -> Expr:

@@ -217,7 +217,8 @@ class TileProgram:
     point, `warps` groups of threads in step work on it, and loops have the loads of `stages` steps under way.
 
     Blocks along `beside` are walked with that axis innermost, so that memory sees a stream for each of its values. With
-    `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts."""
+    `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts.
+    Unless `aligned`, no code is made that relies on aligned pointers."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
@@ -229,6 +230,7 @@ class TileProgram:
     stages: int = 1
     beside: Axis | None = None
     reciprocals: bool = False
+    aligned: bool = True
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def statements(self) -> Iterator[Stmt]:
@@ -262,6 +264,14 @@ def _each(body: Sequence[Stmt]) -> Iterator[Stmt]:
         elif isinstance(s, Branch):
             yield from _each(s.body)
             yield from _each(s.orelse)
+
+
+def usual_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements that most grid points run: what a branch does else is for the last one."""
+    for s in body:
+        yield s
+        if isinstance(s, (Loop, Branch)):
+            yield from usual_statements(s.body)
 
 
 def expressions(s: Stmt) -> list[Expr]:

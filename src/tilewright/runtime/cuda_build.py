@@ -96,8 +96,8 @@ def _answer(job: str, first: Future[str]) -> str:
     try:
         return first.result()
     except BuilderDied:
-        LOG.info("a kernel is built again, without packing")
         calmer = replace(Job.from_json(job), packing=False)
+        LOG.warning("LLVM died over kernel %s, which is built again with fewer of its passes", calmer.entry)
         return workers().submit([calmer.to_json()])[0].result()
 
 

@@ -92,7 +92,7 @@ EARLY = 128
 CHAIN = 256
 """A block adds its lanes as a tree at the end, so a long chain per lane is short beside the whole sum."""
 SHORT_CHAIN = 16
-"""Beside products of singles, which cost more: over 4097 rows in blocks of 32, two levels err half as much as one."""
+"""Beside products of singles, which cost more than levels: the longer a chain is, the more it errs."""
 
 
 @dataclass(frozen=True, slots=True)

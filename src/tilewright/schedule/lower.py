@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ..errors import VerifyError
@@ -24,6 +25,7 @@ from ..ir.program import (
     Stmt,
     TileProgram,
 )  # fmt: skip
+from .alignment import alignment_pays
 from .descriptors import with_descriptors
 from .evaluate import Kept, plain_reads
 from .form import Form, Item, folds_read
@@ -60,6 +62,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     )
     if schedule.descriptors:
         program = with_descriptors(program)
+    program = replace(program, aligned=schedule.peel or alignment_pays(program))
     try:
         program.verify()
     except ValueError as bad:
