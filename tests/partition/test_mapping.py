@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,8 @@ from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
-from tilewright.partition.mapping import Candidate, candidates, choices
+from tilewright.partition import mapping
+from tilewright.partition.mapping import Candidate, _between, _Paths, candidates, choices
 from tilewright.partition.regions import find_regions
 from tilewright.partition.settle import Prices, settle_regions
 from tilewright.pricing import _prices
@@ -67,6 +69,10 @@ def graph_of(run: Callable[..., Tensor | tuple[Tensor, ...]], dynamic: bool = Fa
     return capture(Case("case", run, SHAPES, names), dynamic)
 
 
+def _results(graph: Graph) -> list[Value]:
+    return [v for v in graph.outputs if isinstance(v, Value)]
+
+
 def work(kernel: Kernel, layouts: object = None) -> float:
     """Points of all folds: a price on which tests can count."""
     folds = (op.expr for op in kernel.ops if op.expr is not None and op.expr.reduction is not None)
@@ -104,6 +110,54 @@ def test_a_bias_stays_with_the_product_of_a_library() -> None:
     same = [op for op in graph.ops if op.origin == product.origin]
     assert len(same) > 1 and not set(same) & set(region.ops)
     assert any(op.expr is not None and op.expr.is_pointwise for op in set(region.ops) - region.own)
+
+
+def test_a_product_that_all_layers_read_is_no_region() -> None:
+    """Its surroundings would be the whole model, with hundreds of sets of results for kernels to store."""
+
+    def layers(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        places = torch.sin(q @ k.transpose(-1, -2))
+        outputs: list[Tensor] = []
+        for _ in range(count):
+            v = torch.tanh((places @ v) @ v[0, :8])
+            outputs.append(v)
+        return tuple(outputs)
+
+    count = 3
+    (region,) = find_regions(graph_of(layers))
+    assert len(region.outputs) > count
+    count = 6
+    assert not find_regions(graph_of(layers))
+
+
+def test_pairs_of_stores_and_cuts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(with_columns)
+    freely = candidates(graph, work, 1)
+    monkeypatch.setattr(mapping, "MOST_TRIED", freely.tried - 1)
+    bounded = candidates(graph, work, 1)
+    assert 0 < bounded.tried < freely.tried
+    assert choices(graph, bounded.kept, 1)
+
+
+@pytest.mark.parametrize("run", [attention, with_columns, twice])
+def test_sets_of_ops_as_bits_are_those_found_one_by_one(run: Callable[..., Tensor]) -> None:
+    graph = graph_of(run)
+    paths, values = _Paths(graph), [v for op in graph.ops for v in op.outputs]
+    draw = random.Random(0)
+    for _ in range(200):
+        given = frozenset(draw.sample(values, 2))
+        stores = frozenset(v for v in draw.sample(values, 3) if v not in given)
+        if stores:
+            bits, used = paths.between(stores, given)
+            assert (frozenset(paths.ops(bits)), used) == _between(stores, given, graph.producer())
+
+
+def test_ops_are_connected_by_values_of_their_own_set() -> None:
+    graph = graph_of(lambda q, k, v: (torch.exp(q), torch.exp(k), torch.exp(q) + v))
+    paths = _Paths(graph)
+    one, other, reader = (1 << n for n in map(paths.place.__getitem__, _results(graph)))
+    assert not paths.connected(one | other)
+    assert paths.connected(one | reader)
 
 
 def test_small_products_are_regions_only_where_asked() -> None:

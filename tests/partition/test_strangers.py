@@ -53,6 +53,31 @@ def test_a_path_through_something_else_forbids_it() -> None:
     assert len(found) == 2
 
 
+def test_a_path_through_calls_behind_both_and_another_kernel_forbids_it() -> None:
+    """Both that read p may share a kernel, or both that read q: each pair waits for the other."""
+
+    def crossed(p: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+        first, second = torch.exp(p), torch.sin(q)
+        return torch.sort(first)[0] + q, torch.sort(torch.sort(second)[0], 0)[0].tanh() * p
+
+    assert kernels(crossed, ((30, 40),) * 2) == [1, 1, 2]
+
+
+@pytest.mark.parametrize("draw", [torch.poisson, lambda p: torch.multinomial(p, 3).float()])
+def test_calls_that_draw_numbers_keep_their_order(draw: Callable[[Tensor], Tensor]) -> None:
+    """The kernel behind the second call cannot be the one that makes what the first call reads."""
+
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        return draw(torch.sigmoid(x)), torch.rand_like(x) * 2 + x
+
+    x = torch.randn(4, 100)
+    compiled = tilewright.compile(twice, (x,))
+    torch.manual_seed(0)
+    got = compiled(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(got, twice(x))
+
+
 @pytest.mark.parametrize("count", [2, 9])
 def test_results(count: int) -> None:
     def run(*args: Tensor) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ the reason is kept for the report.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,8 @@ class _Partition:
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
         self.consumers = graph.consumers()
+        self.followers = _followers(graph, self.consumers)
+        self.horizons: list[int] | None = None
         self.layouts: dict[Value, Layout] = dict(graph.layouts)
         for op in graph.ops:
             if op.call is not None:
@@ -242,6 +245,7 @@ class _Partition:
             b.why = b.why or "separate kernels are faster"
             return False
         merged = _Group(a.ops | b.ops, together)
+        self.horizons = None
         for op in merged.ops:
             self.group[op] = merged
         return True
@@ -255,24 +259,36 @@ class _Partition:
     def cyclic(self, a: _Group, b: _Group) -> bool:
         """Whether a path leaves one group and enters the other, or itself, through ops outside both."""
         inside = a.ops | b.ops
-        last = max(self.position[op] for op in inside)
+        last = self.horizon(max(self.position[op] for op in inside))
         seen: set[int] = set()
-        todo = [r for op in inside for v in op.outputs for r in self.consumers.get(v, []) if r not in inside]
+        todo = [r for op in inside for r in self.followers[op] if r not in inside]
         while todo:
             op = todo.pop()
-            members = self.group[op].ops if op in self.group else {op}
-            key = id(self.group[op]) if op in self.group else id(op)
+            group = self.group.get(op)
+            key = id(op) if group is None else id(group)
             if key in seen:
                 continue
             seen.add(key)
-            for m in members:
-                for v in m.outputs:
-                    for r in self.consumers.get(v, []):
-                        if r in inside:
-                            return True
-                        if self.position[r] <= last or r in self.group:
-                            todo.append(r)
+            for m in (op,) if group is None else group.ops:
+                for r in self.followers[m]:
+                    if r in inside:
+                        return True
+                    if self.position[r] <= last:
+                        todo.append(r)
         return False
+
+    def horizon(self, place: int) -> int:
+        """The place in the graph from beyond which no path, also one that enters a group by one op and leaves it by an
+        earlier one, leads back to `place` or before."""
+        if self.horizons is None:
+            ends = list(range(len(self.graph.ops)))  # of all groups that begin at a place or before
+            for g in self.groups():
+                places = [self.position[op] for op in g.ops]
+                ends[min(places)] = max(ends[min(places)], *places)
+            self.horizons = list(itertools.accumulate(ends, max))
+        while self.horizons[place] > place:
+            place = self.horizons[place]
+        return place
 
     def merge_siblings(self) -> None:
         """Small independent kernels that read a value in common share a launch."""
@@ -389,7 +405,7 @@ def _ordered(steps: list[Step], position: Callable[[Step], int]) -> list[Step]:
     maker = {v: n for n, s in enumerate(steps) for v in _makes(s)}
     before: list[set[int]] = [{maker[v] for v in _reads(s) if v in maker} - {n} for n, s in enumerate(steps)]
     effects = sorted(
-        (position(s), n) for n, s in enumerate(steps) if isinstance(s, LibraryStep) and not _pure(s)
+        (position(s), n) for n, s in enumerate(steps) if isinstance(s, LibraryStep) and not _pure(s.op)
     )
     for (_, first), (_, second) in zip(effects, effects[1:], strict=False):
         before[second].add(first)
@@ -413,5 +429,14 @@ def _ordered(steps: list[Step], position: Callable[[Step], int]) -> list[Step]:
     return order
 
 
-def _pure(step: LibraryStep) -> bool:
-    return step.op.call is None or step.op.call.pure
+def _pure(op: Op) -> bool:
+    return op.call is None or op.call.pure
+
+
+def _followers(graph: Graph, consumers: Mapping[Value, Sequence[Op]]) -> dict[Op, list[Op]]:
+    """Which ops cannot start before an op is done: those that read its results, and, as calls with side effects keep
+    their order, the next such call."""
+    found = {op: [r for v in op.outputs for r in consumers.get(v, ())] for op in graph.ops}
+    for first, second in itertools.pairwise(op for op in graph.ops if not _pure(op)):
+        found[first].append(second)
+    return found

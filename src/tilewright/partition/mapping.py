@@ -10,6 +10,7 @@ cyclic.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import math
@@ -35,6 +36,9 @@ TINY = 1 << 16
 
 MOST_CUTS = 6
 """Values at which a region may be cut that are considered."""
+
+MOST_TRIED = 1 << 13
+"""Pairs of stores and cuts that are tried: beyond it fewer cuts are considered."""
 
 NAMED = 4
 """Ops that are named beside a reason."""
@@ -81,25 +85,19 @@ def candidates(
 ) -> Candidates:
     """The kernels of a region that have a legal form, fill `cores` with tiles if others that store the same do, and
     that no other one makes needless. `name` says how ops are called in reasons."""
-    cuts = _cuts(region)
-    producer = region.producer()
-    position = {op: n for n, op in enumerate(region.ops)}
+    cuts = _few(_cuts(region), _owed(region))
+    paths = _Paths(region)
     order = {v: n for n, v in enumerate(v for op in region.ops for v in op.outputs)}
-    shapes: dict[tuple[frozenset[Op], frozenset[Value]], frozenset[Value]] = {}
+    shapes: dict[tuple[int, frozenset[Value]], frozenset[Value]] = {}
     tried = 0
     for stores in _subsets([*dict.fromkeys([*_owed(region), *cuts])], least=1):
         for given in _subsets([v for v in cuts if v not in stores], least=0):
             tried += 1
-            ops, used = _between(stores, given, producer)
-            if used == given and _connected(ops):
+            ops, used = paths.between(stores, given)
+            if used == given and paths.connected(ops):
                 shapes.setdefault((ops, stores), given)
     kernels = [
-        (
-            Kernel(
-                tuple(sorted(ops, key=position.__getitem__)), tuple(sorted(stores, key=order.__getitem__))
-            ),
-            given,
-        )
+        (Kernel(paths.ops(ops), tuple(sorted(stores, key=order.__getitem__))), given)
         for (ops, stores), given in shapes.items()
     ]
     found: list[Candidate] = []
@@ -260,6 +258,14 @@ def _cuts(region: Graph) -> list[Value]:
     return [v for v in found if estimate(v.numel) * SMALL <= most or most < TINY][:MOST_CUTS]
 
 
+def _few(cuts: list[Value], owed: frozenset[Value]) -> list[Value]:
+    """The first of `cuts`, so many that the pairs of stores (each owed value is one or not) and cuts (each is stored,
+    given or neither) can be tried."""
+    while cuts and 3 ** len(cuts) * 2 ** len(owed.difference(cuts)) > MOST_TRIED:
+        cuts = cuts[:-1]
+    return cuts
+
+
 def _large(region: Graph) -> set[Value]:
     """Products whose elements are folded again, and all that is made of them element by element."""
     consumers = region.consumers()
@@ -294,20 +300,56 @@ def _between(
     return frozenset(ops), frozenset(used)
 
 
-def _connected(ops: frozenset[Op]) -> bool:
-    touching: dict[Value, list[Op]] = {}
-    for op in ops:
-        for v in (*op.inputs, *op.outputs):
-            touching.setdefault(v, []).append(op)
-    first = next(iter(ops))
-    seen, todo = {first}, [first]
-    while todo:
-        op = todo.pop()
-        for v in (*op.inputs, *op.outputs):
-            fresh = [o for o in touching[v] if o not in seen]
-            seen.update(fresh)
-            todo += fresh
-    return len(seen) == len(ops)
+class _Paths:
+    """What lies between values of a region, for many of them: sets of ops as the bits of a number, in their order."""
+
+    def __init__(self, region: Graph) -> None:
+        self.region = region
+        self.place = {v: n for n, op in enumerate(region.ops) for v in op.outputs}
+        self.before: dict[frozenset[Value], list[tuple[int, frozenset[Value]]]] = {}
+        self.whole: dict[int, bool] = {}
+        touching: dict[Value, int] = {}
+        for n, op in enumerate(region.ops):
+            for v in (*op.inputs, *op.outputs):
+                touching[v] = touching.get(v, 0) | 1 << n
+        self.beside = [0] * len(region.ops)
+        for n, op in enumerate(region.ops):
+            for v in (*op.inputs, *op.outputs):
+                self.beside[n] |= touching[v]
+
+    def ops(self, bits: int) -> tuple[Op, ...]:
+        """The ops of a set."""
+        return tuple(op for n, op in enumerate(self.region.ops) if bits >> n & 1)
+
+    def between(self, stores: frozenset[Value], given: frozenset[Value]) -> tuple[int, frozenset[Value]]:
+        """The same as `_between`."""
+        if given not in self.before:
+            self.before[given] = self.makers(given)
+        found = [self.before[given][self.place[v]] for v in stores]
+        return functools.reduce(int.__or__, (ops for ops, _ in found)), frozenset().union(
+            *(u for _, u in found)
+        )
+
+    def makers(self, given: frozenset[Value]) -> list[tuple[int, frozenset[Value]]]:
+        """For each op, those that make its results of `given` and the region's inputs, and what they use of `given`."""
+        made: list[tuple[int, frozenset[Value]]] = []
+        for n, op in enumerate(self.region.ops):
+            above = [made[self.place[v]] for v in op.inputs if v not in given and v in self.place]
+            ops = functools.reduce(int.__or__, (bits for bits, _ in above), 1 << n)
+            made.append((ops, given.intersection(op.inputs).union(*(used for _, used in above))))
+        return made
+
+    def connected(self, ops: int) -> bool:
+        """Whether each op of a set shares values with others of it, and through these with all."""
+        if ops not in self.whole:
+            seen = todo = ops & -ops
+            while todo:
+                first = todo & -todo
+                fresh = self.beside[first.bit_length() - 1] & ops & ~seen
+                seen |= fresh
+                todo = (todo ^ first) | fresh
+            self.whole[ops] = seen == ops
+        return self.whole[ops]
 
 
 def _undominated(found: Sequence[Candidate]) -> list[Candidate]:

@@ -26,6 +26,10 @@ LONGEST_SUM = 256
 SIMILAR = 4
 """Producers of at least 1/4 of the elements of a region's product are taken in rather than stored."""
 
+MOST_OWED = 8
+"""Values that a region leaves behind, at most: what owes more is not the surroundings of a product but a good part of a
+model, and which kernels might store what of so much cannot be enumerated."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
@@ -96,7 +100,7 @@ class _Finder:
         return self.short and larger >= LONG and _numel(op.output) * folded <= FEW * larger
 
     def grow(self, seed: Op) -> Region | None:
-        """The region of a contraction; None if its product leaves it, or if nothing folds it."""
+        """The region of a contraction; None if its product leaves it, if nothing folds it, or if it owes too much."""
         least = max(1, _numel(seed.output) // SIMILAR)
         own: set[Op] = {seed}
         borrowed: set[Op] = set()
@@ -131,7 +135,8 @@ class _Finder:
             return None
         if not self.close(own, borrowed):
             return None
-        return self.region(own, borrowed)
+        found = self.region(own, borrowed)
+        return found if len(found.outputs) <= MOST_OWED else None
 
     def inside(self, op: Op, own: set[Op]) -> bool:
         """Whether `op` depends on the region."""
