@@ -89,6 +89,10 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
         with seen_sizes(sizes):
             return call_seconds(region.ops, _values(region.outputs), solver.target)
 
+    def guess(k: Kernel) -> float:
+        with seen_sizes(sizes):
+            return call_seconds(k.ops, k.outputs, solver.target)
+
     def routine(region: Graph) -> tuple[float, Graph] | None:
         # A fused routine rounds neither scores nor weights.
         exact = solver.options.round_intermediates
@@ -105,7 +109,7 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
             held = _largest((op.output for op in region.ops if is_contraction(op)), region)
         return held / solver.target.device.capacity if held > LARGER * stored else 0.0
 
-    return Prices(kernel, library, ideal, usual, routine, refused, spared)
+    return Prices(kernel, library, ideal, usual, routine, refused, spared, guess)
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:

@@ -22,7 +22,15 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
 from tilewright.partition import mapping
-from tilewright.partition.mapping import Candidate, _between, _Paths, candidates, choices
+from tilewright.partition.mapping import (
+    MOST_PRICED,
+    MOST_TRIED,
+    Candidate,
+    _between,
+    _Paths,
+    candidates,
+    choices,
+)
 from tilewright.partition.regions import find_regions
 from tilewright.partition.settle import Prices, settle_regions
 from tilewright.pricing import _prices
@@ -210,6 +218,41 @@ def test_kernels_without_parallelism_are_refused() -> None:
     assert any("too few tiles run side by side (for " in why for why in many.refused)
     assert choices(graph, many.kept)
     assert all(len(c.stores & {v for v in graph.outputs if isinstance(v, Value)}) <= 1 for c in many.kept)
+
+
+def many_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Rows and columns of one length: they look alike but for the dim that they fold."""
+    p = weights(q, k) - weights(k, q) / 2
+    rows = [(p * v[..., n : n + 1].transpose(-1, -2)).sum(-1) for n in range(3)]
+    columns = [(p * v[..., n : n + 1]).sum(1) for n in range(3)]
+    return p @ v, *rows, *columns
+
+
+def test_of_many_kernels_few_are_priced() -> None:
+    """However many results and cuts there are; the best set is that of pricing all."""
+    graph = graph_of(many_results)
+    asked: list[Kernel] = []
+
+    def price(kernel: Kernel, layouts: object = None) -> float:
+        asked.append(kernel)
+        return work(kernel)
+
+    whole = candidates(graph, price, 1)
+    assert len(asked) > 2 * MOST_PRICED
+    asked.clear()
+    guessed = candidates(graph, price, 1, guess=lambda kernel: work(kernel) / 3)
+    assert len(asked) <= MOST_PRICED and guessed.tried == whole.tried <= MOST_TRIED
+    (best,), (found,) = choices(graph, whole.kept), choices(graph, guessed.kept)
+    assert found.seconds == best.seconds
+
+
+def test_many_results_along_the_same_dims_are_stored_together() -> None:
+    graph = graph_of(many_results)
+    ends = {v for v in graph.outputs if isinstance(v, Value)}
+    stored = {c.stores & ends for c in candidates(graph, work, 1).fit}
+    assert {len(some) for some in stored} <= {0, 1, 3, 4, 6, 7}
+    rows, columns = (some for some in stored if len(some) == 3)
+    assert not rows & columns
 
 
 @pytest.mark.parametrize("run", [attention, with_columns, twice])

@@ -16,15 +16,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import IllegalSchedule
 from ..ir.expr import Expr
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
-from ..rewrite.properties import parallelism
+from ..rewrite.properties import NO_CLASS, classes_of, parallelism
 from ..tile.sizes import estimate
 from .regions import is_product, spreads
 
+T = TypeVar("T")
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 SMALL = 16
@@ -37,7 +39,7 @@ TINY = 1 << 16
 MOST_CUTS = 6
 """Values at which a region may be cut that are considered."""
 
-MOST_TRIED = 1 << 13
+MOST_TRIED = 1 << 10
 """Pairs of stores and cuts that are tried: beyond it fewer cuts are considered."""
 
 NAMED = 4
@@ -45,6 +47,18 @@ NAMED = 4
 
 SLACK = 1.15
 """Kernels that only stand in sets slower than the best one by this factor are not considered."""
+
+APART = 4
+"""Results up to which each of them may be stored without the others."""
+
+MOST_PRICED = 96
+"""Kernels up to which all are priced; of more than these, those that a guess takes for the best."""
+
+GENEROUS = 2.0
+"""A guess is at most so many times the rates of a library, however long all kernels take that were priced so far."""
+
+ROUND = 16
+"""Kernels that are priced before the others are guessed anew."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,41 +95,79 @@ class Choice:
 
 
 def candidates(
-    region: Graph, price: Price, cores: int, name: Callable[[Op], str] = lambda op: op.name
+    region: Graph,
+    price: Price,
+    cores: int,
+    name: Callable[[Op], str] = lambda op: op.name,
+    guess: Callable[[Kernel], float] | None = None,
 ) -> Candidates:
     """The kernels of a region that have a legal form, fill `cores` with tiles if others that store the same do, and
-    that no other one makes needless. `name` says how ops are called in reasons."""
-    cuts = _few(_cuts(region), _owed(region))
-    paths = _Paths(region)
-    order = {v: n for n, v in enumerate(v for op in region.ops for v in op.outputs)}
-    shapes: dict[tuple[int, frozenset[Value]], frozenset[Value]] = {}
-    tried = 0
-    for stores in _subsets([*dict.fromkeys([*_owed(region), *cuts])], least=1):
-        for given in _subsets([v for v in cuts if v not in stores], least=0):
-            tried += 1
-            ops, used = paths.between(stores, given)
-            if used == given and paths.connected(ops):
-                shapes.setdefault((ops, stores), given)
-    kernels = [
-        (Kernel(paths.ops(ops), tuple(sorted(stores, key=order.__getitem__))), given)
-        for (ops, stores), given in shapes.items()
-    ]
+    that no other one makes needless. `name` says how ops are called in reasons. A price costs a solution of its
+    kernel: of many kernels only those are priced that stand in good sets if the others take what `guess` says."""
+    tried, kernels = _kernels(region)
     found: list[Candidate] = []
     refused: dict[str, dict[Value, None]] = {}
-    for (kernel, given), wide in zip(kernels, _wide([k for k, _ in kernels], cores), strict=True):
-        if not wide:
-            refused.setdefault("too few tiles run side by side", {}).update(dict.fromkeys(kernel.outputs))
-            continue
-        try:
-            found.append(Candidate(kernel, given, price(kernel, region.layouts)))
-        except IllegalSchedule as problem:
-            why = problem.about(name(kernel.ops[problem.fold])) if problem.fold >= 0 else str(problem)
-            refused.setdefault(why, {}).update(dict.fromkeys(kernel.outputs))
+    wide = _Width([kernel for kernel, _ in kernels], cores)
+    rounds = _Rounds(region, kernels, guess)
+    while batch := rounds.next():
+        for k in batch:
+            kernel, given = kernels[k]
+            if not wide(kernel):
+                refused.setdefault("too few tiles run side by side", {}).update(dict.fromkeys(kernel.outputs))
+                continue
+            try:
+                rounds.seconds[k] = price(kernel, region.layouts)
+                found.append(Candidate(kernel, given, rounds.seconds[k]))
+            except IllegalSchedule as problem:
+                why = problem.about(name(kernel.ops[problem.fold])) if problem.fold >= 0 else str(problem)
+                refused.setdefault(why, {}).update(dict.fromkeys(kernel.outputs))
     fit = _undominated(found)
     kept = _useful(region, fit)
     maker = region.producer()
     reasons = tuple(f"{why} (for {_listed(name(maker[v]) for v in made)})" for why, made in refused.items())
     return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons, tuple(fit))
+
+
+def _kernels(region: Graph) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
+    """How many pairs of stores and cuts there are, and the different kernels among them with what these use of the
+    cuts."""
+    cuts = _cuts(region)
+    units = _units(region, cuts)
+    while cuts and _pairs(units, cuts) > MOST_TRIED:
+        cuts = cuts[:-1]
+        units = _units(region, cuts)
+    paths = _Paths(region)
+    order = {v: n for n, v in enumerate(v for op in region.ops for v in op.outputs)}
+    shapes: dict[tuple[int, frozenset[Value]], frozenset[Value]] = {}
+    tried = 0
+    for some in _subsets(units, least=1):
+        stores = frozenset[Value]().union(*some)
+        for given in _subsets([v for v in cuts if v not in stores], least=0):
+            tried += 1
+            ops, used = paths.between(stores, given)
+            if used == given and paths.connected(ops):
+                shapes.setdefault((ops, stores), given)
+    return tried, [
+        (Kernel(paths.ops(ops), tuple(sorted(stores, key=order.__getitem__))), given)
+        for (ops, stores), given in shapes.items()
+    ]
+
+
+def _pairs(units: Sequence[frozenset[Value]], cuts: Sequence[Value]) -> int:
+    """How many pairs of stores and cuts there are: a cut is stored, given or neither."""
+    return 2 ** (len(units) - len(cuts)) * 3 ** len(cuts)
+
+
+def _units(region: Graph, cuts: Sequence[Value]) -> list[frozenset[Value]]:
+    """What is stored together or not at all: each cut and each result, but of many results those along the same dims,
+    which the same loops make."""
+    owed = _owed(region)
+    ends = [v for op in region.ops for v in op.outputs if v in owed and v not in cuts]
+    classes = classes_of(region.ops).classes if len(ends) > APART else {}
+    groups: dict[object, list[Value]] = {}
+    for v in ends:
+        groups.setdefault(tuple(c for c in classes[v] if c != NO_CLASS) if classes else v, []).append(v)
+    return [*map(frozenset, groups.values()), *(frozenset((v,)) for v in cuts)]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -124,17 +176,70 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(some[:NAMED]) + (" and others" if len(some) > NAMED else "")
 
 
-def _wide(kernels: Sequence[Kernel], cores: int) -> list[bool]:
-    """Which kernels have a tile for every core, or as many as any other one that stores one of their values."""
-    degrees = [estimate(parallelism(k.ops, k.outputs)) for k in kernels]
-    most: dict[Value, int] = {}
-    for k, degree in zip(kernels, degrees, strict=True):
-        for v in k.outputs:
-            most[v] = max(degree, most.get(v, 0))
-    return [
-        degree >= min(cores, *(most[v] for v in k.outputs))
-        for k, degree in zip(kernels, degrees, strict=True)
-    ]
+class _Width:
+    """Whether a kernel has a tile for every core, or as many as others that store one of its values."""
+
+    def __init__(self, kernels: Sequence[Kernel], cores: int) -> None:
+        self.cores = cores
+        self.degrees: dict[Kernel, int] = {}
+        self.most: dict[Value, int] = {}
+        least: dict[Value, Kernel] = {}
+        for k in kernels:
+            for v in k.outputs:
+                if v not in least or len(k.ops) < len(least[v].ops):
+                    least[v] = k  # fewer ops leave more dims to run side by side
+        for v, k in least.items():
+            self.most[v] = self.degree(k)
+
+    def degree(self, kernel: Kernel) -> int:
+        """How many tiles of it may run side by side."""
+        if kernel not in self.degrees:
+            self.degrees[kernel] = estimate(parallelism(kernel.ops, kernel.outputs))
+        return self.degrees[kernel]
+
+    def __call__(self, kernel: Kernel) -> bool:
+        return self.degree(kernel) >= min(self.cores, *(self.most[v] for v in kernel.outputs))
+
+
+class _Rounds:
+    """Which kernels to price next: all of few; of many those in the best sets, by what is known and else guessed."""
+
+    def __init__(
+        self,
+        region: Graph,
+        kernels: Sequence[tuple[Kernel, frozenset[Value]]],
+        guess: Callable[[Kernel], float] | None,
+    ) -> None:
+        self.region, self.kernels = region, kernels
+        few = guess is None or len(kernels) <= MOST_PRICED
+        self.guessed = None if guess is None or few else [guess(kernel) for kernel, _ in kernels]
+        self.left = dict.fromkeys(range(len(kernels)))
+        self.seconds: dict[int, float] = {}
+        """Prices of kernels that were not refused."""
+
+    def next(self) -> list[int]:
+        """The next kernels, none if no other may be worth its price."""
+        batch = list(self.left) if self.guessed is None else self.best(self.guessed)
+        for k in batch:
+            del self.left[k]
+        return batch
+
+    def best(self, guessed: Sequence[float]) -> list[int]:
+        """The unpriced kernels of the best sets."""
+        # Masks hide as much of one kernel as of others; what all kernels before had in common may not hold of the next.
+        rate = min((seconds / guessed[k] for k, seconds in self.seconds.items()), default=1.0)
+        rate = min(rate, GENEROUS)
+        known = self.seconds | {k: rate * guessed[k] for k in self.left}
+        numbers = sorted(known)
+        least = _least(self.region, [Candidate(*self.kernels[k], known[k]) for k in numbers])
+        best = min(least, default=math.inf)
+        if math.isinf(best):
+            return []
+        promising = [
+            (s, k) for s, k in zip(least, numbers, strict=True) if k in self.left and s <= SLACK * best
+        ]
+        room = MOST_PRICED - (len(self.kernels) - len(self.left))
+        return [k for _, k in sorted(promising)[: min(ROUND, room)]]
 
 
 def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:
@@ -220,8 +325,14 @@ class _Left:
 
 def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     """The kernels that stand in some set which makes what is owed in little more than the least time."""
+    least = _least(region, found)
+    best = min(least, default=math.inf)
+    return [c for c, seconds in zip(found, least, strict=True) if seconds <= SLACK * best]
+
+
+def _least(region: Graph, found: Sequence[Candidate]) -> list[float]:
+    """For each kernel the least seconds of a set that it stands in and that makes what is owed."""
     left = _Left(found, _owed(region))
-    best = left(frozenset())
     soonest: dict[frozenset[Value], float] = {frozenset(): 0.0}
     todo: list[tuple[int, frozenset[Value]]] = [(0, frozenset())]
     count = 0
@@ -236,7 +347,7 @@ def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
                 count += 1
                 heapq.heappush(todo, (len(after) * 1000 + count, after))
             soonest[after] = min(soonest.get(after, math.inf), ahead)
-    return [c for c, seconds in zip(found, least, strict=True) if seconds <= SLACK * best]
+    return least
 
 
 def _owed(region: Graph) -> frozenset[Value]:
@@ -256,14 +367,6 @@ def _cuts(region: Graph) -> list[Value]:
         if large & {*op.inputs, *op.outputs}:
             found |= dict.fromkeys(v for v in op.inputs if v in depends and v not in large)
     return [v for v in found if estimate(v.numel) * SMALL <= most or most < TINY][:MOST_CUTS]
-
-
-def _few(cuts: list[Value], owed: frozenset[Value]) -> list[Value]:
-    """The first of `cuts`, so many that the pairs of stores (each owed value is one or not) and cuts (each is stored,
-    given or neither) can be tried."""
-    while cuts and 3 ** len(cuts) * 2 ** len(owed.difference(cuts)) > MOST_TRIED:
-        cuts = cuts[:-1]
-    return cuts
 
 
 def _large(region: Graph) -> set[Value]:
@@ -376,6 +479,6 @@ def _trimmed(region: Graph, kept: Sequence[Candidate], found: Sequence[Candidate
         now = new
 
 
-def _subsets(values: Sequence[Value], least: int) -> Iterator[frozenset[Value]]:
+def _subsets(values: Sequence[T], least: int) -> Iterator[frozenset[T]]:
     for n in range(least, len(values) + 1):
         yield from map(frozenset, itertools.combinations(values, n))

@@ -100,6 +100,8 @@ class Prices:
     spared: Callable[[Graph, Sequence[Kernel]], float] = lambda region, kernels: 0.0
     """The part of the device's memory that the largest value between the library calls of a region takes; 0 where
     kernels store one that is nearly as large."""
+    guess: Callable[[Kernel], float] | None = None
+    """Seconds of a kernel in one launch at the rates of a library: what is known of it before it is solved."""
     timed: Callable[[Sequence[Graph]], Sequence[float] | None] = lambda covers: None
     """Measured seconds of graphs whose ops have the numbers of their kernels; None where nothing is measured."""
 
@@ -176,7 +178,7 @@ def _settle(
     if fits and otherwise < WORTH * prices.ideal(region) and not always:
         return Settled(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, cores, marks(region))
+    considered = candidates(better, prices.kernel, cores, marks(region), prices.guess)
     notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, CONSIDERED) if _is_lean(c, better)]
