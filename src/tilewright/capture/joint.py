@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aten import decompositions, kept_whole
+from tilewright.capture.draws import save_states_apart, without_idle_draws
 from tilewright.errors import UnsupportedError
 
 Runner = Callable[[list[object]], list[object]]
@@ -64,12 +65,17 @@ def split(
     static_lifetime_input_indices: list[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward graphs of a joint graph: what is saved and what is computed again is the minimum cut."""
-    return min_cut_rematerialization_partition(
-        joint,
-        joint_inputs,
-        num_fwd_outputs=num_fwd_outputs,
-        static_lifetime_input_indices=static_lifetime_input_indices,
-    )
+    with without_idle_draws(joint) as shown:
+        halves = min_cut_rematerialization_partition(
+            joint,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+        )
+        for half in halves:
+            shown(half)
+    save_states_apart(*halves)
+    return halves
 
 
 def through_autograd(

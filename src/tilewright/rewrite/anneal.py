@@ -127,8 +127,9 @@ def rearrange(
         if not solution.change.applied:
             continue
         counts[key] += 1
+        elsewhere = {v for op in whole if op not in part for v in op.outputs}
         new = [
-            op for op in ops_of(solution.program, whole, values, first_id) if op not in whole or op in part
+            op for op in ops_of(solution.program, whole, values, first_id) if elsewhere.isdisjoint(op.outputs)
         ]
         first_id += len(solution.program.steps)
         new += _views(part, new)

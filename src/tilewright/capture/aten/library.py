@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims.rng_prims import run_with_rng_state
 
 from ...ir.graph import CHECK
 
@@ -32,6 +33,8 @@ def library_target(target: object) -> object:
 
 def library_reason(target: object) -> str:
     """One or two words: why the op `target` has no declaration."""
+    if target in (torch.get_rng_state, run_with_rng_state):
+        return "random"
     if not isinstance(target, OpOverload):
         return "control flow" if isinstance(target, HigherOrderOperator) else "no declaration"
     name = target.overloadpacket.__name__
