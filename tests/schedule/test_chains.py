@@ -79,3 +79,16 @@ def test_error_of_tall_columns(tmp_path: Path, dynamic: bool) -> None:
     chain = np.cumsum(x.numpy(), 0, dtype=np.float32)[-1]  # what one chain would give
     mean = lambda y: float(np.sqrt(np.mean((y - exact.numpy()) ** 2)))  # noqa: E731
     assert mean(made) < 0.3 * mean(chain)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_error_of_a_long_loop_inside_another(tmp_path: Path, dynamic: bool) -> None:
+    """Levels of the outer loop alone would leave one chain in each of its steps."""
+    names = ({2: "n", 3: "m"},)
+    case = Case("nest", lambda x: x.sum((0, 2, 3)), ((2, 64, 127, 129),), names)
+    unit, parts = build_cases(tmp_path, [(case, dynamic)])
+    (x,) = case.inputs()
+    (made,) = run(unit, 0, *parts[0], [x])
+    exact = x.double().sum((0, 2, 3))
+    mean = lambda y: float((y - exact).square().mean().sqrt())  # noqa: E731
+    assert mean(torch.from_numpy(np.array(made))) < 1.5 * mean(x.sum((0, 2, 3)))

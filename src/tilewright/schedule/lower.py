@@ -277,7 +277,9 @@ class _Lowering(Listed):
     ) -> None:
         """One loop over `c` that advances the states of `targets` and stores `outs`."""
         repaired = any(t.id in merged and t.id in self.contractions for t in targets)
-        lengths = block_lengths(c, targets, self.schedule) if outermost and not repaired else ()
+        plain = not any(t.id in merged or t.id in self.contractions for t in targets)
+        levels = not repaired if outermost else plain
+        lengths = block_lengths(c, targets, self.schedule, nested=plain) if levels else ()
         if outermost:
             for t in targets:
                 self.declare(t, thin=not lengths and t.reduce == (c,))

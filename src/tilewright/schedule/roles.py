@@ -87,17 +87,23 @@ def grain(form: Form, schedule: Schedule) -> Expr:
     return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
 
 
-def block_lengths(c: Axis, targets: Sequence[Item], schedule: Schedule) -> tuple[int, ...]:
+def block_lengths(
+    c: Axis, targets: Sequence[Item], schedule: Schedule, *, nested: bool = False
+) -> tuple[int, ...]:
     """Values of class `c` per block, outermost level first, such that no float sum of `targets` is a chain of more than
-    `chain` additions at any level; none if the loop is short enough as it is, or has to run in one go."""
+    `chain` additions at any level; none if the loop is short enough as it is, or has to run in one go. `nested`: loops
+    inside this one have levels of their own."""
     sums = [t for t in targets if t.reduction is not None and _rounds(t.reduction)]
     if not sums or not schedule.chain or any(t.scan is not None for t in targets):
         return ()
     chain, tile = schedule.chain, schedule.plan(c).tile
+    order = [p.axis for p in schedule.classes]
     inside, step = 1, tile
     for a in {a for t in sums for a in t.reduce if a != c}:
-        inside *= max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
         step *= schedule.plan(a).tile
+        if order.index(a) > order.index(c):
+            steps = max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
+            inside *= min(steps, chain) if nested else steps
     extent = dims.static(c.extent)
     if extent is None and (step >= WHOLE or all(t.reduction is not None and t.reduction.step for t in sums)):
         return ()
