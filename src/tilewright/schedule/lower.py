@@ -417,13 +417,22 @@ class _Lowering(Listed):
                 here.append(t)
         self.step(here, merged)
         for c, group in inner.items():
-            read = self.cone(f for t in group for f in folds_read(t.roots))
-            self.compute(
-                [f.id for f in read if c in f.reduce], []
-            )  # whole before the loop in which it is read
+            self.compute(self.whole_before(c, group), [])
             self.loop(c, group, [], merged, False)
         if outs:
             self.compute([], outs)
+
+    def whole_before(self, c: Axis, targets: Iterable[Item]) -> list[int]:
+        """The folds that `targets` read in a loop over `c`, but that need all of `c` themselves, or what they are made
+        of does: a step of that loop has a part of it only."""
+        found: dict[int, None] = {}
+        todo = list(dict.fromkeys(f for t in targets for f in folds_read(t.roots)))
+        for f in todo:
+            if c in self.form.items[f].kept:
+                todo += [d for d in folds_read(self.form.items[f].roots) if d not in todo]
+            elif any(c in g.reduce for g in self.cone([f])):
+                found[f] = None
+        return list(found)
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
