@@ -212,9 +212,9 @@ def _cases() -> Iterator[Case]:
         for length in (32768, 131072):
             yield Case("streams", size, length, _softmax, odd)
             yield Case("stream_totals", size, length, _total, odd)
-    for depth in (64, 128):
-        yield Case("products", 2, depth, _attention)
-        yield Case("scores", 2, depth, _statistics)
+    for size, depth in product(DTYPES, (64, 128)):
+        yield Case("products", size, depth, _attention)
+        yield Case("scores", size, depth, _statistics)
 
 
 CASES: Mapping[str, Case] = {case.name: case for case in _cases()}
@@ -229,7 +229,9 @@ def candidates(case: Case) -> list[Entry]:
     """What is tried for a case."""
     powers = lambda low, high: [1 << k for k in range(low, high + 1)]  # noqa: E731
     if case.multiplies:
-        tried = product(dots.PARALLEL, dots.STREAMED, dots.WARPS, dots.STAGES, (False, True))
+        half = case.bytes == 2
+        stages = dots.STAGES if half else (1, *dots.STAGES)
+        tried = product(dots.PARALLEL, dots.STREAMED, dots.WARPS, stages, (False, True) if half else (False,))
         return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []
     match case.kind:

@@ -20,6 +20,9 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 Language = Literal["cpp", "triton"]
+Precision = Literal["ieee", "tf32", "bf16x6"]
+"""What a matrix unit reads of fp32: all of it; 10 bits of fraction; three pieces of bf16, which hold all of it, and six
+of their nine products."""
 
 
 COARSE = ("tanh",)
@@ -68,6 +71,7 @@ class MatrixUnit:
     operand: str
     accumulator: str
     flops: float
+    precision: Precision = "ieee"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +182,29 @@ class Target:
         )
 
     def rounding_singles(self) -> Target:
-        """The same machine where its matrix units also take fp32, of which they read 10 bits of fraction (TF32), at
-        half the rate; this machine if they cannot."""
+        """The same machine where its matrix units read 10 bits of fraction of fp32 (TF32), at half the rate of halves,
+        instead of splitting it; this machine if they cannot."""
         if self.backend != "cuda" or self.rounds_singles:
             return self
-        halves = [u for u in self.matrix_units if u.operand == "f16"]
+        kept = [u for u in self.matrix_units if u.operand != "f32"]
         units = [
-            dataclasses.replace(u, operand="f32", shape=(*u.shape[:2], u.shape[2] // 2), flops=u.flops / 2)
-            for u in halves
+            MatrixUnit((m, n, k // 2), "f32", u.accumulator, u.flops / 2, "tf32")
+            for u in kept
+            if u.operand == "f16"
+            for m, n, k in [u.shape]
         ]
-        return dataclasses.replace(self, matrix_units=(*self.matrix_units, *units))
+        return dataclasses.replace(self, matrix_units=(*kept, *units))
 
     @property
     def rounds_singles(self) -> bool:
-        """Whether a matrix unit takes fp32."""
-        return any(u.operand == "f32" for u in self.matrix_units)
+        """Whether a matrix unit reads fewer bits of fp32 than it has."""
+        return self.singles == "tf32"
+
+    @property
+    def singles(self) -> Precision:
+        """What products of blocks of fp32 read of them."""
+        found: list[Precision] = [u.precision for u in self.matrix_units if u.operand == "f32"]
+        return found[0] if found else "ieee"
 
     def digest(self) -> str:
         """Hex SHA-256 of every field; part of the cache key."""
@@ -231,10 +243,16 @@ def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
     coarse: tuple[str, ...] = (), quick: tuple[str, ...] = (), fused_attention: float = 0.0, descriptors: bool = False,
+    singles: MatrixUnit | None = None,
 ) -> Target:  # fmt: skip
-    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them.
+    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them. Without an
+    instruction for fp32, `singles`, three numbers of bf16 stand for one: they hold its 24 bits, and six of their nine
+    products leave out less than 2^-25 of the whole (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial
+    Intelligence Datatype For Higher-Precision Computations", 2019).
 
     All hold 2048 threads a core. What a load takes and what a lone core draws are estimates."""
+    halves = (dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16"))
+    singles = singles or MatrixUnit(matrix.shape, "f32", "f32", matrix.flops / 6, "bf16x6")
     return Target(
         name=name,
         language="triton",
@@ -256,7 +274,7 @@ def _gpu(
         fused_attention=fused_attention,
         descriptors=descriptors,
         quick=quick,
-        matrix_units=tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16")),
+        matrix_units=(*halves, singles),
     )
 
 
@@ -332,9 +350,9 @@ def _b200() -> Target:
 
 
 def _mi300x() -> Target:
-    """AMD Instinct MI300X, nominal: data sheet (192 GB at 5.3 TB/s, 163 TFLOP/s fp32, 1.3 PFLOP/s dense fp16), CDNA 3
-    white paper (304 compute units at 2.1 GHz; 64 KiB of local data share and 512 KiB of registers each; 256 MB Infinity
-    Cache at 17 TB/s, which is what L2 means here). Eight tenths of the memory rate reach a copy.
+    """AMD Instinct MI300X, nominal: data sheet (192 GB at 5.3 TB/s, 163 TFLOP/s fp32, also of matrices, 1.3 PFLOP/s
+    dense fp16), CDNA 3 white paper (304 compute units at 2.1 GHz; 64 KiB of local data share and 512 KiB of registers
+    each; 256 MB Infinity Cache at 17 TB/s, which is what L2 means here). Eight tenths of the memory rate reach a copy.
     """
     levels = (
         Level(MemoryKind.HOST, "host memory", 512 * GIB, 55e9, 64),
@@ -344,9 +362,10 @@ def _mi300x() -> Target:
         Level(MemoryKind.REGISTER, "registers", 512 * KIB, 240e12, 4),
     )
     matrix = MatrixUnit((32, 32, 8), "f16", "f32", 900e12)
+    singles = MatrixUnit((32, 32, 2), "f32", "f32", 113e12)
     return _gpu(
         "gfx942", levels, cores=304, flops=163e12, special=10e12, matrix=matrix, registers=512, lanes=64,
-        launch_seconds=2.0e-6, backend="hip",
+        launch_seconds=2.0e-6, backend="hip", singles=singles,
     )  # fmt: skip
 
 

@@ -19,8 +19,15 @@ import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
+from triton._C.libtriton.ir import INPUT_PRECISION
 from triton.language.extra import libdevice
-from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+from triton.runtime.interpreter import (
+    InterpreterBuilder,
+    ReduceOps,
+    ScanOps,
+    TensorHandle,
+    interpreter_builder,
+)
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 LIBRARY: dict[str, Any] = {
@@ -70,6 +77,25 @@ def _truncate(self: Any, value: Any, want: Any) -> Any:
     return TensorHandle(rounded.view(np.uint16), tl.bfloat16)
 
 
+def _pieces(data: Any) -> list[Any]:
+    """Three numbers of bfloat16 for each single, each of which holds what those before it leave."""
+    found: list[Any] = []
+    for _ in range(3):
+        found.append(data.astype(ml_dtypes.bfloat16).astype(np.float32))
+        data = data - found[-1]
+    return found
+
+
+def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+    """The interpreter does not know products of pieces: the small ones are added first, and left out where they are
+    not numbers, as pieces of infinity."""
+    if precision != INPUT_PRECISION.BF16x6:
+        return self.whole_dot(a, b, d, precision, imprecise)
+    (a0, a1, a2), (b0, b1, b2) = _pieces(a.data), _pieces(b.data)
+    small = a1 @ b1 + a2 @ b0 + a0 @ b2 + a1 @ b0 + a0 @ b1
+    return TensorHandle(np.where(np.isnan(small), 0, small) + a0 @ b0 + d.data, d.dtype.scalar)
+
+
 def _merge(self: Any, first: list[Any], second: list[Any], types: list[Any]) -> list[Any]:
     """The states of two blocks of lanes, by the function of the kernel, all lanes at once."""
     found = self.combine_fn.fn(*map(self.to_tensor, first, types), *map(self.to_tensor, second, types))
@@ -108,6 +134,9 @@ def main(folder: Path) -> None:
     for name, function in LIBRARY.items():
         setattr(libdevice, name, _stand_in(function))
     InterpreterBuilder.create_splat, InterpreterBuilder.create_fp_trunc = _splat, _truncate
+    InterpreterBuilder.whole_dot, InterpreterBuilder.create_dot = InterpreterBuilder.create_dot, _dot
+    allowed = ("tf32", "tf32x3", "ieee", "bf16x6")
+    object.__setattr__(interpreter_builder.options, "allowed_dot_input_precisions", allowed)
     ReduceOps.generic_reduce, ScanOps.generic_scan = _reduce, _scan
     errors: list[int] = []
     np.seterr(all="ignore")

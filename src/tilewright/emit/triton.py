@@ -92,7 +92,7 @@ def emit_triton(
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
     _grid(program, printer)
-    Body(program, printer, pointers, variant.aligned, target.rounds_singles, names).body(program.body)
+    Body(program, printer, pointers, variant.aligned, target.singles, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"

@@ -29,6 +29,7 @@ from tilewright.ir.program import (
     expressions,
     uses,
 )
+from tilewright.target import Precision
 
 from .triton_collapse import merged
 from .triton_expr import Expressions
@@ -69,8 +70,8 @@ def printed(program: TileProgram) -> list[Expr]:
 
 class Body:
     """Prints the statements of one program. `pointers` are the names of its buffers, which are `aligned` or may not be;
-    with `coarse`, products of fp32 read 10 bits of fraction. `descriptors` are the names of those that loads may use,
-    by buffer."""
+    products of blocks of fp32 read what `singles` says of them. `descriptors` are the names of those that loads may
+    use, by buffer."""
 
     def __init__(
         self,
@@ -78,11 +79,11 @@ class Body:
         printer: Expressions,
         pointers: dict[str, str],
         aligned: bool,
-        coarse: bool,
+        singles: Precision,
         descriptors: Mapping[tuple[str, Descriptor], str] = MappingProxyType({}),
     ) -> None:
         self.program, self.printer, self.pointers = program, printer, pointers
-        self.coarse = coarse
+        self.singles = singles
         self.descriptors = descriptors
         self.firsts: dict[Axis, Term] = {}
         """The first value of each block axis."""
@@ -411,17 +412,21 @@ class Body:
         dtype = types.pop()
         if not dtype.is_float or (dtype.bytes > 4) != (s.acc.dtype.bytes > 4):
             return False
-        if acc.dims[0] not in a.dims:
-            a, b = b, a
+        turned = acc.dims[0] not in a.dims
+        if turned and dtype.is_half:
+            a, b, turned = b, a, False
         left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
         right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
-        precision = ""
-        if not dtype.is_half and self.coarse:
-            precision = ', input_precision="tf32"'
-        elif not dtype.is_half:  # the last argument keeps Triton from adding to what the sum is added to
-            precision = f', input_precision="ieee", max_num_imprecise_acc={printer.tiles[s.k]}'
+        reads = self.singles if dtype is f32 else "ieee"
+        precision = "" if dtype.is_half else f', input_precision="{reads}"'
+        if not dtype.is_half and reads == "ieee":  # keeps Triton from adding to what the sum is added to
+            precision += f", max_num_imprecise_acc={printer.tiles[s.k]}"
         out = f", out_dtype={named_type(s.acc.dtype)}" if s.acc.dtype is not f32 else ""
-        self._assign(s.acc, Term(f"tl.dot({left}, {right}, {acc.text}{precision}{out})", ATOM, acc.dims))
+        # Pieces of singles are not added in the same order if the sides change places; kernels that compute the same
+        # product must find the same.
+        start = f"tl.trans({acc.text})" if turned else acc.text
+        product = f"tl.dot({left}, {right}, {start}{precision}{out})"
+        self._assign(s.acc, Term(f"tl.trans({product})" if turned else product, ATOM, acc.dims))
         return True
 
     def _operand(self, var: Var) -> Term:

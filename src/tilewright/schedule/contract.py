@@ -119,14 +119,20 @@ def _product(side: Sequence[_Factor]) -> Expr:
     return result
 
 
-def stored_half(e: Expr, params: Sequence[Value]) -> DType | None:
-    """The half type in which a plain read, or one with zero elsewhere, finds its elements."""
+def stored(e: Expr, params: Sequence[Value]) -> DType | None:
+    """The float type in which a plain read, or one with zero elsewhere, finds its elements."""
     if e.op == "where" and is_const(e.args[2], 0):
-        return stored_half(e.args[1], params)
+        return stored(e.args[1], params)
     if e.op == "read" and isinstance(e.value, int):
         found = params[e.value].dtype
-        return found if found.is_float and found.bytes == 2 else None
+        return found if found.is_float else None
     return None
+
+
+def stored_half(e: Expr, params: Sequence[Value]) -> DType | None:
+    """The same, if it is a half type."""
+    found = stored(e, params)
+    return found if found is not None and found.is_half else None
 
 
 def _operand(both: tuple[Expr, Expr], params: Sequence[Value]) -> DType:

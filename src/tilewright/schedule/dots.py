@@ -14,9 +14,9 @@ from itertools import product as choices
 from types import MappingProxyType
 
 from ..ir import dims
-from ..ir.dtype import i64
+from ..ir.dtype import f32, i64
 from ..ir.expr import SCALARS, Axis, Expr, axes_of, walk
-from ..target import MemoryKind, Target
+from ..target import MemoryKind, Precision, Target
 from ..tile.sizes import estimate, likely
 from .contract import SMALLEST, Contraction, contraction, factors, sides, stored_half
 from .form import Form, Item, folds_read
@@ -33,6 +33,9 @@ PARALLEL, STREAMED, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
 
 OVERHEAD, MOST = 56, 224
 """Registers of a thread for addresses and the like; all that a schedule counts on, since estimates are rough."""
+
+PIECES = 3
+"""Pieces of fp32 where it is split, of two bytes each."""
 
 SCRATCH = 2048
 """Bytes of shared memory through which the threads of a block merge what they fold."""
@@ -74,6 +77,8 @@ class Products:
     streamed: tuple[Axis, ...]
     fixed: Mapping[Axis, int]
     sums: tuple[int, ...]
+    singles: Precision = "ieee"
+    """What products of fp32 read of it."""
 
 
 def product_blocks(
@@ -100,7 +105,13 @@ def product_blocks(
         else:
             streamed.append(a)
     known = Products(
-        form, tuple(a for a in grid if a in tiled), tuple(tiled), tuple(streamed), fixed, tuple(found)
+        form,
+        tuple(a for a in grid if a in tiled),
+        tuple(tiled),
+        tuple(streamed),
+        fixed,
+        tuple(found),
+        target.singles,
     )
     shared = target.level(MemoryKind.SHARED)
     made = [c for c in _candidates(known) if shared is None or shared_bytes(known, c) <= shared.capacity]
@@ -124,7 +135,9 @@ def _candidates(known: Products) -> Iterator[Blocks]:
             continue
         spread = _spread(known, whole)
         halves = all(c.operand.is_half for c in made)
-        for warps, stages in choices(WARPS, STAGES if known.streamed else (1,)):
+        for warps, stages in choices(
+            WARPS, (1,) if not known.streamed else STAGES if halves else (1, *STAGES)
+        ):
             yield Blocks(whole, warps, stages, spread, halves)
 
 
@@ -169,7 +182,8 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
             fed = any(
                 item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id
             )
-            elements += size * product.operand.bytes / 4 if fed else 0
+            beside = max(1, c.warps * SMALLEST // c.tiles[product.m])  # warps that hold the same rows
+            elements += size * beside * _operand_bytes(known, product) / 4 if fed else 0
     for f in c.spread:
         item = known.form.items[f]
         elements += _volume(c, item.axes)
@@ -186,16 +200,33 @@ def shared_bytes(known: Products, c: Blocks) -> int:
         if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
             total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
     held: set[Expr] = set()
+    pieces = 0
     for item, product in _made(known, c):
         loops = set(known.streamed) & set(item.axes)
         for side, own in ((product.left, product.m), (product.right, product.n)):
             if side in held or not any(x.op == "read" for x in walk(side)):
                 continue
             held.add(side)
-            size = c.tiles[own] * c.tiles[product.k] * product.operand.bytes
+            size = c.tiles[own] * c.tiles[product.k]
             plain = stored_half(side, known.form.params) is not None or side.op == "read"
-            total += size * (c.stages if plain and loops & {own, product.k} else 1)
-    return total
+            looped = bool(loops & {own, product.k})
+            if _is_split(known, product):  # what a loop reads is split step by step, in the same place
+                total += 0 if looped else size * _operand_bytes(known, product)
+                pieces = max(pieces, size * _operand_bytes(known, product) if looped else 0)
+                total += size * product.operand.bytes * (c.stages - 1) if plain and looped else 0
+            else:
+                total += size * product.operand.bytes * (c.stages if plain and looped else 1)
+    return total + pieces
+
+
+def _is_split(known: Products, product: Contraction) -> bool:
+    """Whether matrix units take pieces of the operands."""
+    return product.operand is f32 and known.singles == "bf16x6"
+
+
+def _operand_bytes(known: Products, product: Contraction) -> int:
+    """Bytes of an element as matrix units take it."""
+    return 2 * PIECES if _is_split(known, product) else product.operand.bytes
 
 
 def seconds_of(
@@ -217,7 +248,8 @@ def seconds_of(
     waves = count / (target.cores * together)
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
-    waiting = sum(parts) - max(parts) + STEP * steps * rounds
+    step = STEP + (target.latency if c.stages == 1 and steps > 1 else 0.0)
+    waiting = sum(parts) - max(parts) + step * steps * rounds
     return (max(parts) + waiting / min(together, rounds)) * tail * _part(known)
 
 
@@ -251,7 +283,7 @@ def product_seconds(form: Form, schedule: Schedule, target: Target) -> float | N
         return None
     streamed = tuple(p.axis for p in schedule.classes if p.role is Role.STREAMED and p.tile > 1)
     grid = tuple(p.axis for p in schedule.classes if p.role is Role.GRID and p.tile > 1)
-    known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums))
+    known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
     return seconds_of(known, Blocks(tiles, schedule.warps, schedule.stages, schedule.spread), target)
 
 

@@ -14,7 +14,7 @@ from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, walk
 from ..target import Target
 from ..tile.sizes import estimate
-from .contract import factors, sides, stored_half
+from .contract import factors, sides, stored
 from .dots import WHOLE, Blocks
 from .form import Form, Item, folds_read
 
@@ -104,5 +104,5 @@ def _classes(e: Expr) -> set[Axis]:
 
 def _taken(item: Item, form: Form, units: set[str]) -> bool:
     """Whether matrix units take a factor as it is stored."""
-    stored = (stored_half(f, form.params) or f.dtype for f in factors(item.body[0]))
-    return any(t.name in units for t in stored)
+    types = (stored(f, form.params) or f.dtype for f in factors(item.body[0]))
+    return any(t.name in units for t in types)

@@ -13,13 +13,14 @@ from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, make, transform, walk
 from ..ir.graph import Value
 from ..target import Target
-from .contract import factors, stored_half
+from ..tile.sizes import estimate
+from .contract import SMALLEST, factors, stored
 from .form import Form, Item
 
 
 def with_row(form: Form, target: Target) -> Form:
     """`form` with a class of one element in every item, the row of what stood for vectors. It is `form` itself if no
-    product of halves with a vector follows another fold: one alone only waits for memory."""
+    product of what matrix units take with a vector follows another fold: one alone only waits for memory."""
     units = {u.operand for u in target.matrix_units}
     found = [f for i in form.folds.values() if (f := _vector(i, form.params, units)) is not None]
     vectors = {x for f in found for x in walk(f) if x.op == "read"}
@@ -45,15 +46,18 @@ def with_row(form: Form, target: Target) -> Form:
 
 
 def _vector(item: Item, params: Sequence[Value], units: Collection[str]) -> Expr | None:
-    """The factor of a sum of two that uses only a part of what the other one keeps, a half read from memory."""
+    """The factor of a sum of two that uses only a part of what the other one keeps, which is read from memory;
+    none of a short sum, which needs no matrix unit."""
     if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None:
+        return None
+    if estimate(dims.prod(a.extent for a in item.reduce)) <= SMALLEST:
         return None
     sides = factors(item.body[0])
     used = [axes_of(f) & {axis(a) for a in item.kept} for f in sides]
     if len(sides) != 2 or any(not axes_of(f) & {axis(a) for a in item.reduce} for f in sides):
         return None
     for k, f in enumerate(sides):
-        half = stored_half(sides[1 - k], params)
-        if used[k] < used[1 - k] and half is not None and half.name in units:
+        matrix = stored(sides[1 - k], params)
+        if used[k] < used[1 - k] and matrix is not None and matrix.name in units:
             return f
     return None

@@ -13,7 +13,7 @@ from ..ir.kernel import Kernel, Note, Scheduled
 from ..ir.program import Dot, Stmt, TileProgram
 from ..ir.tensor import show_tensor_expr
 from ..options import Options
-from ..target import MemoryKind, Target
+from ..target import MemoryKind, Precision, Target
 from .blocks import blocks, buckets, misalignment, row_buckets
 from .companions import refusals, with_companions
 from .contract import sides
@@ -35,6 +35,12 @@ from .schedule import Role, Schedule
 from .search import heuristic
 from .tuning import Tuning, table
 from .waves import seconds_in_waves
+
+MULTIPLIED: Mapping[Precision, str] = {
+    "tf32": "its products of fp32 are TF32",
+    "bf16x6": "its products of fp32 are six of their pieces in bf16, which hold all bits",
+}
+"""What is told of kernels whose products of fp32 go to matrix units that read something else."""
 
 Layouts = Mapping[Value, Layout]
 Buckets = tuple[tuple[Expr, TileProgram], ...]
@@ -82,8 +88,9 @@ class Solver:
             made = _Lowered(lower(found.form, found.schedule), self._buckets(found))
             self.lowered[key] = made
         notes = self.notes(kernel, layouts)
-        if self.target.rounds_singles and any(_is_single(s) for s in made.program.statements()):
-            notes = (*notes, Note("its products of fp32 are TF32"))
+        said = MULTIPLIED.get(self.target.singles)
+        if said is not None and any(_is_single(s) for s in made.program.statements()):
+            notes = (*notes, Note(said))
         params = (*kernel.inputs, *kernel.outputs)
         return Scheduled(kernel, found.schedule, made.program, params, made.buckets, notes, found.seconds)
 
@@ -146,9 +153,8 @@ class Solver:
         if self.target.lanes == 1:
             return self._chosen(in_parts(form, self.target))
         form = packed(form)
-        padded = with_row(form, self.target)
-        first = self._merged(padded)
-        return first if padded is form else min(first, self._merged(form), key=lambda x: x.seconds)
+        padded, plain = with_row(form, self.target), self._merged(form)
+        return plain if padded is form else min(plain, self._merged(padded), key=lambda x: x.seconds)
 
     def _merged(self, form: Form) -> _Solution:
         """With passes merged where that is faster."""

@@ -40,7 +40,8 @@ def touch_seconds(values: Sequence[Value], target: Target) -> float:
 
 
 def matrix_flops(op: Op, target: Target) -> float:
-    """Peak flop/s for the operands of a contraction: of a matrix unit that takes them, else of the vector units."""
+    """Peak flop/s for the operands of a contraction: of a matrix unit that takes them as they are, else of the
+    vector units."""
     types = {v.dtype.name for v in op.inputs}
-    units = [u.flops for u in target.matrix_units if {u.operand} == types]
+    units = [u.flops for u in target.matrix_units if {u.operand} == types and u.precision != "bf16x6"]
     return max(units, default=target.flops)

@@ -1,4 +1,4 @@
-"""Products of fp32 inside kernels: exact, unless torch's switch or the option lets them be TF32."""
+"""Products of fp32 inside kernels: of pieces that hold all bits, unless the switch or the option lets them be TF32."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ def test_the_switch_and_the_option(switch: str, option: bool | None, coarse: boo
     torch.set_float32_matmul_precision(switch)
     made = compiled(tf32=option)
     text = texts(made)
-    assert ('input_precision="tf32"' in text, 'input_precision="ieee"' in text) == (coarse, not coarse)
-    told = [k for k in made.kernels if "its products of fp32 are TF32" in k.reason]
-    assert bool(told) == coarse, "explain shows the reason of each kernel"
+    assert ('input_precision="tf32"' in text, 'input_precision="bf16x6"' in text) == (coarse, not coarse)
+    for said, expected in (("are TF32", coarse), ("are six of their pieces", not coarse)):
+        told = [k for k in made.kernels if f"its products of fp32 {said}" in k.reason]
+        assert bool(told) == expected, "explain shows the reason of each kernel"
 
 
 def test_the_older_switch_is_the_same() -> None:
@@ -94,6 +95,7 @@ def test_only_nvidia_machines_have_it() -> None:
         assert preset(name).rounding_singles() is preset(name)
     made = preset("sm_80").rounding_singles()
     (unit,) = (u for u in made.matrix_units if u.operand == "f32")
+    assert (unit.precision, preset("sm_80").singles, preset("gfx942").singles) == ("tf32", "bf16x6", "ieee")
     assert unit.flops == preset("sm_80").matrix_units[0].flops / 2 and made.rounding_singles() is made
     assert made.digest() != preset("sm_80").digest()
 
@@ -104,4 +106,24 @@ def test_matrix_units_run_them(tmp_path: Path) -> None:
         target = preset("sm_90").rounding_singles() if coarse else preset("sm_90")
         program = kernel.program
         built = build(tmp_path / str(coarse), emit_triton(program, (), target, variants(program)[0], "k0"))
-        assert ("tf32" in built.text) == coarse
+        assert ("tf32" in built.text) == coarse and ("bf16" in built.text) != coarse
+
+
+def test_doubles_are_not_split() -> None:
+    text = texts(compiled(dtype=torch.float64))
+    assert "bf16" not in text and ("tl.dot" not in text or 'input_precision="ieee"' in text)
+
+
+def statistics(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = torch.softmax(q @ k.transpose(-1, -2), -1)
+    return p @ v, p.sum(-2)
+
+
+def test_kernels_that_compute_the_same_product_add_its_pieces_in_the_same_order() -> None:
+    """Where a score is large, a column kernel whose scores differ in the last bit from those of the row kernel gives
+    weights that err more than eager's: its blocks of keys x queries are turned products of queries x keys."""
+    with FakeTensorMode():
+        given = [torch.empty(2, 4, 512, 64, device="cuda") for _ in range(3)]
+    gm = make_fx(lambda *a: [*statistics(*a)], tracing_mode="fake")(*given)
+    rows, columns = compile_fx(gm, Options.make({"contractions": "inside"}), trusted=True).kernels
+    assert "tl.trans(tl.dot(" in columns.source and "tl.trans(tl.dot(" not in rows.source
