@@ -87,7 +87,7 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
 
     def ideal(region: Graph) -> float:
         with seen_sizes(sizes):
-            return call_seconds(region.ops, _values(region.outputs), solver.target)
+            return call_seconds(region.ops, _values(region.outputs), solver.target, splits=True)
 
     def guess(k: Kernel) -> float:
         with seen_sizes(sizes):

@@ -34,8 +34,12 @@ PARALLEL, STREAMED, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
 OVERHEAD, MOST = 56, 224
 """Registers of a thread for addresses and the like; all that a schedule counts on, since estimates are rough."""
 
-PIECES = 3
-"""Pieces of fp32 where it is split, of two bytes each."""
+PIECES, SPLIT = 6, 11
+"""Bytes of a single's pieces where it is split; in registers, where a product takes what another one made, of itself,
+of what a piece leaves of it, and of its pieces. Such kernels may run out of registers: that costs less than it seems."""
+
+GROUP = 64
+"""Rows that four warps share: pieces of the same rows in more warps leave them no registers."""
 
 SCRATCH = 2048
 """Bytes of shared memory through which the threads of a block merge what they fold."""
@@ -118,7 +122,9 @@ def product_blocks(
     if not made:
         return None
     held = [registers(known, c, target) for c in made]
-    limit = max(min(MOST, target.vector_registers), min(held))
+    room = min(MOST, target.vector_registers)
+    split = any(_is_split(known, product) for _, product in _made(known, made[0]))
+    limit = max(2 * room if split else room, min(held))
     legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
     legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in lists.items())] or legal
     beside = _calculating(known, target)
@@ -135,10 +141,13 @@ def _candidates(known: Products) -> Iterator[Blocks]:
             continue
         spread = _spread(known, whole)
         halves = all(c.operand.is_half for c in made)
-        for warps, stages in choices(
-            WARPS, (1,) if not known.streamed else STAGES if halves else (1, *STAGES)
-        ):
-            yield Blocks(whole, warps, stages, spread, halves)
+        split = [c.m for c in made if _is_split(known, c)]
+        if any(whole[a] < min(GROUP, estimate(a.extent)) and a in known.streamed for a in split):
+            continue
+        stages = (1,) if not known.streamed else STAGES if halves else (1, *STAGES)
+        wide = min((whole[a] for a in split if whole[a] >= GROUP), default=WARPS[-1] * SMALLEST)
+        for warps, ahead in choices([w for w in WARPS if w * SMALLEST <= wide], stages):
+            yield Blocks(whole, warps, ahead, spread, halves)
 
 
 def _ladder(a: Axis, sizes: Sequence[int]) -> list[int]:
@@ -182,8 +191,10 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
             fed = any(
                 item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id
             )
-            beside = max(1, c.warps * SMALLEST // c.tiles[product.m])  # warps that hold the same rows
-            elements += size * beside * _operand_bytes(known, product) / 4 if fed else 0
+            held = SPLIT if _is_split(known, product) else product.operand.bytes
+            elements += size * _alike(c, product) * held / 4 if fed else 0
+        if _is_split(known, product) and set(known.streamed) & set(_classes(product.left)):
+            elements += c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * PIECES / 4
     for f in c.spread:
         item = known.form.items[f]
         elements += _volume(c, item.axes)
@@ -210,10 +221,12 @@ def shared_bytes(known: Products, c: Blocks) -> int:
             size = c.tiles[own] * c.tiles[product.k]
             plain = stored_half(side, known.form.params) is not None or side.op == "read"
             looped = bool(loops & {own, product.k})
-            if _is_split(known, product):  # what a loop reads is split step by step, in the same place
-                total += 0 if looped else size * _operand_bytes(known, product)
-                pieces = max(pieces, size * _operand_bytes(known, product) if looped else 0)
-                total += size * product.operand.bytes * (c.stages - 1) if plain and looped else 0
+            if _is_split(known, product) and not looped:
+                total += size * PIECES
+            elif _is_split(known, product):  # pieces of left sides stay in registers
+                single = size * product.operand.bytes
+                total += single * (c.stages - 1) if plain else 0
+                pieces = max(pieces, size * PIECES if own != product.m else single if c.stages == 1 else 0)
             else:
                 total += size * product.operand.bytes * (c.stages if plain and looped else 1)
     return total + pieces
@@ -224,9 +237,13 @@ def _is_split(known: Products, product: Contraction) -> bool:
     return product.operand is f32 and known.singles == "bf16x6"
 
 
-def _operand_bytes(known: Products, product: Contraction) -> int:
-    """Bytes of an element as matrix units take it."""
-    return 2 * PIECES if _is_split(known, product) else product.operand.bytes
+def _classes(e: Expr) -> set[Axis]:
+    return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
+
+
+def _alike(c: Blocks, product: Contraction) -> int:
+    """How many warps hold the same rows of a product's left side."""
+    return max(1, c.warps * SMALLEST // c.tiles[product.m])
 
 
 def seconds_of(
@@ -237,8 +254,10 @@ def seconds_of(
     room = target.level(MemoryKind.REGISTER)
     near = target.level(MemoryKind.SHARED)
     together = target.threads // threads
+    held = registers(known, c, target)
+    over = max(0, held - target.vector_registers)
     if room is not None:
-        together = min(together, room.capacity // (4 * threads * registers(known, c, target)))
+        together = min(together, room.capacity // (4 * threads * (held - over)))
     if near is not None:
         together = min(together, near.capacity // max(1, shared_bytes(known, c)))
     together = max(1, together)
@@ -250,6 +269,8 @@ def seconds_of(
     rounds = max(1.0, count / target.cores)
     step = STEP + (target.latency if c.stages == 1 and steps > 1 else 0.0)
     waiting = sum(parts) - max(parts) + step * steps * rounds
+    if over and near is not None:  # registers that are written to memory and read again in each step
+        waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
     return (max(parts) + waiting / min(together, rounds)) * tail * _part(known)
 
 

@@ -15,8 +15,11 @@ REACHED = 0.8
 """Share of the peak that a library's product of large matrices reaches."""
 
 
-def call_seconds(ops: Sequence[Op], outputs: Sequence[Value], target: Target) -> float:
-    """Seconds of one library call that does `ops` and makes `outputs`, all else staying on chip."""
+def call_seconds(
+    ops: Sequence[Op], outputs: Sequence[Value], target: Target, *, splits: bool = False
+) -> float:
+    """Seconds of one library call that does `ops` and makes `outputs`, all else staying on chip; of one that `splits`
+    operands for matrix units, as no library does."""
     made = {v for op in ops for v in op.outputs}
     read = {v for op in ops for v in op.inputs if v not in made}
     moved = sum(estimate(v.numel) * v.dtype.bytes for v in (*read, *outputs))
@@ -24,7 +27,7 @@ def call_seconds(ops: Sequence[Op], outputs: Sequence[Value], target: Target) ->
     near = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
     work = sum(
-        2 * estimate(op.expr.points()) / matrix_flops(op, target)
+        2 * estimate(op.expr.points()) / matrix_flops(op, target, splits=splits)
         for op in ops
         if op.expr is not None and op.expr.reduction is not None and op.expr.reduction.combiner == "add"
     )
@@ -39,9 +42,9 @@ def touch_seconds(values: Sequence[Value], target: Target) -> float:
     return sum(n for n in sizes if n >= KEPT) / target.first_touch
 
 
-def matrix_flops(op: Op, target: Target) -> float:
-    """Peak flop/s for the operands of a contraction: of a matrix unit that takes them as they are, else of the
-    vector units."""
+def matrix_flops(op: Op, target: Target, *, splits: bool = False) -> float:
+    """Peak flop/s for the operands of a contraction: of a matrix unit that takes them as they are, or perhaps `splits`
+    them, else of the vector units."""
     types = {v.dtype.name for v in op.inputs}
-    units = [u.flops for u in target.matrix_units if {u.operand} == types and u.precision != "bf16x6"]
-    return max(units, default=target.flops)
+    units = [u for u in target.matrix_units if {u.operand} == types]
+    return max((u.flops for u in units if splits or u.precision != "bf16x6"), default=target.flops)
