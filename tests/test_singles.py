@@ -127,3 +127,17 @@ def test_kernels_that_compute_the_same_product_add_its_pieces_in_the_same_order(
     gm = make_fx(lambda *a: [*statistics(*a)], tracing_mode="fake")(*given)
     rows, columns = compile_fx(gm, Options.make({"contractions": "inside"}), trusted=True).kernels
     assert "tl.trans(tl.dot(" in columns.source and "tl.trans(tl.dot(" not in rows.source
+
+
+def biased(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax((q @ k.transpose(-1, -2)).float() + bias, -1).to(k.dtype) @ k
+
+
+def test_weights_that_the_program_rounds_to_halves_are_multiplied_as_halves() -> None:
+    """Although the scores are singles: a bias of singles is no reason to split what was rounded."""
+    with FakeTensorMode():
+        given = [torch.empty(2, 4, 512, 64, device="cuda", dtype=torch.float16) for _ in range(2)]
+        given.append(torch.empty(4, 512, 512, device="cuda"))
+    gm = make_fx(lambda *a: [biased(*a)], tracing_mode="fake")(*given)
+    text = texts(compile_fx(gm, Options.make({"contractions": "inside"}), trusted=True))
+    assert text.count("tl.dot(") == 2 and "input_precision" not in text

@@ -135,9 +135,19 @@ def stored_half(e: Expr, params: Sequence[Value]) -> DType | None:
     return found if found is not None and found.is_half else None
 
 
+def _rounded(e: Expr) -> DType | None:
+    """The half type to which an element has been rounded, so that it holds it whole."""
+    if e.op == "where" and is_const(e.args[2], 0):
+        return _rounded(e.args[1])
+    return e.args[0].dtype if e.op == "cast" and e.args[0].op == "cast" and e.args[0].dtype.is_half else None
+
+
 def _operand(both: tuple[Expr, Expr], params: Sequence[Value]) -> DType:
-    """The half type in which a side is stored, if nothing that either side reads is wider: then a computed side was of
-    this type in the program too."""
+    """The half type in which a side is stored, if the other one is rounded to it, or nothing that either side reads is
+    wider: then a computed side was of this type in the program too."""
+    whole = {stored_half(e, params) or _rounded(e) for e in both}
+    if len(whole) == 1 and (same := whole.pop()) is not None:
+        return same
     halves = {h for e in both if (h := stored_half(e, params)) is not None}
     read = {
         params[x.value].dtype for e in both for x in walk(e) if x.op == "read" and isinstance(x.value, int)

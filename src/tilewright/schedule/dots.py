@@ -36,7 +36,10 @@ OVERHEAD, MOST = 56, 224
 
 PIECES, SPLIT = 6, 11
 """Bytes of a single's pieces where it is split; in registers, where a product takes what another one made, of itself,
-of what a piece leaves of it, and of its pieces. Such kernels may run out of registers: that costs less than it seems."""
+of what a piece leaves of it, and of its pieces. Such kernels may run out of registers, which costs little then."""
+
+SIX = 6
+"""Products of pieces, each of which waits for the one before."""
 
 GROUP = 64
 """Rows that four warps share: pieces of the same rows in more warps leave them no registers."""
@@ -223,10 +226,13 @@ def shared_bytes(known: Products, c: Blocks) -> int:
             looped = bool(loops & {own, product.k})
             if _is_split(known, product) and not looped:
                 total += size * PIECES
-            elif _is_split(known, product):  # pieces of left sides stay in registers
+            elif _is_split(
+                known, product
+            ):  # pieces of left sides stay in registers, with few rows all pieces
                 single = size * product.operand.bytes
                 total += single * (c.stages - 1) if plain else 0
-                pieces = max(pieces, size * PIECES if own != product.m else single if c.stages == 1 else 0)
+                right = own != product.m and c.tiles[product.m] >= GROUP
+                pieces = max(pieces, size * PIECES if right else single if c.stages == 1 else 0)
             else:
                 total += size * product.operand.bytes * (c.stages if plain and looped else 1)
     return total + pieces
@@ -267,7 +273,8 @@ def seconds_of(
     waves = count / (target.cores * together)
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
-    step = STEP + (target.latency if c.stages == 1 and steps > 1 else 0.0)
+    split = any(_is_split(known, product) for _, product in _made(known, c))
+    step = STEP * (SIX if split else 1) + (target.latency if c.stages == 1 and steps > 1 else 0.0)
     waiting = sum(parts) - max(parts) + step * steps * rounds
     if over and near is not None:  # registers that are written to memory and read again in each step
         waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
