@@ -264,7 +264,10 @@ def compiled(case: Case, entry: Entry, inputs: tuple[Tensor, ...]) -> Callable[.
     model = tilewright.compile(scope["fresh"], inputs, options=options)
     if case.multiplies:
         wanted = f"# {entry.warps} warps, {entry.stages} stages"
-        if [kernel.source.startswith(wanted) for kernel in model.kernels] != [True]:
+        tiles = (f":grid/{entry.elements}x", f":streamedx{entry.lane} ")
+        schedules = [str(kernel.schedule) for kernel in model.kernels]
+        taken = len(schedules) == 1 and all(tile in schedules[0] for tile in tiles)
+        if not taken or not model.kernels[0].source.startswith(wanted):
             raise IllegalSchedule("the block does not fit", law="registers and shared memory")
         if [".load([" in kernel.source for kernel in model.kernels] != [entry.descriptors]:
             raise IllegalSchedule("the machine has no descriptors", law="tensor descriptors")
