@@ -16,6 +16,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture
 from torch import Tensor
 
+from tilewright.errors import IllegalSchedule
 from tilewright.interp.graph import run_graph
 from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
@@ -226,6 +227,27 @@ def many_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     rows = [(p * v[..., n : n + 1].transpose(-1, -2)).sum(-1) for n in range(3)]
     columns = [(p * v[..., n : n + 1]).sum(1) for n in range(3)]
     return p @ v, *rows, *columns
+
+
+def test_refused_kernels_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guess takes kernels for the best that have no legal form: others are priced until a set makes all."""
+    graph = graph_of(many_results)
+    found = candidates(graph, lambda kernel, layouts: work(kernel), 1)
+    (best,) = choices(graph, found.kept)
+    legal = {(c.kernel.ops, c.kernel.outputs) for c in best.kernels}
+
+    def is_legal(kernel: Kernel) -> bool:
+        return (kernel.ops, kernel.outputs) in legal
+
+    def price(kernel: Kernel, layouts: object = None) -> float:
+        if not is_legal(kernel):
+            raise IllegalSchedule("no form", law="none")
+        return work(kernel)
+
+    monkeypatch.setattr(mapping, "MOST_PRICED", 4)
+    few = candidates(graph, price, 1, guess=lambda kernel: 1.0 if is_legal(kernel) else 0.1)
+    (again,) = choices(graph, few.kept)
+    assert again.seconds == best.seconds
 
 
 def test_of_many_kernels_few_are_priced() -> None:

@@ -52,7 +52,8 @@ APART = 4
 """Results up to which each of them may be stored without the others."""
 
 MOST_PRICED = 96
-"""Kernels up to which all are priced; of more than these, those that a guess takes for the best."""
+"""Kernels up to which all are priced; of more than these, those that a guess takes for the best, and more of them only
+until some set of them makes what is owed."""
 
 GENEROUS = 2.0
 """A guess is at most so many times the rates of a library, however long all kernels take that were priced so far."""
@@ -108,13 +109,14 @@ def candidates(
     found: list[Candidate] = []
     refused: dict[str, dict[Value, None]] = {}
     wide = _Width([kernel for kernel, _ in kernels], cores)
+    narrow = [kernel for kernel, _ in kernels if not wide(kernel)]
+    if narrow:
+        refused["too few tiles run side by side"] = dict.fromkeys(v for k in narrow for v in k.outputs)
+    kernels = [(kernel, given) for kernel, given in kernels if wide(kernel)]
     rounds = _Rounds(region, kernels, guess)
     while batch := rounds.next():
         for k in batch:
             kernel, given = kernels[k]
-            if not wide(kernel):
-                refused.setdefault("too few tiles run side by side", {}).update(dict.fromkeys(kernel.outputs))
-                continue
             try:
                 rounds.seconds[k] = price(kernel, region.layouts)
                 found.append(Candidate(kernel, given, rounds.seconds[k]))
@@ -239,6 +241,9 @@ class _Rounds:
             (s, k) for s, k in zip(least, numbers, strict=True) if k in self.left and s <= SLACK * best
         ]
         room = MOST_PRICED - (len(self.kernels) - len(self.left))
+        priced = [Candidate(*self.kernels[k], seconds) for k, seconds in self.seconds.items()]
+        if math.isinf(min(_least(self.region, priced), default=math.inf)):
+            room = ROUND  # what was priced so far makes not all that is owed
         return [k for _, k in sorted(promising)[: min(ROUND, room)]]
 
 
