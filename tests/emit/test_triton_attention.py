@@ -23,7 +23,8 @@ SLOW = [
     for dtype in (torch.float16, torch.bfloat16, torch.float32)
     for dynamic in (False, True)
     if (kind, d, dtype, dynamic) not in QUICK
-    and (dtype is not torch.float32 or d < 256)
+    # Longer rows of singles are loaded into registers, not by copies that run ahead.
+    and (dtype is not torch.float32 or d == 64)
 ]
 
 
