@@ -239,20 +239,24 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
     )
 
 
+def _in_pieces(matrix: MatrixUnit) -> MatrixUnit:
+    """Three numbers of bf16 hold the 24 bits of an fp32, and six of their nine products leave out less than 2^-25 of
+    the whole (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
+    Computations", 2019). For instructions that read them from shared memory: registers would not hold them."""
+    return MatrixUnit(matrix.shape, "f32", "f32", matrix.flops / 6, "bf16x6")
+
+
 def _gpu(
     name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
     registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
     coarse: tuple[str, ...] = (), quick: tuple[str, ...] = (), fused_attention: float = 0.0, descriptors: bool = False,
     singles: MatrixUnit | None = None,
 ) -> Target:  # fmt: skip
-    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them. Without an
-    instruction for fp32, `singles`, three numbers of bf16 stand for one: they hold its 24 bits, and six of their nine
-    products leave out less than 2^-25 of the whole (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial
-    Intelligence Datatype For Higher-Precision Computations", 2019).
+    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them. `singles` is what
+    stands for one for fp32, if there is such.
 
     All hold 2048 threads a core. What a load takes and what a lone core draws are estimates."""
     halves = (dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16"))
-    singles = singles or MatrixUnit(matrix.shape, "f32", "f32", matrix.flops / 6, "bf16x6")
     return Target(
         name=name,
         language="triton",
@@ -274,7 +278,7 @@ def _gpu(
         fused_attention=fused_attention,
         descriptors=descriptors,
         quick=quick,
-        matrix_units=(*halves, singles),
+        matrix_units=(*halves, *([singles] if singles is not None else [])),
     )
 
 
@@ -327,6 +331,7 @@ def _h200() -> Target:
         quick=QUICK,
         fused_attention=510e12,
         descriptors=True,
+        singles=_in_pieces(matrix),
     )
 
 
@@ -345,7 +350,7 @@ def _b200() -> Target:
     matrix = MatrixUnit((128, 256, 16), "f16", "f32", 1800e12)
     return _gpu(
         "sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE, quick=QUICK,
-        descriptors=True,
+        descriptors=True, singles=_in_pieces(matrix),
     )  # fmt: skip
 
 

@@ -412,12 +412,12 @@ class Body:
         dtype = types.pop()
         if not dtype.is_float or (dtype.bytes > 4) != (s.acc.dtype.bytes > 4):
             return False
+        reads = self.singles if dtype is f32 else "ieee"
         turned = acc.dims[0] not in a.dims
-        if turned and dtype.is_half:
+        if turned and reads != "bf16x6":
             a, b, turned = b, a, False
         left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
         right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
-        reads = self.singles if dtype is f32 else "ieee"
         precision = "" if dtype.is_half else f', input_precision="{reads}"'
         if not dtype.is_half and reads == "ieee":  # keeps Triton from adding to what the sum is added to
             precision += f", max_num_imprecise_acc={printer.tiles[s.k]}"

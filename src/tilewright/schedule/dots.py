@@ -51,8 +51,7 @@ STEP = 0.2e-6
 """Seconds of a step in which a block only waits: barriers, the ends of products."""
 
 APART = 0.15
-"""The part of a machine's flops that products of blocks reach where no matrix unit takes them: Triton 3.6 on an H200
-took 0.37 s for 3.3e12 of singles (`benchmarks/results/h200/attention_singles.json`)."""
+"""The part of a machine's flops that products of blocks are taken to reach where no matrix unit takes them."""
 
 FULL = 64
 """Columns of a product at which matrix units reach half their rate: they read one operand again for all of them."""
