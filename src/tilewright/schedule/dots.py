@@ -38,7 +38,7 @@ PIECES, SPLIT = 6, 11
 """Bytes of a single's pieces where it is split; in registers, where a product takes what another one made, of itself,
 of what a piece leaves of it, and of its pieces. Such kernels may run out of registers, which costs little then."""
 
-SIX = 6
+PIECE_PRODUCTS = 6
 """Products of pieces, each of which waits for the one before."""
 
 GROUP = 64
@@ -273,7 +273,7 @@ def seconds_of(
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
     split = any(_is_split(known, product) for _, product in _made(known, c))
-    step = STEP * (SIX if split else 1) + (target.latency if c.stages == 1 and steps > 1 else 0.0)
+    step = STEP * (PIECE_PRODUCTS if split else 1) + (target.latency if c.stages == 1 and steps > 1 else 0.0)
     waiting = sum(parts) - max(parts) + step * steps * rounds
     if over and near is not None:  # registers that are written to memory and read again in each step
         waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
