@@ -80,6 +80,6 @@ def test_machine_code_takes_functions_of_one_instruction(tmp_path: Path) -> None
         built = build(tmp_path / str(n), source)
         assert not built.facts.spills
         powers = re.findall(r"ex2\.approx(\.ftz)?\.f32", built.text)
-        assert 4 * powers.count("") < powers.count(".ftz"), "others are done once a row"
+        assert 4 * powers.count("") <= powers.count(".ftz"), "others are done once a row"
         logarithms += "quick_log2(" in source.text and "lg2.approx.f32" in built.text
     assert logarithms

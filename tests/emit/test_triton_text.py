@@ -421,5 +421,6 @@ def test_statements_build(tmp_path: Path) -> None:
     assert "tl.dot(v1, tl.trans(v2), v0)" in large.text
     whole = build(tmp_path / "large", large)
     assert "wgmma" in whole.text and "mma.sync" not in whole.text and 16 not in whole.accesses
-    assert "mma" not in built["f32 False"].text, "fp32 is not rounded on the way"
+    pieces = built["f32 False"].text
+    assert "tf32" not in pieces and "f32.bf16.bf16.f32" in pieces, "fp32 is not rounded on the way"
     assert all(b.facts.spills == 0 for b in built.values())
