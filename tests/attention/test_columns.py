@@ -10,6 +10,7 @@ import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.attention.device import Device, compiled
 from tests.emit.triton_harness import build, interpret, same_as_interpreter
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
@@ -73,13 +74,16 @@ def test_results(name: str, tmp_path: Path) -> None:
 
 
 def test_machine_code_takes_functions_of_one_instruction(tmp_path: Path) -> None:
-    made, _ = cores("keyformer", 512, 128)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = list(Sizes(4096, 32, 128).inputs("keyformer", layout="bhsd"))
+        made = compiled(WORKLOADS["keyformer"]("bhsd").eval(), given)
+    assert len(made.kernels) == 2
     logarithms = 0
     for n, k in enumerate(made.kernels):
         source = emit_triton(k.program, (), preset("sm_90"), variants(k.program)[0], "k0")
         built = build(tmp_path / str(n), source)
         assert not built.facts.spills
         powers = re.findall(r"ex2\.approx(\.ftz)?\.f32", built.text)
-        assert 4 * powers.count("") <= powers.count(".ftz"), "others are done once a row"
+        assert 4 * powers.count("") < powers.count(".ftz"), "others are done once a row"
         logarithms += "quick_log2(" in source.text and "lg2.approx.f32" in built.text
     assert logarithms
