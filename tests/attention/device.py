@@ -87,14 +87,14 @@ def _tensor(a: np.ndarray) -> Tensor:
 
 def compiled(
     function: Callable[..., object], inputs: Sequence[Tensor], dynamic: Sequence[Sequence[int]] = (),
-    launch: float = 1e-6, **options: str,
+    launch: float = 1e-6, machine: str = "sm_90", **options: str,
 ) -> Device:  # fmt: skip
-    """The kernels of a function for inputs like these; per input, the `dynamic` dims may change. `launch` are the
-    seconds that each kernel costs besides its work."""
+    """The kernels of a function for inputs like these on a `machine`; per input, the `dynamic` dims may change.
+    `launch` are the seconds that each kernel costs besides its work."""
     module = function if isinstance(function, torch.nn.Module) else Function(function)
     gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
     given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
-    solver, run = Solver(replace(preset("sm_90"), launch_seconds=launch), given), compiler.Recorder()
+    solver, run = Solver(replace(preset(machine), launch_seconds=launch), given), compiler.Recorder()
     captured, traced = from_fx(gm), compiler.traced_sizes(gm)
     sizes = compiler.typical_sizes(captured, traced)
     normal = compiler._normal(run, captured, solver, given, sizes, None, traced, late=False)  # pyright: ignore[reportArgumentType]

@@ -17,7 +17,7 @@ from ..tile.sizes import also_seen, estimate, likely
 from .contract import SMALLEST
 from .dots import Blocks, product_blocks
 from .exponential import one_each
-from .few import FEW, open_rows
+from .few import FEW, open_rows, summed_blocks
 from .form import Form, folds_read
 from .hints import listed_tiles, unhinted
 from .packed import packed
@@ -117,7 +117,8 @@ def blocks(
     lists, form = listed_tiles(form), unhinted(form)
     shape = _shape(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
-    products = product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
+    products = summed_blocks(form, shape.grid, shape.inner, most, target)
+    products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
     if products is not None:
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
         return replace(made, descriptors=products.descriptors and target.descriptors)

@@ -1,17 +1,59 @@
-"""Which class of unknown extent are the few rows of products, for which a kernel has programs of its own."""
+"""Blocks of kernels whose products have few rows that no matrix unit takes: products are multiplied out and summed.
+
+A product of blocks pads its rows and sums each element as one chain. Where an element of the matrix serves only
+a few rows, memory is waited for in any case; summed products (a block of rows x steps x depth, folded like any other)
+waste nothing and add as a tree, as a library's products of a matrix and a vector do.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..ir import dims
-from ..ir.expr import Axis
-from .contract import sides
-from .form import Form
+from ..ir.expr import Axis, Expr, axes_of, walk
+from ..target import Target
+from ..tile.sizes import estimate
+from .contract import factors, sides, stored
+from .dots import WHOLE, Blocks
+from .form import Form, Item, folds_read
 
 FEW = 8
-"""Rows that fill at most half of the smallest block."""
+"""Rows up to which products are summed: more of them are worth the padding to what products of blocks take."""
+
+ELEMENTS = 1 << 13
+"""Elements of a block of products: 64 for each thread."""
+
+MATRIX = 1 << 12
+"""Elements of a block of a matrix."""
+
+LEAST = 4
+"""Steps of a block at least: shorter ones wait too often."""
+
+WARPS, STAGES = 4, 3
+
+
+def summed_blocks(
+    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target
+) -> Blocks | None:
+    """Blocks for a form with products of a few rows whose results other folds read; None for others. `most` are bounds
+    of extents."""
+    made = {i: m for i in form.folds.values() if (m := _matrix(i)) is not None}
+    walked = _walked(form, made, inner)
+    units = {u.operand for u in target.matrix_units}
+    if walked is None or any(_taken(i, form, units) for i in made):
+        return None
+    rows = {a for i, m in made.items() for a in i.kept if a not in m and a.extent is not dims.ONE}
+    wide = {a for a in inner if a not in rows and a is not walked}
+    sizes = {a: n for a in (*rows, *wide) if (n := most.get(a, dims.static(a.extent))) is not None}
+    if walked in rows or len(sizes) < len(rows) + len(wide):
+        return None
+    tiles = dict.fromkeys((*grid, *inner), 1) | {a: 1 << (n - 1).bit_length() for a, n in sizes.items()}
+    blocks = [ELEMENTS // _volume(tiles, i.axes) for i in form.items]
+    step = min(*blocks, *(MATRIX // _volume(tiles, m) for m in made.values()))
+    if _volume(tiles, rows) > FEW or any(tiles[a] > WHOLE for a in wide) or step < LEAST:
+        return None
+    return Blocks(tiles | {walked: step}, WARPS, STAGES if walked in inner else 1)
 
 
 def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, int] | None:
@@ -26,3 +68,41 @@ def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[
     if len(open_) != 1 or None in beside:
         return None
     return open_[0], math.prod(n or 1 for n in beside)
+
+
+def _walked(form: Form, made: Mapping[Item, set[Axis]], inner: Sequence[Axis]) -> Axis | None:
+    """The long class of the matrices: what one product keeps and another one folds; of a single product that another
+    fold reads, what its matrix alone has."""
+    found = {a for i in made for a in i.reduce} & {a for i in made for a in i.kept if a in inner}
+    if not found and len(made) == 1:
+        ((item, matrix),) = made.items()
+        others = [u for f in factors(item.body[0]) if (u := _classes(f)) != matrix]
+        read = any(item.id in folds_read(i.roots) for i in form.folds.values())
+        found = {a for a in item.kept if read and a in matrix and all(a not in u for u in others)}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _matrix(item: Item) -> set[Axis] | None:
+    """The classes of the largest factor of a sum of products, of which two or more use what is folded, if it is made of
+    memory alone."""
+    if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None or not item.reduce:
+        return None
+    found = [f for f in factors(item.body[0]) if _classes(f) >= set(item.reduce)]
+    if len(found) < 2:
+        return None
+    largest = max(found, key=lambda f: estimate(dims.prod(a.extent for a in _classes(f))))
+    return None if any(x.op == "value" for x in walk(largest)) else _classes(largest)
+
+
+def _volume(tiles: Mapping[Axis, int], axes: Iterable[Axis]) -> int:
+    return math.prod(tiles[a] for a in axes)
+
+
+def _classes(e: Expr) -> set[Axis]:
+    return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
+
+
+def _taken(item: Item, form: Form, units: set[str]) -> bool:
+    """Whether matrix units take a factor as it is stored."""
+    types = (stored(f, form.params) or f.dtype for f in factors(item.body[0]))
+    return any(t.name in units for t in types)
