@@ -38,7 +38,8 @@ def provenance(threads: int) -> Facts:
 def module_name() -> str:
     """The dotted name that this process was started with."""
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec is not None else Path(sys.argv[0]).stem
+    name = spec.name if spec is not None else Path(sys.argv[0]).stem
+    return name.removesuffix(".__main__")
 
 
 def commit() -> str:

@@ -171,7 +171,8 @@ def test_numpy_arrays() -> None:
     compiled = tilewright.compile(chain)
     x, y = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
     for _ in range(2):
-        close(compiled(x, y), torch.full((2, 3), 4.0))
+        assert np.array_equal(compiled(x, y), np.full((2, 3), 4.0, np.float32))
+        close(compiled(x, torch.from_numpy(y)), torch.full((2, 3), 4.0))
 
 
 def test_example_inputs_compile_without_running() -> None:

@@ -50,9 +50,12 @@ def wanted(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def test_tensors_arrays_and_names(tmp_path: Path) -> None:
     compiled = tilewright.compile(model(tmp_path, [3, 4], [3, 4]))
     x, y = torch.randn(3, 4), torch.randn(3, 4)
-    for got in (compiled(x, y), compiled(x.numpy(), y.numpy()), compiled(y=y, x=x), compiled(x, y=y.numpy())):
+    for got in (compiled(x, y), compiled(y=y, x=x), compiled(x, y=y.numpy())):
         assert isinstance(got, tuple)
         torch.testing.assert_close(got, wanted(x, y))
+    arrays = compiled(x.numpy(), y.numpy())
+    assert all(isinstance(a, np.ndarray) for a in arrays)
+    torch.testing.assert_close(tuple(map(torch.from_numpy, arrays)), wanted(x, y))
     assert tilewright.stats().graphs == 1
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tilewright"
 
 # Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "target", "allocate"),
+    ("errors", "options", "target", "allocate", "arrays"),
     ("ir",),
     ("interp",),
     ("capture",),

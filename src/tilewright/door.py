@@ -27,7 +27,7 @@ from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime import cuda_executable
 from tilewright.runtime.direct import Direct
 from tilewright.runtime.model import CompiledModel, Way
-from tilewright.runtime.naming import DimsLike, Naming, as_tensors
+from tilewright.runtime.naming import DimsLike, Naming
 from tilewright.runtime.pieces import Pieces
 from tilewright.runtime.programs import ProgramWay
 from tilewright.runtime.stats import STATS, Stats
@@ -332,14 +332,7 @@ class FileWay:
             ) from error  # fmt: skip
 
     def _bound(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Tensor, ...]:
-        if self.device is not None:
-            args = tuple(map(self._brought, args))
-            kwargs = {name: self._brought(a) for name, a in kwargs.items()}
         return bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]  (it checks them)
-
-    def _brought(self, value: object) -> object:
-        made = as_tensors(value)
-        return made.to(self.device) if isinstance(made, Tensor) and made is not value else value
 
     def _typical(self) -> None:
         """Compile without inputs: declared sizes, and for the others the first typical ones that the model takes."""

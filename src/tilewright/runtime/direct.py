@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem, is_
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -26,20 +27,27 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-    """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, and
-    under modes and transforms of torch, which want to see every op, and under autocast, which would change calls."""
+    """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
+    arrays and scalars of numpy (which stand for tensors), under modes and transforms of torch, which want to see every
+    op, and under autocast, which would change calls."""
     if _modes() or _transform() is not None or _autocast():
         raise TypeError("a mode is active")
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
         if isinstance(a, Tensor)
-        else (a.__class__, a)
+        else _plain(a)
         for a in args
     ]
     if kwargs:
         parts += kwargs
         parts.append(key_of(tuple(kwargs.values()), {}))
     return (_grad(), *parts)
+
+
+def _plain(value: object) -> tuple[object, object]:
+    if isinstance(value, np.generic):
+        raise TypeError("a scalar of numpy stands for a tensor")
+    return value.__class__, value
 
 
 class Surroundings:

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,13 +85,6 @@ class Naming:
         first, place = sizes.setdefault(d.name, (size, where))
         if first != size:
             raise InputError(f"{d.name} is {first} at {place} and {size} here", phase="input", place=where)
-
-
-def as_tensors(value: object) -> object:
-    """`value`, or the tensor over the memory of a numpy array."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
-    return torch.as_tensor(value) if isinstance(value, np.generic) else value
 
 
 def by_name(

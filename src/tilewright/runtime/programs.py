@@ -14,7 +14,6 @@ from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct
 from tilewright.runtime.executable import Argument, Result, deliver
-from tilewright.runtime.naming import as_tensors
 
 
 class Runs(Protocol):
@@ -73,6 +72,7 @@ class ProgramWay:
     def __init__(self, program: Exported, build: BuildGraph, *, freeze: bool = True) -> None:
         self.program = program
         self.freeze = freeze
+        self.device: torch.device | None = None
         names = [n.name for n in program.gm.graph.nodes if n.op == "placeholder"]
         self.built = build(program.gm, program.weights if freeze else {})
         held = {**program.state, **({} if freeze else program.weights)}
@@ -122,7 +122,7 @@ class ProgramWay:
         self._leaves(args, kwargs)
 
     def _leaves(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
-        return self.program.flatten(pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs))
+        return self.program.flatten(args, kwargs)
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None

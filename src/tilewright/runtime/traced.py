@@ -21,7 +21,7 @@ from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.direct import Direct, Surroundings, direct_of, without_scalars
 from tilewright.runtime.executable import Executable, deliver
-from tilewright.runtime.naming import Dim, Naming, as_tensors, by_name
+from tilewright.runtime.naming import Dim, Naming, by_name
 
 
 class Sessions(Protocol):
@@ -77,6 +77,7 @@ class TracedWay:
         self.session = session
         self.naming = naming
         self.oblivious = oblivious
+        self.device: torch.device | None = None
         self.recorder = session.recorder = Recorder()
         self._compiled = torch.compile(target, backend=session.backend, fullgraph=True)
         self._around: Surroundings | None = None
@@ -120,7 +121,7 @@ class TracedWay:
         """Compile without running: the graph's first call is stopped at its door."""
         self.recorder.stop = True
         try:
-            self._call(*self._converted(args, kwargs))
+            self._call(args, kwargs)
         except Compiling:
             pass
         finally:
@@ -130,7 +131,6 @@ class TracedWay:
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
     ) -> tuple[object, Direct | None]:
         """The result, and the short way if every tensor's way is plain to see."""
-        args, kwargs = self._converted(args, kwargs)
         seen = self.recorder.seen = Seen()
         try:
             result = self._call(args, kwargs)
@@ -142,11 +142,6 @@ class TracedWay:
                 result, out, [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             )
         return result, short
-
-    def _converted(
-        self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[object, ...], dict[str, object]]:
-        return pytree.tree_map(as_tensors, args), pytree.tree_map(as_tensors, kwargs)
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given = by_name(self.target, args, kwargs)

@@ -15,8 +15,8 @@ import onnx
 import torch
 from onnx.backend.test.case.test_case import TestCase
 
+from tilewright.arrays import tensor_of_array
 from tilewright.capture.onnx import load
-from tilewright.capture.onnx.proto import torch_of
 from tilewright.errors import TilewrightError
 
 UNSUPPORTED = Path(__file__).with_name("unsupported.txt")
@@ -70,7 +70,7 @@ def to_torch(value: object) -> object:
         return None
     if isinstance(value, list):
         return [to_torch(v) for v in value]
-    return torch_of(np.array(value))
+    return tensor_of_array(np.array(value))
 
 
 def to_numpy(value: object) -> object:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tilewright.arrays import tensor_of_array
 from tilewright.capture.onnx.module import InputSpec, OnnxModule
-from tilewright.capture.onnx.proto import torch_of
 from tilewright.errors import InputError
 
 ArrayLike = Tensor | np.ndarray | np.generic | int | float | bool
@@ -96,10 +96,7 @@ def _tensor(spec: InputSpec, value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
-        try:
-            return torch_of(np.asarray(value))
-        except TypeError as error:
-            raise _error(str(error), spec.name, "pass a numeric array or a tensor") from error
+        return tensor_of_array(np.asanyarray(value), f"input {spec.name}")
     if isinstance(value, (bool, int, float)):
         return torch.tensor(value, dtype=spec.dtype)
     if spec.dtype is None:  # a sequence or an optional: the module checks what is inside

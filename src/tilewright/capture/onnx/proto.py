@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
+from tilewright.arrays import tensor_of_array
 from tilewright.capture.onnx.values import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
@@ -174,7 +175,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
         array = numpy_helper.to_array(proto)
     except (ValueError, TypeError, OverflowError) as error:
         raise _bad(f"inconsistent data: {error}", place) from error
-    return torch_of(np.array(array)).to(dtype)
+    return tensor_of_array(np.array(array)).to(dtype)
 
 
 def _field_count(proto: TensorProto) -> int:
@@ -185,28 +186,6 @@ def _field_count(proto: TensorProto) -> int:
         len(proto.double_data),
         len(proto.uint64_data),
     )
-
-
-def torch_of(array: np.ndarray) -> Tensor:
-    """A numpy array (ml_dtypes' bfloat16 and float8 included) as a tensor; shares memory where it can."""
-    name = array.dtype.name
-    if not array.flags.writeable or any(s < 0 for s in array.strides) or not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="), copy=True)
-    if array.dtype.kind in "biufc" and array.dtype.type.__module__ == "numpy":
-        return torch.from_numpy(array)
-    extended = {
-        "bfloat16": torch.bfloat16,
-        "float8_e4m3fn": torch.float8_e4m3fn,
-        "float8_e4m3fnuz": torch.float8_e4m3fnuz,
-        "float8_e5m2": torch.float8_e5m2,
-        "float8_e5m2fnuz": torch.float8_e5m2fnuz,
-        "float8_e8m0fnu": torch.float8_e8m0fnu,
-    }
-    dtype = extended.get(name)
-    if dtype is None:
-        raise TypeError(f"numpy dtype {name} has no torch dtype")
-    width = np.uint16 if dtype.itemsize == 2 else np.uint8
-    return torch.from_numpy(np.ascontiguousarray(array).view(width).reshape(array.shape)).view(dtype)
 
 
 def _external(proto: TensorProto, folder: Path | None, size: int, place: str) -> bytearray:
