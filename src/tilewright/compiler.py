@@ -36,13 +36,14 @@ from tilewright.errors import (
     VerifyError,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Op, Shares, Value
+from tilewright.ir.graph import Graph, Loop, Op, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
+from tilewright.partition.loops import with_bodies
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Home, Plan, build_plan
@@ -62,6 +63,7 @@ from tilewright.runtime.device import find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
+from tilewright.runtime.loop import LoopRunner
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
@@ -212,7 +214,7 @@ def compile_fx(
     STATS.graphs += 1
     cover = made.cover
     runs = executable(cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions)
-    return _noted(runs, Compilation(kind, coverage_of(cover), run.trace, made.kernels, made.calls))
+    return _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls))
 
 
 def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:
@@ -231,6 +233,22 @@ class _Made:
     unit: NativeUnit | CudaUnit | None = None
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
+    bodies: tuple[_Made, ...] = ()
+    """Of loops."""
+
+    def beside(self, bodies: Sequence[_Made]) -> _Made:
+        """The same with what the bodies of loops became."""
+        kernels = (*self.kernels, *(k for b in bodies for k in b.kernels))
+        calls = (*self.calls, *(c for b in bodies for c in b.calls))
+        return replace(self, kernels=kernels, calls=calls, bodies=tuple(bodies))
+
+    @property
+    def coverage(self) -> Coverage:
+        """Of the graph and of the bodies of its loops."""
+        covered = coverage_of(self.cover)
+        for body in self.bodies:
+            covered = covered + body.coverage
+        return covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +307,7 @@ def _generated(
     typical = typical_sizes(graph, sizes)
     covers = Covers(target, Store(default_root(options)), options, typical)
     normal = _normal(run, graph, solver, options, typical, covers, sizes, late=trusted, device=place.device)
+    normal, bodies = run("loops", lambda: _looped(normal, options, place, sizes))
     with seen_sizes(typical):
         parted = run("split", lambda: split_folds(normal, solver.price, target))
         cover = run(
@@ -310,7 +329,22 @@ def _generated(
         for i, (k, (n, _)) in enumerate(kernels.items())
     )
     price = partial(_call_seconds, run.trace["map"], target, typical)
-    return _Made(cover, plan, built.unit, reports, calls_of(cover, graph.ops, sizes, price))
+    return _Made(cover, plan, built.unit, reports, calls_of(cover, graph.ops, sizes, price)).beside(bodies)
+
+
+def _looped(
+    graph: Graph, options: Options, place: _Place, sizes: Mapping[str, int]
+) -> tuple[Graph, tuple[_Made, ...]]:
+    """The graph with the body of each loop compiled, and how."""
+    bodies: list[_Made] = []
+
+    def compiled(loop: Loop) -> LoopRunner:
+        kept = (Shares.NOTHING,) * len(loop.body.outputs)
+        made = _generated(Recorder(), loop.body, options, replace(place, host=()), kept, sizes, False)
+        bodies.append(made)
+        return LoopRunner(loop, executable(made.cover, made.plan, made.unit, options))
+
+    return with_bodies(graph, compiled), tuple(bodies)
 
 
 def _call_seconds(

@@ -22,7 +22,9 @@ from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import library_reason, library_target
 from .aten.onednn import specialiser
+from .body import loop_call
 from .device import graph_device
+from .loop import loop_op
 from .symbols import Ranges, Symbols
 
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -54,6 +56,7 @@ class _Importer:
     def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, torch.Tensor], ranges: Ranges | None) -> None:
         self.gm = gm
         self.frozen = frozen
+        self.ranges = ranges
         env = _shape_env(gm)
         self.device = graph_device(gm)
         self.symbols, self.claims = Symbols(env, ranges=ranges), Symbols(env, asserted=False, ranges=ranges)
@@ -194,6 +197,8 @@ class _Importer:
 
     def compute(self, node: fx.Node, origin: int, val: object) -> object:
         """The declaration of the node's op if it has one, else its library call."""
+        if node.target is loop_op:
+            return self.loop(node, origin)
         several = isinstance(val, (list, tuple))
         metas: Sequence[object] = list(val) if isinstance(val, (list, tuple)) else [val]
         results = [self.result(t) if isinstance(t, torch.Tensor) else None for t in metas]
@@ -222,6 +227,18 @@ class _Importer:
         outputs = [v for v in made if isinstance(v, Value)]
         self.b.close_origin(origin, call, inputs, outputs, view=declared is not None and declared.view)
         return made if several else made[0]
+
+    def loop(self, node: fx.Node, origin: int) -> tuple[object, ...]:
+        """A loop, whose body becomes a graph of its own."""
+        held, steps, going, stacked, backwards, *given = map(self.argument, node.args)
+        assert isinstance(held, fx.GraphModule) and isinstance(stacked, int)
+        body = from_fx(held, ranges=self.ranges)
+        results = [self.result(t) for t in node.meta["val"]]
+        call, inputs = loop_call(held, body, (steps, going, stacked, backwards), given)
+        call = replace(call, strides=tuple(r.strides for r in results))
+        made = self.b.library(call, inputs, [(r.shape, r.dtype) for r in results])
+        self.b.close_origin(origin, call, inputs, made)
+        return made
 
     def check_device(self, node: fx.Node, metas: Sequence[object]) -> None:
         """A call must leave its results where kernels look for them."""

@@ -10,7 +10,7 @@ from ..errors import InputError, VerifyError
 from ..ir import dims
 from ..ir.dtype import bool_, f64, i64
 from ..ir.expr import Expr, Symbol
-from ..ir.graph import Graph, LibraryCall, Op, Operand, Value
+from ..ir.graph import Graph, LibraryCall, Loop, Op, Operand, Value
 from .algebra import FLOATS, Algebra, Array, to_numpy
 from .evaluate import Evaluator, Symbols, TensorEvaluator
 
@@ -50,10 +50,20 @@ def run_values(
     for v in graph.inputs:
         if isinstance(v, Value):
             bind(v, values[v].shape, symbols)
+    run_ops(graph, values, symbols, algebra)
+    return values, symbols
+
+
+def run_ops(
+    graph: Graph, values: dict[Value, Array], symbols: dict[str, int | float], algebra: Algebra
+) -> None:
+    """Run the ops of `graph` in order; `values` and `symbols` hold its inputs and constants, and then everything."""
     for op in graph.ops:
         operands = [values[v] for v in op.inputs]
         if op.expr is not None:
             results = TensorEvaluator(op.expr, algebra, operands, symbols).run()
+        elif op.call is not None and op.call.loop is not None:
+            results = _loop(op, op.call.loop, operands, symbols, algebra)
         elif op.call is not None:
             results = _call(op, op.call, operands, symbols, algebra)
         else:
@@ -61,7 +71,6 @@ def run_values(
         for v, result in zip(op.outputs, results, strict=True):
             bind(v, result.shape, symbols)
             values[v] = result
-    return values, symbols
 
 
 def bind(value: Value, shape: tuple[int, ...], symbols: dict[str, int | float]) -> None:
@@ -116,6 +125,46 @@ def _call(
         if isinstance(e.value, Symbol):
             symbols[e.value.name] = to_numpy(number).item()
     return [algebra.load(r, v.dtype) for v, r in zip(op.outputs, results[: len(op.outputs)], strict=True)]
+
+
+def _loop(
+    op: Op, loop: Loop, operands: Sequence[Array], symbols: dict[str, int | float], algebra: Algebra
+) -> list[Array]:
+    """The body's meaning, step after step."""
+    body, rest = loop.body, list(operands)
+    goes = not loop.gated or bool(to_numpy(rest.pop(0)).item())
+    state, slices = rest[: loop.carried], rest[loop.carried : loop.carried + loop.sliced]
+    outer = rest[loop.carried + loop.sliced :]
+    most = (
+        None if loop.steps is None else int(np.asarray(Evaluator(FLOATS, symbols=symbols).value(loop.steps)))
+    )
+    places = [v for v in body.inputs if isinstance(v, Value)]
+    constants = {v: algebra.load(tensor, v.dtype) for v, tensor in body.constants.items()}
+    collected: list[list[Array]] = [[] for _ in range(loop.stacked)]
+    done = 0
+    while goes and (most is None or done < most):
+        place = most - 1 - done if loop.backwards and most is not None else done
+        counter = algebra.load(np.asarray(done, np.int64), i64)
+        values = dict(zip(places, (counter, *state, *(x[place] for x in slices), *outer), strict=True))
+        values |= constants
+        run_ops(body, values, dict(symbols), algebra)
+        made = [values[v] for v in body.outputs if isinstance(v, Value)]
+        goes = not loop.conditional or bool(to_numpy(made.pop(0)).item())
+        state = made[: loop.carried]
+        for column, value in zip(collected, made[loop.carried :], strict=True):
+            column.append(value)
+        done += 1
+    stacks = [
+        np.stack(column[::-1] if loop.backwards else column) if column else _nothing(v, symbols, algebra)
+        for column, v in zip(collected, op.outputs[loop.carried :], strict=True)
+    ]
+    return [*state, *stacks]
+
+
+def _nothing(v: Value, symbols: Symbols, algebra: Algebra) -> Array:
+    """The stack of no results."""
+    shape = [evaluate_size(n, symbols) for n in v.shape[1:]]
+    return algebra.load(np.zeros((0, *shape)), v.dtype)
 
 
 def _argument(a: object, tensors: Sequence[object], symbols: Symbols) -> object:

@@ -64,7 +64,8 @@ class LibraryCall:
     which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
     None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
     and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
-    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any)."""
+    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any).
+    `loop` is what the call does, if that is known step by step."""
 
     name: str
     function: Callable[..., object]
@@ -84,6 +85,64 @@ class LibraryCall:
     rivals: tuple[Rival, ...] = ()
     key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
+    loop: Loop | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """What a call does step by step: `body`, a graph whose inputs are a counter (int64, no dims, from 0), `carried`
+    values, `sliced` ones, what is the same in every step, and host scalars.
+
+    Its outputs are a bool that says whether another step follows (if `conditional`), the next carried values, and
+    `stacked` ones. The operands of the call are a bool that allows the first step (if `gated`), the first carried
+    values, tensors whose parts along dim 0 are the slices (the last first if `backwards`, and results are stacked in
+    the same order), and the rest as they are; it is called with (steps, the bool or None, carried, sliced, the rest,
+    host scalars). It gives the last carried values and what was stacked along a new dim 0. There are `steps` steps,
+    at most so many if `conditional`; None: the condition alone ends the loop."""
+
+    body: Graph
+    steps: Expr | None
+    carried: int
+    sliced: int
+    stacked: int
+    conditional: bool = False
+    gated: bool = False
+    backwards: bool = False
+
+    def verify(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+        """Raise ValueError unless body, operands and results fit each other, and carried values keep their form."""
+        self.body.verify()
+        places = [v for v in self.body.inputs[1:] if isinstance(v, Value)]
+        made, given = self.body.outputs[self.conditional :], inputs[self.gated :]
+        if len(made) != self.carried + self.stacked or len(outputs) != len(made) or len(given) != len(places):
+            raise ValueError(f"a loop of {len(given)} operands, {len(made)} and {len(outputs)} results")
+        if self.steps is None and not self.conditional:
+            raise ValueError("a loop without an end")
+        if self.body.writes:
+            raise ValueError("a loop's body writes into what it reads")
+        for k, (place, v) in enumerate(zip(places, given, strict=True)):
+            sliced = self.carried <= k < self.carried + self.sliced
+            if place.dtype != v.dtype or not _equal(place.shape, v.shape[sliced:]):
+                raise ValueError(f"a loop hands {v} to {place}")
+        for k, (v, part) in enumerate(zip(outputs, made, strict=True)):
+            stacked = k >= self.carried
+            if (
+                not isinstance(part, Value)
+                or v.dtype != part.dtype
+                or not _equal(v.shape[stacked:], part.shape)
+            ):
+                raise ValueError(f"a loop gives {part} as {v}")
+            if not stacked and not (v.dtype == places[k].dtype and _equal(v.shape, places[k].shape)):
+                raise ValueError(f"a loop carries {places[k]} on as {v}")
+
+    def show(self) -> str:
+        """What identifies the loop, as text."""
+        kind = f"{self.carried} {self.sliced} {self.stacked} {self.conditional} {self.gated} {self.backwards}"
+        return f"loop {self.steps} {kind} {self.body.digest()}"
+
+
+def _equal(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
+    return len(one) == len(other) and all(map(dims.equal, one, other))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,6 +334,8 @@ class Graph:
                 raise ValueError(f"{op.name}: reads {missing} before definition")
             if op.expr is not None and bodies:
                 _verify_expr(op, op.expr)
+            if op.call is not None and op.call.loop is not None and bodies:
+                op.call.loop.verify(op.inputs, op.outputs)
             if not known.isdisjoint(op.outputs):
                 raise ValueError(f"{op.name}: defines a value twice")
             known.update(op.outputs)
@@ -313,6 +374,8 @@ class Graph:
                 if op.call
                 else ""
             )
+            if op.call is not None and op.call.loop is not None:
+                what += op.call.loop.show()
             parts.append(f"{op.name}{[number[v] for v in op.inputs]}{[number[v] for v in op.outputs]}{what}")
         parts.append(str([number[v] if isinstance(v, Value) else repr(v) for v in self.outputs]))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -326,6 +326,10 @@ class Executable:
         """The plan for exact sizes."""
         return Bound(self.plan, sizes, self.unit, self.constants)
 
+    def sizes_of(self, args: Sequence[Argument]) -> dict[str, Number]:
+        """The sizes that `args`, which fit, determine."""
+        return solve(self.plan.bindings, args, self._readers)
+
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""
         return Executable(

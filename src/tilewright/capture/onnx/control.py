@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from onnx import AttributeProto, GraphProto, NodeProto
@@ -23,8 +24,9 @@ from tilewright.capture.onnx.build import (
     Val,
     add_initialisers,
 )
+from tilewright.capture.onnx.looped import kept_whole, looped
 from tilewright.capture.onnx.ops.attention import flex_attention
-from tilewright.capture.onnx.values import Host, Value, as_tensor, scalar, torch_dtype
+from tilewright.capture.onnx.values import Host, Value, as_tensor, scalar, sym_max, torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
 MAX_TRIPS = 1_000_000
@@ -131,6 +133,9 @@ def _run_loop(
 
     carried = len(formals)
     state, captured = settled(rest[:carried]), rest[carried:]
+    whole = _loop_whole(body, len(elements), device, trips, flag, state, captured)
+    if whole is not None:
+        return whole
     limit = None if trips is None else read_count(trips)
     going = True if flag is None else read_flag(flag)
     count, cap = 0, MAX_UNROLLED if torch.compiler.is_compiling() else MAX_TRIPS
@@ -152,6 +157,32 @@ def _run_loop(
         count += 1
     stacked = [_stack(s, 0, False, e, device) for s, e in zip(scans, elements, strict=True)]
     return (*[as_tensor(v, device) if tensors else v for v in state], *stacked)
+
+
+def _loop_whole(
+    body: Subgraph, collected: int, device: torch.device, trips: Value, flag: Value, state: Sequence[Value],
+    captured: Sequence[Value],
+) -> tuple[Tensor, ...] | None:  # fmt: skip
+    """The loop as one op, where the trace keeps it whole."""
+    steps = trips.int() if isinstance(trips, Host) else None
+    known = flag is None or (isinstance(flag, Host) and isinstance(flag.item(), bool) and flag.item())
+    tensors = [v for v in (as_tensor(v, device) for v in state) if isinstance(v, Tensor)]
+    computes = collected or any(isinstance(v, Tensor) for v in state)
+    if not (known or isinstance(flag, Tensor)) or not computes or len(tensors) < len(state):
+        return None
+    if not kept_whole(steps):
+        return None
+    if isinstance(trips, Tensor):
+        steps = trips.reshape(()).item()
+    steps = None if steps is None else sym_max(cast(int, steps), 0)
+
+    def run(
+        counter: Tensor, now: Sequence[Value], _: Sequence[Value], rest: Sequence[Value]
+    ) -> Sequence[Value]:
+        return body.program.run(device, [counter, scalar(True, torch.bool), *now, *rest])
+
+    going = flag.reshape(()) if isinstance(flag, Tensor) else None
+    return looped(run, steps, going, collected, tensors, (), captured, device)
 
 
 @dataclass(frozen=True)
@@ -248,6 +279,10 @@ def _run_scan(
     scanned = [v for v in rest[: len(in_axes)] if isinstance(v, Tensor)]
     captured = args[state_count + len(in_axes) :]
     length = scanned[0].shape[in_axes[0]]
+    if kept_whole(length) and all(isinstance(v, Tensor) for v in values):
+        whole = _scan_whole(body, axes, device, (state, scanned, captured))
+        if whole is not None:
+            return whole
     outs: list[list[Value]] = [[] for _ in out_axes]
     for t in range(length):
         slices = [
@@ -263,6 +298,37 @@ def _run_scan(
         for o, axis, back, element in zip(outs, out_axes, out_back, elements, strict=True)
     ]
     return (*state, *stacked)
+
+
+def _scan_whole(
+    body: Subgraph,
+    axes: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
+    device: torch.device,
+    operands: tuple[Sequence[Value], Sequence[Tensor], Sequence[Value]],
+) -> tuple[Tensor, ...] | None:
+    """The scan as one op over dim 0."""
+    in_axes, in_back, out_axes, out_back = axes
+    state, scanned, captured = operands
+    backwards = all((*in_back, *out_back))
+
+    def turned(x: Tensor, back: int) -> Tensor:
+        return x.flip(0) if bool(back) != backwards else x
+
+    def run(
+        counter: Tensor, now: Sequence[Value], parts: Sequence[Value], rest: Sequence[Value]
+    ) -> Sequence[Value]:
+        return (None, *body.program.run(device, [*now, *parts, *rest]))
+
+    slices = [turned(x.movedim(a, 0), b) for x, a, b in zip(scanned, in_axes, in_back, strict=True)]
+    tensors = [v for v in state if isinstance(v, Tensor)]
+    steps = slices[0].shape[0]
+    made = looped(run, steps, None, len(out_axes), tensors, slices, captured, device, backwards=backwards)
+    if made is None:
+        return None
+    stacks = [
+        turned(x, b).movedim(0, a) for x, a, b in zip(made[len(state) :], out_axes, out_back, strict=True)
+    ]
+    return (*made[: len(state)], *stacks)
 
 
 def _run_batched_scan(

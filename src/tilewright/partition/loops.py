@@ -1,0 +1,50 @@
+"""Loops as calls: what each step of one runs, with frozen operands as constants of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..ir.graph import Graph, LibraryCall, Loop, Op, Operand, Value
+from .frozen import Frozen
+
+
+def with_bodies(graph: Graph, compiled: Callable[[Loop], Callable[..., object]]) -> Graph:
+    """The graph with each loop run by what `compiled` makes of it. What is frozen outside and the same in every step is
+    a constant of the body."""
+    frozen = Frozen(graph)
+    ops: list[Op] = []
+    for op in graph.ops:
+        call = op.call
+        if call is None or call.loop is None:
+            ops.append(op)
+            continue
+        inputs, call, loop = _freeze(op, call, call.loop, frozen)
+        call = replace(call, function=compiled(loop), loop=loop, own=True)
+        ops.append(replace(op, inputs=inputs, call=call))
+    return graph.with_ops(ops)
+
+
+def _freeze(
+    op: Op, call: LibraryCall, loop: Loop, frozen: Frozen
+) -> tuple[tuple[Value, ...], LibraryCall, Loop]:
+    """Operands, call and loop without what is frozen."""
+    body = loop.body
+    first = loop.gated + loop.carried + loop.sliced
+    places = [v for v in body.inputs if isinstance(v, Value)][1 + loop.carried + loop.sliced :]
+    known = {k: t for k, v in enumerate(op.inputs) if k >= first and (t := frozen.tensor(v)) is not None}
+    held = {places[k - first]: t.contiguous() for k, t in known.items()}
+    kept = [k for k in range(len(op.inputs)) if k not in known]
+    loop = replace(
+        loop,
+        body=replace(
+            body,
+            inputs=tuple(v for v in body.inputs if not isinstance(v, Value) or v not in held),
+            constants={**body.constants, **held},
+        ),
+    )
+    steps, gate, carried, sliced, _, numbers = call.args
+    outer = [Operand(n) for n, k in enumerate(kept) if k >= first]
+    lies = tuple(call.lies[k] for k in kept)
+    call = replace(call, args=(steps, gate, carried, sliced, outer, numbers), lies=lies)
+    return tuple(op.inputs[k] for k in kept), call, loop

@@ -1,0 +1,196 @@
+"""Loops stay loops: `Loop`, `Scan` and torch's own loops as one op whose body is compiled once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto
+
+import tilewright
+from tests.capture.onnx.models import body, model, node, value
+from tilewright.capture.fx import from_fx
+from tilewright.capture.loop import Changing, loop_op
+from tilewright.capture.trace import trace
+from tilewright.interp.graph import run_graph
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+RNG = np.random.default_rng(0)
+WIDTH = 6
+
+
+def weights() -> dict[str, np.ndarray]:
+    return {
+        "w": (RNG.standard_normal((WIDTH, WIDTH)) / 3).astype(np.float32),
+        "half": np.array(0.5, np.float32),
+        "cap": np.array(2.5, np.float32),
+        "zero": np.array(0, np.int64),
+    }
+
+
+def step(condition: str = "none") -> onnx.GraphProto:
+    """h = tanh(h w + x[i]); collects h; `data`: as long as the sum of |h| is below `cap`."""
+    nodes = [
+        node("MatMul", ["h", "w"], ["m"]),
+        node("Gather", ["x", "i"], ["xi"], axis=0),
+        node("Add", ["m", "xi"], ["a"]),
+        node("Tanh", ["a"], ["h2"]),
+        node("Identity", ["h2"], ["each"]),
+    ]
+    if condition == "data":
+        nodes += [
+            node("Abs", ["h2"], ["b"]),
+            node("ReduceSum", ["b"], ["r"], keepdims=0),
+            node("Less", ["r", "cap"], ["c2"]),
+        ]
+    else:
+        nodes.append(node("Identity", ["c"], ["c2"]))
+    return body(
+        nodes,
+        [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("h", [2, WIDTH])],
+        [value("c2", [], TensorProto.BOOL), value("h2", [2, WIDTH]), value("each", [2, WIDTH])],
+    )
+
+
+def loop(condition: str, trips: str, flag: str = "") -> onnx.ModelProto:
+    """The loop above over x [n, 2, 6]; `trips`: size (of x), given (an input), none."""
+    inputs = [value("x", ["n", 2, WIDTH]), value("h0", [2, WIDTH])]
+    nodes = [node("Shape", ["x"], ["s"], start=0, end=1), node("Squeeze", ["s"], ["size"])]
+    if trips == "given":
+        inputs.append(value("given", [], TensorProto.INT64))
+    if flag:
+        inputs.append(value("flag", [], TensorProto.BOOL))
+    nodes.append(
+        node(
+            "Loop",
+            ["" if trips == "none" else trips, flag, "h0"],
+            ["last", "all"],
+            name="walk",
+            body=step(condition),
+        )
+    )
+    return model(nodes, inputs, ["last", "all"], weights())
+
+
+def check(proto: onnx.ModelProto, path: Path, *feeds: dict[str, np.ndarray], rtol: float = 2e-5) -> object:
+    """Compile once, compare with onnxruntime for every feed; gives the compiled model."""
+    onnx.save(proto, path)
+    compiled = tilewright.compile(str(path))
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for feed in feeds:
+        want = session.run(None, feed)
+        have = compiled(**{k: torch.from_numpy(v) for k, v in feed.items()})
+        have = have if isinstance(have, tuple) else (have,)
+        for w, h in zip(want, have, strict=True):
+            assert tuple(h.shape) == w.shape
+            np.testing.assert_allclose(h.numpy(), w, rtol=rtol, atol=2e-6)
+    return compiled
+
+
+def feed(n: int, **more: np.ndarray) -> dict[str, np.ndarray]:
+    x = RNG.standard_normal((n, 2, WIDTH)).astype(np.float32)
+    return {"x": x, "h0": RNG.standard_normal((2, WIDTH)).astype(np.float32) / 4, **more}
+
+
+def loops_of(compiled: object) -> list[str]:
+    return [c.name for c in compiled.calls if c.name == "loop"]  # type: ignore[attr-defined]
+
+
+def test_a_loop_over_a_size_serves_all_sizes(tmp_path: Path) -> None:
+    before = tilewright.stats().graphs
+    compiled = check(loop("none", "size"), tmp_path / "m.onnx", *(feed(n) for n in (80, 7, 300, 1)))
+    assert loops_of(compiled) == ["loop"] and tilewright.stats().graphs == before + 1
+    assert compiled.coverage.ops < 16  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 33])
+def test_a_trip_count_may_be_data(n: int, tmp_path: Path) -> None:
+    compiled = check(loop("none", "given"), tmp_path / "m.onnx", feed(40, given=np.array(n)))
+    assert loops_of(compiled) == ["loop"]
+
+
+def test_a_condition_on_data_ends_a_loop(tmp_path: Path) -> None:
+    compiled = check(loop("data", "size"), tmp_path / "m.onnx", *(feed(n) for n in (9, 40)))
+    assert loops_of(compiled) == ["loop"]
+
+
+def test_a_condition_may_be_all_that_ends_a_loop(tmp_path: Path) -> None:
+    check(loop("data", "none"), tmp_path / "m.onnx", *(feed(90) for _ in range(3)))
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_first_step_may_be_forbidden(allowed: bool, tmp_path: Path) -> None:
+    check(loop("none", "size", "flag"), tmp_path / "m.onnx", feed(8, flag=np.array(allowed)))
+
+
+# --- the op itself ---
+
+
+class Walk(torch.nn.Module):
+    """h = tanh(x[t] + h w), from either end, with h and its sum collected."""
+
+    def __init__(self, backwards: bool = False) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(8, 8) / 3, requires_grad=False)
+        self.backwards = backwards
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def step(t: torch.Tensor, h: torch.Tensor, part: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+            h = torch.tanh(part + h @ w) + t / 100
+            return [h, h.clone(), h.sum(-1)]
+
+        return loop_op(step, x.shape[0], None, 2, self.backwards, [h], [x], [self.w])
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_interpreter_gives_a_loop_torchs_meaning(backwards: bool) -> None:
+    module, x, h = Walk(backwards), torch.randn(11, 2, 8), torch.randn(2, 8)
+    program = trace(module, [x, h], [[0, 1], [0]], [[(0, 1), (1, 0)]])
+    graph = from_fx(program.gm)
+    graph.verify()
+    assert [op.name for op in graph.ops if op.call] == ["loop"]
+    for n in (11, 3, 0):
+        for have, want in zip(run_graph(graph, [x[:n], h]), module(x[:n], h), strict=True):
+            torch.testing.assert_close(torch.as_tensor(have).to(want.dtype), want)
+
+
+def test_a_body_that_does_not_fit_its_loop_is_refused() -> None:
+    program = trace(Walk(), [torch.randn(5, 2, 8), torch.randn(2, 8)], [[], []])
+    graph = from_fx(program.gm)
+    (op,) = [op for op in graph.ops if op.call]
+    assert op.call is not None and op.call.loop is not None
+    whole = op.call.loop
+    for wrong in (
+        replace(whole, carried=2, stacked=1),
+        replace(whole, steps=None),
+        replace(whole, conditional=True),
+        replace(whole, body=replace(whole.body, outputs=whole.body.outputs[::-1])),
+    ):
+        with pytest.raises(ValueError, match="loop"):
+            graph.with_ops([replace(op, call=replace(op.call, loop=wrong))]).verify()
+
+
+def test_a_loop_is_part_of_what_identifies_a_graph() -> None:
+    """Two graphs that differ in a body, or in a direction, are different graphs."""
+    x, h = torch.randn(5, 2, 8), torch.randn(2, 8)
+    found = {from_fx(trace(Walk(b), [x, h], [[], []]).gm).digest() for b in (False, True, False)}
+    assert len(found) == 2
+
+
+def test_a_carried_value_keeps_its_shape() -> None:
+    def grow(t: torch.Tensor, h: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.cat([h, h])]
+
+    class Growing(torch.nn.Module):
+        def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with pytest.raises(Changing):
+                loop_op(grow, 5, None, 0, False, [h], [], [])
+            return (h + 1,)
+
+    trace(Growing(), [torch.randn(3)], [[]])
