@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-import tilewright
 import torch
 from onnx import TensorProto, helper
 
+import tilewright
 from tilewright.arrays import array_of_tensor, tensor_of_array
 from tilewright.errors import InputError
 
@@ -70,7 +70,14 @@ def test_compiled_functions_take_every_layout() -> None:
         assert np.array_equal(np.asarray(got), wanted) and got.shape == wanted.shape
 
 
-EXTENDED = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+EXTENDED = [
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
 PLAIN = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
     "float64", "complex64", "complex128",

@@ -1,4 +1,4 @@
-"""ONNX's own backend suite: every node case passes, or stands in `unsupported.txt` with a reason."""
+"""ONNX's own backend suite: every node case passes, or stands in `excluded.txt` with a reason."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import collections
 import re
 
 import pytest
+from benchmarks.onnx_suite.cases import cases, exclusions, is_expanded, reason_for
 from tests.capture.onnx import suite
 from tests.capture.onnx.suite import Outcome
 
 # The suite itself divides by zero and overflows while its expected values are made and compared.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-LEFT_OUT = suite.left_out()
-
-
-def reason_for(name: str) -> str:
-    """Why a case is left out, or an empty string."""
-    return next((reason for pattern, reason in LEFT_OUT if pattern.search(name)), "")
-
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
     """All cases, run once."""
-    return {case.name: suite.run_case(case) for case in suite.cases()}
+    return {case.name: suite.run_case(case) for case in cases()}
 
 
 def test_no_mismatch_and_no_error(outcomes: dict[str, Outcome]) -> None:
@@ -41,7 +35,7 @@ def test_no_mismatch_and_no_error(outcomes: dict[str, Outcome]) -> None:
 
 def test_reach(outcomes: dict[str, Outcome]) -> None:
     """At least 95 % of the base cases outside the families left out, and 90 % of all base cases."""
-    base = {n: o for n, o in outcomes.items() if not suite.is_expanded(n)}
+    base = {n: o for n, o in outcomes.items() if not is_expanded(n)}
     counts = collections.Counter(o.status for o in base.values())
     inside = [o for n, o in base.items() if not reason_for(n)]
     passed = sum(o.status == "pass" for o in inside)
@@ -55,5 +49,5 @@ def test_list_is_minimal(outcomes: dict[str, Outcome]) -> None:
     passing = [n for n, o in outcomes.items() if o.status == "pass" and reason_for(n)]
     random = re.compile("bernoulli|training_dropout")
     assert not [n for n in passing if not random.search(n)]
-    unused = [p.pattern for p, _ in LEFT_OUT if not any(p.search(n) for n in outcomes)]
+    unused = [p.pattern for p, _ in exclusions() if not any(p.search(n) for n in outcomes)]
     assert not unused

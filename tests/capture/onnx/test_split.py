@@ -6,11 +6,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from benchmarks.onnx_suite.cases import cases, plain
+from benchmarks.onnx_suite.judge import differs
 from onnx import TensorProto, helper
 from tests.capture.onnx import suite
 from tests.capture.onnx.models import body, ints, model, node, value
 from torch.export import Dim
 
+from tilewright.arrays import as_arrays
 from tilewright.capture.onnx import OnnxModule, Split, load, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
@@ -117,7 +120,7 @@ def test_outputs_that_are_inputs_or_constants() -> None:
 def test_suite_cases_that_read_data() -> None:
     """Every case of the backend suite that reads data, cut and run in parts."""
     count = 0
-    for case in suite.cases():
+    for case in cases():
         try:
             module = load(case.model)
         except Exception:  # noqa: BLE001  (cases that are left out)
@@ -126,8 +129,8 @@ def test_suite_cases_that_read_data() -> None:
             continue
         inputs, expected = case.data_sets[0]
         with torch.no_grad():
-            parts = split(module).run([suite.to_torch(suite.plain(v)) for v in inputs])  # type: ignore[misc]
+            parts = split(module).run([suite.to_torch(plain(v)) for v in inputs])  # type: ignore[misc]
         for want, have in zip(expected, parts, strict=True):
-            assert not suite.differs(suite.plain(want), suite.to_numpy(have), 1e-3, 1e-6), case.name
+            assert not differs(plain(want), as_arrays(have), 1e-3, 1e-6), case.name
         count += 1
     assert count > 200
