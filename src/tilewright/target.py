@@ -93,6 +93,9 @@ class Target:
     """exp-like fp32 evaluations per second, all cores."""
     launch_seconds: float
     """Cost of starting one more kernel inside a plan."""
+    alone_seconds: float = 0.0
+    """Work of one core, in seconds, up to which a second one is not asked: what it could save is less than what waiting
+    for it may cost, on a machine that does other things as well; 0 where threads are no question."""
     lanes: int = 1
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
     threads: int = 1
@@ -233,6 +236,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         flops=cores * per_core,
         special=cores * per_core / 24,  # about a dozen fused multiply-adds each
         launch_seconds=0.2e-6,
+        alone_seconds=20e-6,
         compiler_flags=flags,
         wide_scans=True,
         first_touch=4e9,  # an estimate for pages of 4 KiB and two threads

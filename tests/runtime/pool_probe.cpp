@@ -97,3 +97,25 @@ API void empty(parallel_type parallel, i64 n) { parallel(nothing, 0, n, 1, 1); }
 API void many_empty(parallel_type parallel, i64 n, i64 rounds) {
   for (i64 r = 0; r < rounds; r++) parallel(nothing, 0, n, 1, 1);
 }
+
+// A team of two whose second thread comes `lag_us` after the first has ended.
+static int number = 0;
+static i64 teams = 0, lag_us = 0;
+extern "C" int usleep(unsigned);
+static void team_run(void (*part)(void*), void* data, unsigned, unsigned) {
+  teams++;
+  number = 0;
+  part(data);
+  if (lag_us) usleep(unsigned(lag_us));
+  number = 1;
+  part(data);
+  number = 0;
+}
+static int team_size() { return 2; }
+static int team_number() { return number; }
+static void set_team_size(int) {}
+API i64 join_late_team(void (*join)(void*, void*, void*, void*, void*), i64 lag) {
+  lag_us = lag;
+  join((void*)team_run, (void*)team_size, (void*)team_number, (void*)set_team_size, nullptr);
+  return teams;
+}

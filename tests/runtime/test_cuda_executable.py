@@ -38,7 +38,11 @@ class Doubling:
         self.runs = 0
 
     def prepare(
-        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
     ) -> Callable[[], int]:
         def run() -> int:
             self.runs += 1

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from tilewright.runtime import device, pool
 from tilewright.runtime.cache import Store
 
 _STORE = Store(None)
+LONGEST_ALONE = 0.4
+"""Seconds, somewhat more than `longest_lone_ns`."""
 
 
 class Calls:
@@ -56,6 +58,15 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Calls]:
     assert calls.pool.shutdown()
 
 
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether a condition comes to hold: on a busy machine, a team that came late is left alone for a while."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+    return True
+
+
 @pytest.fixture
 def calls(shared: Calls) -> Calls:
     shared.pool.resize(2)
@@ -85,7 +96,7 @@ def test_size_is_clamped(calls: Calls) -> None:
 
 
 def test_workers_take_part(calls: Calls) -> None:
-    assert any(calls("who", 64, 20_000) == 0b11 for _ in range(50))
+    assert within(20.0, lambda: calls("who", 64, 20_000) == 0b11)
 
 
 def test_small_work_stays_on_the_caller(calls: Calls) -> None:
@@ -176,6 +187,53 @@ def test_team_is_joined_where_its_size_fits() -> None:
     torch.set_num_threads(torch_threads)
     assert calls("cover", np.zeros(100, "i4"), 100, 1, 20) == 0
     assert calls.pool.shutdown()
+
+
+def test_a_team_that_keeps_its_caller_waiting_is_left_for_a_while() -> None:
+    """A thread of the team is not scheduled for 5 ms: the next regions are the caller's, until it tries again."""
+    calls = Calls()
+    join = calls.pool._library.tw_join  # pyright: ignore[reportPrivateUsage]
+    calls.pool.resize(2)
+    late = calls.library.join_late_team
+    late.restype, late.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_int64]
+    place = ctypes.cast(join, ctypes.c_void_p)
+    teams = lambda lag: int(late(place, lag))  # noqa: E731
+    teams(0)
+    time.sleep(LONGEST_ALONE)  # what an earlier test may have met
+    for _ in range(100):
+        calls("who", 64, 10)
+    assert within(5.0, lambda: calls("who", 64, 10) and teams(0) > 20), "a team in time is taken again"
+    before, start = teams(5000), time.monotonic()
+    for _ in range(1000):
+        calls("who", 64, 10)
+    tries, seconds = teams(0) - before, time.monotonic() - start
+    assert 1 <= tries <= 2 + seconds / 0.01, "one try, then at most one in 10 ms"
+    time.sleep(LONGEST_ALONE)
+    calls("who", 64, 10)
+    assert teams(0) == before + tries + 1, "it is tried again"
+    assert calls.pool.shutdown()
+
+
+def test_alone_is_one_thread_for_regions_and_for_torch(calls: Calls, request: pytest.FixtureRequest) -> None:
+    counted = torch.get_num_threads()
+    seen: list[int] = []
+    calls.pool.alone()
+    try:
+        before = calls.pool.regions
+        assert calls("who", 64, 1000) == 1
+        assert calls.pool.regions == before
+        joined = request.node.callspec.params["shared"] == "team"
+        if counted > 1:
+            inside = torch.get_num_threads()
+            other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+            assert (inside, seen) == (1 if joined else counted, [counted])
+    finally:
+        calls.pool.together()
+    calls.pool.together()  # without a beginning: nothing
+    assert torch.get_num_threads() == counted
+    assert within(20.0, lambda: calls("who", 64, 10) > 0 and calls.pool.regions > before)
 
 
 FORK = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -28,6 +28,9 @@ from tilewright.plan.data import (
     View,
 )
 
+When = Callable[[Kernel | LibraryStep], Expr | None]
+"""The condition on sizes under which the caller's thread does a step alone; None where nothing is known."""
+
 Kernels = Mapping[Kernel, tuple[int, tuple[Value, ...]]]
 """Kernel of the cover -> its number in the built unit, and the values behind its parameters."""
 
@@ -40,21 +43,23 @@ def build_plan(
     *,
     device: str = "cpu",
     host: Sequence[int] = (),
+    alone: When = lambda step: None,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
     output k may be, as in the program; other outputs get memory of their own. All is on
-    `device`; inputs numbered `host` are brought there. Raises VerifyError where a value has no home or a size symbol
-    cannot be found.
+    `device`; inputs numbered `host` are brought there. `alone` says what the caller's thread does alone. Raises
+    VerifyError where a value has no home or a size symbol cannot be found.
     """
-    plan = _Builder(cover, kernels, shares).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, alone).build(tuple(symbols))
     return replace(plan, device=device, host=tuple(host))
 
 
 class _Builder:
-    def __init__(self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None) -> None:
+    def __init__(self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None, alone: When) -> None:
         self.cover = cover
+        self.alone = alone
         self.graph: Graph = cover.graph
         self.kernels = kernels
         self.shares = tuple(shares) if shares is not None else (Shares.NOTHING,) * len(self.graph.outputs)
@@ -178,7 +183,7 @@ class _Builder:
         for v in kernel.outputs:
             if v not in self.number:
                 self._add(v, Home.ARENA)
-        launch = Launch(number, tuple(self._of(v) for v in params))
+        launch = Launch(number, tuple(self._of(v) for v in params), self.alone(kernel))
         last = self.steps[-1] if self.steps else None
         if isinstance(last, Launches):
             self.steps[-1] = Launches((*last.launches, launch))
@@ -211,7 +216,7 @@ class _Builder:
             outputs.append(self._number(e.dtype))
             if e.op == "symbol" and symbol_name(e) not in known:
                 fresh.append(Measure(symbol_name(e), outputs[-1], -1))
-        self.steps.append(Call(call, inputs, tuple(outputs), guarded=alias is None))
+        self.steps.append(Call(call, inputs, tuple(outputs), guarded=alias is None, alone=self.alone(step)))
         if fresh:
             known |= {m.symbol for m in fresh}
             self.segments.append(

@@ -86,10 +86,12 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run generated kernel number `kernel` on these buffers."""
+    """Run generated kernel number `kernel` on these buffers. `alone` is the condition on sizes under which the caller's
+    thread does it alone (None: the kernel's own measure of work decides)."""
 
     kernel: int
     params: tuple[int, ...]
+    alone: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,14 @@ class Launches:
 class Call:
     """Run a library call on `inputs`; its results become `outputs`, tensors first.
 
-    With `guarded`, it is not known whether a result may be the memory of an operand."""
+    With `guarded`, it is not known whether a result may be the memory of an operand. `alone` is the condition on sizes
+    under which the caller's thread does it alone (None: the library decides)."""
 
     call: LibraryCall
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     guarded: bool = False
+    alone: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import dims
-from tilewright.ir.expr import Expr, cost, walk
-from tilewright.ir.graph import Op, Value
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Op
 from tilewright.ir.host import size
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
-from tilewright.ir.reduction import Reduction
 from tilewright.partition.sites import site
 from tilewright.plan.bind import names_in
 from tilewright.plan.coverage import How, how
-
-EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
-"""Functions that take one exponential each."""
+from tilewright.plan.work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,22 +124,19 @@ def calls_of(
 ) -> tuple[CallReport, ...]:
     """The calls of a cover, in order. `captured` are the ops as they were before any was replaced by a call."""
     found: list[CallReport] = []
-    by_origin: dict[int, list[Op]] = {}
-    for o in captured:
-        by_origin.setdefault(o.origin, []).append(o)
+    by_origin = ops_by_origin(captured)
     for step in cover.steps:
         if not isinstance(step, LibraryStep) or step.op.call is None:
             continue
         op, call = step.op, step.op.call
-        origins = step.origins or ((op.origin,) if op.origin >= 0 else ())
-        named = [cover.graph.origins[o] for o in origins]
-        done = [o for origin in sorted(origins) for o in by_origin.get(origin, ())]
+        named = [cover.graph.origins[o] for o in origins_of(step)]
+        done = done_by(step, by_origin)
         declared = bool(done) and all(o.expr is not None for o in done)
-        work, powers = _work(done) if declared else (None, None)
+        work, powers = work_of(done) if declared else (None, None)
         report = CallReport(
             name=call.name,
             ops=tuple(o.name for o in named if not o.view) or (op.name,),
-            moved=_bytes((*dict.fromkeys(op.inputs), *op.outputs)),
+            moved=bytes_of((*dict.fromkeys(op.inputs), *op.outputs)),
             work=work,
             exponentials=powers,
             sizes=sizes,
@@ -154,24 +147,6 @@ def calls_of(
         )
         found.append(report)
     return tuple(found)
-
-
-def _work(ops: Sequence[Op]) -> tuple[Expr, Expr]:
-    """Scalar operations and exponentials of some ops."""
-    flops = exps = dims.ZERO
-    for op in ops:
-        if op.expr is not None:
-            each = sum(cost(b) for b in op.expr.body) + _step(op.expr.reduction)
-            flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
-            powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
-            exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
-    return flops, exps
-
-
-def _bytes(values: Sequence[Value]) -> Expr:
-    return (
-        dims.add(*(dims.mul(v.numel, dims.integer(v.dtype.bytes)) for v in values)) if values else dims.ZERO
-    )
 
 
 def report_of(
@@ -187,10 +162,10 @@ def report_of(
     for op in kernel.ops:
         if op.origin >= 0 and not cover.graph.origins[op.origin].view:
             names[op.origin] = cover.graph.origins[op.origin].name
-    flops, exps = _work(kernel.ops)
+    flops, exps = work_of(kernel.ops)
     stored, origins = set(kernel.outputs), cover.graph.origins
-    moved = _bytes((*kernel.inputs, *kernel.outputs))
-    bound = _bytes((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
+    moved = bytes_of((*kernel.inputs, *kernel.outputs))
+    bound = bytes_of((*[v for v in kernel.inputs if v not in stored], *kernel.outputs))
     return KernelReport(
         name=f"k{number}",
         ops=tuple(names.values()),
@@ -203,7 +178,3 @@ def report_of(
         printer=printer,
         site=lambda op: site(op, origins, sum(o.origin == op.origin for o in kernel.ops) == 1),
     )
-
-
-def _step(reduction: Reduction | None) -> int:
-    return 1 if reduction is not None else 0

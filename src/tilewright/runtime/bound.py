@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from torch import Tensor
 from tilewright import allocate
 from tilewright.errors import NoElements
 from tilewright.ir.expr import Expr
-from tilewright.ir.host import Number, size
+from tilewright.ir.host import Number, number, size
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, View
+from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, Step, View
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Launching, Unit
 from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
@@ -33,7 +34,7 @@ class Layouts:
         self.sizes = dict(sizes)
         memo: dict[Expr, int] = {}
 
-        def number(e: Expr) -> int:
+        def value(e: Expr) -> int:
             found = memo.get(e)
             if found is None:
                 found = memo[e] = size(e, self.sizes)
@@ -48,9 +49,9 @@ class Layouts:
         for b in plan.buffers:
             ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
             self.ready.append(ready)
-            self.shapes.append(tuple(map(number, b.spec.shape)) if ready else ())
-            self.strides.append(tuple(map(number, b.spec.strides)) if ready else ())
-            self.offsets.append(number(b.offset) if ready else 0)
+            self.shapes.append(tuple(map(value, b.spec.shape)) if ready else ())
+            self.strides.append(tuple(map(value, b.spec.strides)) if ready else ())
+            self.offsets.append(value(b.offset) if ready else 0)
 
     def bytes_of(self, plan: Plan, b: int) -> int:
         """Bytes from the first to the last element of buffer `b`."""
@@ -120,8 +121,8 @@ def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
         return None
     layouts = Layouts(plan, sizes)
     total = 0
-    for number in range(len(plan.segments)):
-        mine = [(k, b) for k, b in enumerate(plan.buffers) if b.segment == number and b.source < 0]
+    for place in range(len(plan.segments)):
+        mine = [(k, b) for k, b in enumerate(plan.buffers) if b.segment == place and b.source < 0]
         blocks = [
             allocate.Block(layouts.bytes_of(plan, k), b.start, b.end)
             for k, b in mine
@@ -178,25 +179,52 @@ class Workspace:
         return b, offset
 
     def _prepare(self) -> tuple[Act, ...]:
-        acts: list[Act] = []
+        """What a run does, in order. Calls that the caller's thread does alone become one act with their like and what
+        stands between them."""
+        made: list[Act] = []
         segment = self.part.segment
-        layouts = self.part.layouts
-        for step, frees in zip(segment.steps, segment.frees, strict=True):
-            match step:
-                case Launches():
-                    acts.append(self._launches(step))
-                case Call():
-                    acts.append(steps.calling(step, layouts.sizes))
-                    if step.guarded:
-                        acts.append(steps.guarding(step))
-                    acts += self._results(step)
-                case View(buffer=b):
-                    acts += self._viewing(b)
-                case Copy():
-                    acts.append(steps.copying(step.target, step.source))
-            if frees and any(isinstance(s, Call) for s in segment.steps):
-                acts.append(steps.freeing(frees))
-        return tuple(acts)
+        calls = any(isinstance(s, Call) for s in segment.steps)
+        pairs = list(zip(segment.steps, segment.frees, strict=True))
+        for alone, run in groupby(pairs, lambda pair: calls and self._is_alone(pair[0])):
+            acts: list[Act] = []
+            some = False
+            for step, frees in run:
+                acts += self._acts(step)
+                acts += [steps.freeing(frees)] if frees and calls else []
+                some |= isinstance(step, Call)
+            made += steps.alone(acts) if alone and some else acts
+        return tuple(made)
+
+    def _acts(self, step: Step) -> list[Act]:
+        match step:
+            case Launches():
+                return [self._launches(step)]
+            case Call():
+                call = [steps.calling(step, self.part.layouts.sizes)]
+                guards = [steps.guarding(step)] if step.guarded else []
+                return [*call, *guards, *self._results(step)]
+            case View(buffer=b):
+                return self._viewing(b)
+            case Copy():
+                return [steps.copying(step.target, step.source)]
+
+    def _is_alone(self, step: Step) -> bool:
+        """Whether the caller's thread does a step alone."""
+        match step:
+            case Launches():
+                return all(self._holds(x.alone) for x in step.launches)
+            case Call():
+                return self._holds(step.alone)
+            case View():
+                return True
+            case Copy():
+                return False
+
+    def _holds(self, condition: Expr | None) -> bool:
+        """Whether a condition is known to hold under these sizes."""
+        sizes = self.part.layouts.sizes
+        known = condition is not None and all(name in sizes for name in names_in((condition,)))
+        return known and condition is not None and bool(number(condition, sizes))
 
     def _viewing(self, b: int) -> list[Act]:
         """The tensor of a view: made now if what it shows lasts."""
@@ -221,7 +249,8 @@ class Workspace:
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
         assert unit is not None
-        run = unit.prepare(self._located(step), self.bases, self.part.sizes)
+        alone = [self._holds(x.alone) for x in step.launches]
+        run = unit.prepare(self._located(step), self.bases, self.part.sizes, alone)
         self.runs.append(run)
         return steps.launching(run)
 

@@ -208,10 +208,14 @@ class CudaUnit:
     # --- launching ---
 
     def prepare(
-        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
     ) -> Callable[[], int]:
         """What runs `launches` on the device's current stream (for one caller at a time) and returns at once. It gives
-        the number of a failed check of an earlier run, 0 for none."""
+        the number of a failed check of an earlier run, 0 for none. Threads of the host are no question here."""
         named = dict(zip(self.symbols, sizes, strict=False))
         rows = [(r, params) for k, params in launches if (r := self.ready(k, named)) is not None]
         records = (_Record * max(1, len(rows)))()

@@ -18,10 +18,15 @@ class Unit(Protocol):
     """Built kernels."""
 
     def prepare(
-        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
     ) -> Callable[[], int]:
         """What runs `launches` one after the other, for one caller at a time, under exact sizes (int64, in the plan's
-        order), on memory that starts where `bases` say when it runs. It returns an error number (0: none)."""
+        order), on memory that starts where `bases` say when it runs. It returns an error number (0: none). Those that
+        `alone` marks are left to the caller's thread."""
         ...
 
     def whole(
@@ -73,15 +78,22 @@ class Record(ctypes.Structure):
 class Table:
     """Launch records of one run of kernels, with the memory that they point to."""
 
-    __slots__ = ("_keep", "address", "alone", "count")
+    __slots__ = ("_keep", "address", "brief", "count")
 
-    def __init__(self, unit: Tasks, launches: Sequence[Launching], sizes: int) -> None:
-        """Launches over no points are left out."""
+    def __init__(
+        self, unit: Tasks, launches: Sequence[Launching], sizes: int, alone: Sequence[bool] = ()
+    ) -> None:
+        """Launches over no points are left out; those that `alone` marks are one piece."""
         rows: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
-        for kernel, params in launches:
+        self.brief = True
+        """Whether no launch takes longer than it takes to let other Python threads run."""
+        for place, (kernel, params) in enumerate(launches):
+            whole = place < len(alone) and alone[place]
             count = unit.count(kernel, sizes)
             if count > 0:
-                rows.append((unit.task(kernel), count, max(1, unit.grain(kernel, sizes)), params))
+                grain = max(1, unit.grain(kernel, sizes))
+                self.brief &= count <= grain
+                rows.append((unit.task(kernel), count, max(grain, count) if whole else grain, params))
         slots = array("q", [slot for *_, params in rows for slot, _ in params])
         offsets = array("q", [offset for *_, params in rows for _, offset in params])
         records = (Record * max(1, len(rows)))()
@@ -94,8 +106,6 @@ class Table:
         self._keep = (slots, offsets, records)
         self.address = ctypes.addressof(records)
         self.count = len(rows)
-        self.alone = all(count <= grain for _, count, grain, _ in rows)
-        """Whether no launch is worth a second thread."""
 
 
 def raise_error(code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tilewright.options import Options
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
 
-VERSION = 2
+VERSION = 3
 SOURCE = Path(__file__).parent / "native" / "pool.cpp"
 
 
@@ -29,8 +30,9 @@ class Pool:
         library.tw_workers.restype = ctypes.c_int64
         library.tw_resize.argtypes = [ctypes.c_int64, ctypes.c_int]
         library.tw_resize.restype = None
-        library.tw_join.argtypes = [ctypes.c_void_p] * 3
+        library.tw_join.argtypes = [ctypes.c_void_p] * 5
         library.tw_join.restype = None
+        library.tw_regions.restype = ctypes.c_int64
         self._library = library
         self.parallel: int = _address(library, "tw_parallel")
         """`void tw_parallel(task, context, int64_t count, int64_t grain, int more)`."""
@@ -38,11 +40,20 @@ class Pool:
         """`void* tw_scratch(int64_t worker, int64_t bytes)`."""
         self.resizing: int = _address(library, "tw_resize")
         """`void tw_resize(int64_t threads, int pin)`."""
+        self.alone: Callable[[], None] = _held(library, "tw_alone")
+        """From now to `together`, all that the calling thread runs, calls of torch included, runs on it alone."""
+        self.together: Callable[[], None] = _held(library, "tw_together")
+        """The end of `alone`; without one before, nothing happens."""
 
     @property
     def workers(self) -> int:
         """Threads that the next kernel may use, the caller included."""
         return self._library.tw_workers()
+
+    @property
+    def regions(self) -> int:
+        """Parallel regions that were entered so far."""
+        return self._library.tw_regions()
 
     def resize(self, threads: int, *, pin: bool = False) -> None:
         """Use `threads` threads from the next kernel on; `pin` binds the workers (not the caller) to cores."""
@@ -50,7 +61,7 @@ class Pool:
 
     def join(self, team: Team) -> None:
         """Run kernels on `team` wherever it has as many threads as they may use."""
-        self._library.tw_join(team.run, team.size, team.number)
+        self._library.tw_join(team.run, team.size, team.number, team.resize, team.resize_products)
 
     def shutdown(self) -> bool:
         """Stop and join the workers; kernels run on their callers until the next `resize`. False if one hangs."""
@@ -60,11 +71,14 @@ class Pool:
 @dataclass(frozen=True, slots=True)
 class Team:
     """The threads of the process's OpenMP runtime, which torch's own ops run on: addresses of what starts a team, what
-    says how many threads one has, and what tells a thread its number."""
+    says how many threads one has, what tells a thread its number, and what sets how many the calling thread's teams
+    have (`resize_products`: those of torch's matrix products, None where they ask the runtime)."""
 
     run: int
     size: int
     number: int
+    resize: int
+    resize_products: int | None = None
 
 
 def team() -> Team | None:
@@ -73,12 +87,27 @@ def team() -> Team | None:
         return None
     try:
         loaded = ctypes.CDLL(None)
-        found = [
-            _address(loaded, name) for name in ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num")
-        ]
+        run, size, number, resize = (_address(loaded, name) for name in _OPENMP)
     except (AttributeError, OSError):
         return None
-    return Team(*found)
+    return Team(run, size, number, resize, _products())
+
+
+_OPENMP = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num", "omp_set_num_threads")
+
+
+def _products() -> int | None:
+    """What sets the number of threads of torch's matrix products where these are MKL's, which keep their own."""
+    torch_cpu = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        return _address(ctypes.CDLL(str(torch_cpu)), "MKL_Set_Num_Threads_Local")
+    except (AttributeError, OSError):
+        return None
+
+
+def _held(library: ctypes.CDLL, name: str) -> Callable[[], None]:
+    """A function of a few instructions, called without letting other Python threads run meanwhile."""
+    return ctypes.PYFUNCTYPE(None)(_address(library, name))
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
@@ -103,3 +132,8 @@ def pool(store: Store, options: Options) -> Pool:
                 built.join(shared)
             _pools.append(built)
         return _pools[0]
+
+
+def running() -> Pool | None:
+    """The pool of this process, if it has one yet."""
+    return _pools[0] if _pools else None

@@ -19,6 +19,7 @@ from tilewright.ir.graph import Operand
 from tilewright.ir.host import Number, number
 from tilewright.plan.data import Call
 from tilewright.runtime.launch import raise_error
+from tilewright.runtime.pool import running
 from tilewright.runtime.tensors import copy_into, relaid, same_layout
 
 Tensors = list[Tensor | None]
@@ -35,6 +36,27 @@ def launching(run: Callable[[], int]) -> Act:
             raise_error(code)
 
     return act
+
+
+def alone(acts: Sequence[Act]) -> Sequence[Act]:
+    """`acts` as one that leaves everything to the caller's thread, whatever torch would do with it; other threads, and
+    the caller's own number of threads, see nothing of it. Without a thread pool they stay as they are."""
+    threads = running()
+    if not acts or threads is None:
+        return acts
+    begin, end, count = threads.alone, threads.together, torch.get_num_threads
+    together = tuple(acts)
+
+    def act(tensors: Tensors) -> None:
+        count()  # when a thread first asks, torch sets what it has
+        try:
+            begin()
+            for each in together:
+                each(tensors)
+        finally:
+            end()
+
+    return (act,)
 
 
 def viewing(b: int, source: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> Act:

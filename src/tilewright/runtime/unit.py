@@ -48,7 +48,7 @@ _HELD = ctypes.PYFUNCTYPE(ctypes.c_int64)
 """A function that is called without letting other Python threads run meanwhile. Its argument, a pointer that is kept,
 has no declared type: converting it would take as long as the call."""
 FEW = 4
-"""Launches that may run so, if none of them is worth a second thread: letting others run takes longer than they do."""
+"""Launches that may run so, if all of them are brief: letting others run takes longer than they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,16 @@ class NativeUnit:
         return self._grains[kernel](sizes)
 
     def prepare(
-        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
     ) -> Callable[[], int]:
-        """What runs `launches`; it returns the number of a failed check, 0 for none. For one caller at a time."""
-        table, alone = self._table(launches, bases, sizes)
-        if alone:
+        """What runs `launches`; it returns the number of a failed check, 0 for none. For one caller at a time. Those
+        that `alone` marks are left to the caller's thread."""
+        table, brief = self._table(launches, bases, sizes, alone)
+        if brief:
             return partial(self._launchers.here, ctypes.byref(table))
         address, launch, sign = ctypes.addressof(table), self._launchers.launch, self._sign
         if self._fixed:
@@ -139,19 +144,23 @@ class NativeUnit:
     ) -> WholeCall | None:
         """A call that does nothing but run `launches`, as a function of its own that keeps `owner`; None where one is
         worth a second thread."""
-        table, alone = self._table(launches, bases, sizes)
-        make = self._launchers.whole if alone else None
+        table, brief = self._table(launches, bases, sizes)
+        make = self._launchers.whole if brief else None
         return None if make is None else call_of(make, table, bases, outside, owner)
 
     def _table(
-        self, launches: Sequence[Launching], bases: array[int], sizes: array[int]
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
     ) -> tuple[_Run, bool]:
         """The launches as the native side reads them, and whether they may run on the caller without letting other
         Python threads run meanwhile."""
         place = sizes.buffer_info()[0]
-        records = Table(self, launches, place)
+        records = Table(self, launches, place, alone)
         table = _Run(
             records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
         )
         table.kept = (records, bases, sizes)
-        return table, records.alone and records.count <= FEW and self._sign > 0
+        return table, records.brief and records.count <= FEW and self._sign > 0

@@ -11,6 +11,10 @@
 // Between calls of a library that has threads of its own, two sets of threads would disturb each other: each spins for a
 // while after its work, on the cores that the other one needs. So where the process has such a team (tw_join), regions
 // run on it, and our own workers are for what it cannot do: other sizes, pinned threads, a forked child.
+//
+// A team ends together: a thread of it that another program keeps from running costs the caller that program's whole
+// turn, however little is left to do. So a caller who has waited long for nothing goes alone for a while, and then tries
+// again, less and less often while it finds the cores taken. What is computed does not depend on it.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -34,6 +38,8 @@ constexpr int64_t pieces_each = 8;
 constexpr uint32_t inside_mask = 0xff, open_bit = 0x100, region_step = 0x200;
 constexpr int64_t move_ns = 1000000;  // the least time between two changes of core
 constexpr uint64_t turn_ns = 100000;
+constexpr int64_t late_ns = 300000;  // a team that ends so much behind its caller, and half of the work, is kept waiting
+constexpr int64_t shortest_lone_ns = 10000000, longest_lone_ns = 320000000;
 constexpr uint32_t spin_more_us = 100, spin_last_us = 20;
 
 struct alignas(64) Run {  // the pieces of one worker
@@ -58,6 +64,12 @@ bool fork_hook = false;
 tw_team_run team_run = nullptr;  // another library's team, its size for this thread, the number of a thread in it
 int (*team_size)(void) = nullptr;
 int (*team_number)(void) = nullptr;
+void (*set_team_size)(int) = nullptr;       // for this thread
+int (*set_product_threads)(int) = nullptr;  // of the library's matrix products, for this thread; gives the number before
+Word regions;                               // parallel regions entered
+int64_t own_end = 0, lone_until = 0, lone_ns = shortest_lone_ns;  // of regions on a team, under `busy`
+__thread bool alone = false;                // this thread asks nobody to help
+__thread int team_before = 0, products_before = 0;
 
 inline uint32_t get(const Word& w) { return __atomic_load_n(&w.value, __ATOMIC_SEQ_CST); }
 inline void set(Word& w, uint32_t v) { __atomic_store_n(&w.value, v, __ATOMIC_SEQ_CST); }
@@ -263,7 +275,27 @@ void fit_workers() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (started < want) set(wanted, uint32_t(started + 1));  // no more threads to be had: be content
 }
-void team_part(void*) { run_pieces(team_number()); }
+void team_part(void*) {
+  const int number = team_number();
+  run_pieces(number);
+  if (number == 0) own_end = now_ns();
+}
+// Runs the job on the team, and notes whether it kept its caller waiting.
+void run_on_team(int64_t size) {
+  const int64_t start = now_ns();
+  team_run(team_part, nullptr, unsigned(size), 0);
+  const int64_t end = now_ns(), late = end - own_end;
+  if (late > late_ns && late > (own_end - start) / 2) {
+    __atomic_store_n(&lone_until, end + lone_ns, __ATOMIC_RELAXED);
+    lone_ns = lone_ns * 2 < longest_lone_ns ? lone_ns * 2 : longest_lone_ns;
+  } else {
+    lone_ns = lone_ns / 2 > shortest_lone_ns ? lone_ns / 2 : shortest_lone_ns;
+  }
+}
+bool left_the_team() {
+  const int64_t until = __atomic_load_n(&lone_until, __ATOMIC_RELAXED);
+  return until && now_ns() < until;
+}
 bool joins_team(int64_t want) { return team_run && !get(pinned) && team_size() == want && team_number() == 0; }
 bool enter() {
   uint32_t free = 0;
@@ -298,8 +330,10 @@ TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grai
   if (count <= 0) return;
   if (grain < 1) grain = 1;
   const int64_t want = get(wanted);
-  if (want <= 1 || count <= grain || !enter()) return task(context, 0, count, 0);
+  if (want <= 1 || count <= grain || alone) return task(context, 0, count, 0);
   const bool in_team = joins_team(want);
+  if ((in_team && left_the_team()) || !enter()) return task(context, 0, count, 0);
+  set(regions, get(regions) + 1);
   if (!in_team) fit_workers();
   const int64_t total = in_team ? want : started + 1;
   int64_t grains = (count - 1) / grain + 1;
@@ -316,7 +350,7 @@ TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grai
     runs[r].end = pieces * (r + 1) / job.runs;
   }
   if (in_team) {
-    team_run(team_part, nullptr, unsigned(want), 0);
+    run_on_team(want);
     set(busy, 0);
     return;
   }
@@ -368,13 +402,37 @@ TW_API void tw_resize(int64_t n, int pin) {
 }
 
 // Regions of as many threads as `size` says run on another library's team from now on: `run` calls its first argument in
-// each thread of a team and returns when all are done, `number` is a thread's place in it (0 is the caller's).
-TW_API void tw_join(void* run, void* size, void* number) {
+// each thread of a team and returns when all are done, `number` is a thread's place in it (0 is the caller's). `set_size`
+// sets what `size` says, and `set_products` (or null) the same of the library's products; both for the calling thread.
+TW_API void tw_join(void* run, void* size, void* number, void* set_size, void* set_products) {
   team_run = (tw_team_run)run;
   team_size = (int (*)(void))size;
   team_number = (int (*)(void))number;
+  set_team_size = (void (*)(int))set_size;
+  set_product_threads = (int (*)(int))set_products;
   hook_fork();
 }
+
+// From here to tw_together, whatever the calling thread runs (regions, the library's calls) runs on it alone. Both may
+// come twice: only the first counts. What other threads may use is untouched.
+TW_API void tw_alone(void) {
+  if (alone) return;
+  if (team_size) team_before = team_size();
+  if (set_team_size) set_team_size(1);
+  if (set_product_threads) products_before = set_product_threads(1);
+  alone = true;
+}
+
+// The end of tw_alone.
+TW_API void tw_together(void) {
+  if (!alone) return;
+  alone = false;
+  if (set_team_size) set_team_size(team_before);
+  if (set_product_threads) set_product_threads(products_before);
+}
+
+// Parallel regions entered so far.
+TW_API int64_t tw_regions(void) { return get(regions); }
 
 // Stops and joins the workers; until the next tw_resize regions run on their callers. Returns 0, or 1 if another
 // thread's region did not end within two seconds (its workers are then left running).
@@ -390,4 +448,4 @@ TW_API int tw_shutdown(void) {
   return 0;
 }
 
-TW_API int64_t tw_version(void) { return 2; }
+TW_API int64_t tw_version(void) { return 3; }

@@ -1,0 +1,82 @@
+"""What kernels and calls do, counted; and which do so little that the caller's thread does it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir import dims
+from tilewright.ir.expr import Expr, call, cost, walk
+from tilewright.ir.graph import Op, Value
+from tilewright.ir.kernel import Kernel, LibraryStep
+from tilewright.target import MemoryKind, Target
+
+EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
+"""Functions that take one exponential each."""
+
+REACHED = 0.5
+"""Share that small work reaches of one core's peak, and one core of what the cache that all share gives."""
+
+
+def work_of(ops: Sequence[Op]) -> tuple[Expr, Expr]:
+    """Scalar operations and exponentials of some ops."""
+    flops = exps = dims.ZERO
+    for op in ops:
+        if op.expr is not None:
+            each = sum(cost(b) for b in op.expr.body) + (op.expr.reduction is not None)
+            flops = dims.add(flops, dims.mul(op.expr.points(), dims.integer(each)))
+            powers = sum(x.op in EXPONENTIALS for b in op.expr.body for x in walk(b))
+            exps = dims.add(exps, dims.mul(op.expr.points(), dims.integer(powers)))
+    return flops, exps
+
+
+def bytes_of(values: Sequence[Value]) -> Expr:
+    """Bytes of some tensors."""
+    return (
+        dims.add(*(dims.mul(v.numel, dims.integer(v.dtype.bytes)) for v in values)) if values else dims.ZERO
+    )
+
+
+def ops_by_origin(captured: Sequence[Op]) -> Mapping[int, Sequence[Op]]:
+    """The ops that each captured node became, by the node's number."""
+    found: dict[int, list[Op]] = {}
+    for op in captured:
+        found.setdefault(op.origin, []).append(op)
+    return found
+
+
+def origins_of(step: LibraryStep) -> tuple[int, ...]:
+    """The captured nodes that a call stands for."""
+    return step.origins or ((step.op.origin,) if step.op.origin >= 0 else ())
+
+
+def done_by(step: LibraryStep, by_origin: Mapping[int, Sequence[Op]]) -> list[Op]:
+    """The captured ops that a call does."""
+    return [op for origin in sorted(origins_of(step)) for op in by_origin.get(origin, ())]
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Says when a step's work is left to the caller's thread, on `target`; `by_origin` as for `done_by`."""
+
+    target: Target
+    by_origin: Mapping[int, Sequence[Op]]
+
+    def __call__(self, step: Kernel | LibraryStep) -> Expr | None:
+        """The condition on sizes under which one core does the step within the time that is not worth a second one;
+        None where nothing tells how much there is to do."""
+        limit = self.target.alone_seconds
+        if isinstance(step, Kernel):
+            ops, values = step.ops, (*step.inputs, *step.outputs)
+        else:
+            ops = done_by(step, self.by_origin)
+            read = dict.fromkeys(v for op in ops for v in op.inputs)
+            values = (*read, *step.op.outputs)
+        if not limit or not ops or any(op.expr is None for op in ops):
+            return None
+        flops, _ = work_of(ops)
+        target = self.target
+        shared = target.level(MemoryKind.L2) or target.device
+        few = call("le", flops, dims.integer(int(limit * REACHED * target.flops / target.cores)))
+        short = call("le", bytes_of(values), dims.integer(int(limit * REACHED * shared.bandwidth)))
+        return call("and", few, short)
