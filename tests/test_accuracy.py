@@ -286,6 +286,12 @@ def test_in_float64_widens_casts_weights_and_factories() -> None:
     assert got.dtype == torch.float64 and torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_functions_of_integers_are_computed_in_float64() -> None:
+    exact = in_float64(torch.atan)(torch.tensor([True, False]))
+    assert exact.dtype is torch.float64 and float(exact[0]) == math.pi / 4
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_float64_mode_keeps_integers_and_writes_buffers_back() -> None:
     buffer = torch.zeros(3)
     with float64_mode():

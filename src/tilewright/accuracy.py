@@ -407,11 +407,17 @@ class _Wide(TorchDispatchMode):
 def float64_mode() -> Generator[None]:
     """Within it, eager torch computes in float64 wherever the program says float32 or a half type.
 
-    Forward only: autograd casts a gradient back to the dtype of its variable. Library ops without a float64
-    kernel fail with torch's own error.
+    Torch's default dtype is float64 meanwhile, in which functions of integers are computed. Forward only: autograd
+    casts a gradient back to the dtype of its variable. Library ops without a float64 kernel fail with torch's own
+    error.
     """
-    with torch.no_grad(), _WideCalls(), _Wide():
-        yield
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), _WideCalls(), _Wide():
+            yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def in_float64(function: Callable[P, R]) -> Callable[P, R]:

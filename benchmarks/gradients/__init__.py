@@ -1,0 +1,1 @@
+"""Small programs trained one step, compiled and judged: results, gradients and buffers."""

@@ -1,0 +1,1 @@
+"""Torch's own samples of its operators, compiled and judged."""

@@ -1,0 +1,128 @@
+"""The sweeps over operators and small training programs: a sample of each, and what they must notice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.gradients.__main__ import PROGRAMS, names
+from benchmarks.gradients.judge import Case, Trial
+from benchmarks.gradients.judge import judged as judged_program
+from benchmarks.gradients.variants import LAYOUTS, PRECISIONS
+from benchmarks.ops import scope
+from benchmarks.ops.__main__ import programs, totals
+from benchmarks.ops.judge import Outcome, judged
+from benchmarks.ops.programs import Program, joined, program
+from benchmarks.sweep import Sweep, spread
+
+pytest.importorskip("expecttest")  # torch's own test tools import it
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SAMPLE = ("add", "sum", "permute", "__getitem__")
+TRAINED = ("conv, norm, relu|fp32|dynamic", "layer norm of the last|bf16|static", "by lists|fp32|static")
+SLOW_SAMPLES = 6
+
+
+def _outcomes(name: str, way: str, most: int) -> list[tuple[Program, Outcome]]:
+    op = next(o for o in scope.operators() if o.full_name == name)
+    mine = [p for _, p in programs(op, way, "cpu", most)]
+    found = judged(mine, lambda k, seed: None, dynamic=way == "dynamic", gradients=way == "gradient")
+    return list(zip(mine, found, strict=True))
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_samples_of_an_operator_are_right_when_compiled(name: str) -> None:
+    outcomes = _outcomes(name, "static", 2)
+    assert outcomes and [f"{p.shown()}: {o.said}" for p, o in outcomes if o.state != "right"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_samples_of_core_operators_are_right_when_compiled(part: int, tmp_path: Path) -> None:
+    chosen = [op.full_name for op in scope.chosen("core", "") if not scope.excluded(op)]
+    os.environ["TILEWRIGHT_CACHE_DIR"] = str(tmp_path)
+    arguments = ("--samples", str(SLOW_SAMPLES))
+    found = Sweep("benchmarks.ops", arguments).run(spread(chosen, f"{part + 1}/8"), lambda name, facts: None)
+    sums = totals(found)
+    assert (sums["wrong"], sums["crashed"], sums["died"]) == (0, 0, []), found
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_a_program_is_trained_as_in_eager(case: str) -> None:
+    name, precision, batch = case.split("|")
+    layouts = ("contiguous", "strided")
+    outcomes = judged_program(Case(PROGRAMS[name], PRECISIONS[precision], batch == "dynamic", "cpu", layouts))
+    assert {k: o.said for k, o in outcomes.items() if o.state != "right"} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_programs_are_trained_as_in_eager(part: int, tmp_path: Path) -> None:
+    os.environ["TILEWRIGHT_CACHE_DIR"] = str(tmp_path)
+    cases = [c for c in names("", "") if c.endswith("fp32|dynamic")]
+    found = Sweep("benchmarks.gradients").run(spread(cases, f"{part + 1}/8"), lambda name, facts: None)
+    bad = {c: f for c, f in found.items() if f.get("wrong") or f.get("crashed") or "died" in f}
+    assert bad == {}
+
+
+def test_there_are_enough_programs() -> None:
+    assert len(PROGRAMS) >= 150 and len(LAYOUTS) == 5 and len(PRECISIONS) == 3
+
+
+# --- what they notice ---
+
+
+def test_a_wrong_result_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that adds one thousandth to every result."""
+
+    def wrong(function: object, **options: object) -> object:
+        return lambda *args: [t * 1.001 for t in function(*args)]  # type: ignore[operator]
+
+    p = Program("torch.sin({0})", (torch.rand(9),), {"torch": torch})
+    monkeypatch.setattr(torch, "compile", wrong)
+    (outcome,) = judged([p], lambda k, seed: None, dynamic=False, gradients=False)
+    assert outcome.state in ("wrong", "excluded") and "FAIL" in outcome.said
+
+
+def test_a_wrong_gradient_is_seen() -> None:
+    trial = Trial(Case(PROGRAMS["mlp"], PRECISIONS["fp32"], False, "cpu", ("contiguous",)), "aot_eager")
+    assert trial.judge() == [""]
+    for p in trial.ours.parameters():
+        p.register_hook(lambda g: g * 1.01)
+    assert "gradient of" in trial.judge()[0]
+
+
+def test_a_joined_program_is_its_parts() -> None:
+    op = next(o for o in scope.operators() if o.full_name == "add")
+    samples = list(op.sample_inputs("cpu", torch.float32))[:3]
+    parts = [program(op, s) for s in samples]
+    run, args = joined(parts)
+    for got, s in zip(run(*args), samples, strict=True):
+        torch.testing.assert_close(got, op.op(s.input, *s.args, **s.kwargs))
+
+
+def test_a_sweep_survives_a_dying_worker_and_goes_on(tmp_path: Path) -> None:
+    ledger = tmp_path / "out.jsonl"
+    seen: list[str] = []
+    sweep = Sweep("tests.sweep_worker", case_seconds=60, ledger=ledger)
+    found = sweep.run(["a", "die", "b"], lambda case, facts: seen.append(case))
+    assert seen == ["a", "die", "b"] and found["b"] == {"case": "b"} and "exit code 3" in str(found["die"])
+    again = sweep.run(["a", "die", "b"], lambda case, facts: seen.append(case))
+    assert again == found and len(seen) == 3
+    assert [json.loads(line)[0] for line in ledger.read_text().splitlines()] == ["a", "die", "b"]
+
+
+def test_a_case_without_end_is_cut_off() -> None:
+    sweep = Sweep("tests.sweep_worker", case_seconds=5)
+    found = sweep.run(["sleep"], lambda case, facts: None)
+    assert "no answer after 5 s" in str(found["sleep"])
+    assert Sweep("tests.sweep_worker", budget=0.0).run(["a"], lambda case, facts: None) == {}
+
+
+def test_shards_are_disjoint_and_whole() -> None:
+    items = [str(k) for k in range(10)]
+    assert sorted(spread(items, "1/3") + spread(items, "2/3") + spread(items, "3/3")) == items
+    assert spread(items, "") == items
