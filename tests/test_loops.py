@@ -194,3 +194,72 @@ def test_a_carried_value_keeps_its_shape() -> None:
             return (h + 1,)
 
     trace(Growing(), [torch.randn(3)], [[]])
+
+
+# --- recurrent layers ---
+
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def layer(kind: str, n: int | str, *, lengths: bool = False, states: bool = True, **attributes: object):
+    """One recurrent layer of 5 inputs and 6 units over x [n, 3, 5]."""
+    d = 2 if attributes.get("direction") == "bidirectional" else 1
+    g = GATES[kind]
+    batch_first = attributes.get("layout")
+    shape = [3, n, 5] if batch_first else [n, 3, 5]
+    held = [3, d, WIDTH] if batch_first else [d, 3, WIDTH]
+    constants = {
+        "w": (RNG.standard_normal((d, g * WIDTH, 5)) / 2).astype(np.float32),
+        "r": (RNG.standard_normal((d, g * WIDTH, WIDTH)) / 2).astype(np.float32),
+        "b": (RNG.standard_normal((d, 2 * g * WIDTH)) / 2).astype(np.float32),
+    }
+    names = ["x", "w", "r", "b", "lengths" if lengths else "", "h0" if states else ""]
+    inputs = [value("x", shape)]
+    if lengths:
+        inputs.append(value("lengths", [3], TensorProto.INT32))
+    outs = ["y", "yh"]
+    inputs += [value("h0", held)] if states else []
+    if kind == "LSTM":
+        names.append("c0" if states else "")
+        inputs += [value("c0", held)] if states else []
+        outs.append("yc")
+        if attributes.pop("peephole", False):
+            names.append("p")
+            constants["p"] = (RNG.standard_normal((d, 3 * WIDTH)) / 2).astype(np.float32)
+    nodes = [node(kind, names, outs, hidden_size=WIDTH, **attributes)]
+    opset = 14 if batch_first is not None else 13
+    proto = model(nodes, inputs, outs, constants, opset=opset)
+
+    def given(steps: int) -> dict[str, np.ndarray]:
+        sizes = [3, steps, 5] if batch_first else [steps, 3, 5]
+        made = {"x": RNG.standard_normal(sizes).astype(np.float32)}
+        if states:
+            for name in ("h0", "c0") if kind == "LSTM" else ("h0",):
+                made[name] = RNG.standard_normal(held).astype(np.float32)
+        if lengths:
+            made["lengths"] = np.array([steps, max(1, steps // 2), 1], np.int32)
+        return made
+
+    return proto, given
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_is_a_loop(kind: str, direction: str, tmp_path: Path) -> None:
+    proto, given = layer(kind, "n", direction=direction, lengths=direction != "forward")
+    compiled = check(proto, tmp_path / "m.onnx", given(70), given(9), given(1))
+    assert len(loops_of(compiled)) == (2 if direction == "bidirectional" else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [
+        ("LSTM", {"peephole": True, "input_forget": 1}),
+        ("LSTM", {"clip": 0.5, "activations": ["HardSigmoid", "Softsign", "Tanh"]}),
+        ("GRU", {"linear_before_reset": 1}),
+        ("RNN", {"activations": ["Relu"]}),
+    ],
+)
+def test_what_a_layer_may_have_besides(kind: str, attributes: dict[str, object], tmp_path: Path) -> None:
+    proto, given = layer(kind, 40, states=False, **attributes)
+    check(proto, tmp_path / "m.onnx", given(40))

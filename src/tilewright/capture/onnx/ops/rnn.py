@@ -1,4 +1,4 @@
-"""Recurrent layers: RNN, GRU, LSTM, unrolled over time."""
+"""Recurrent layers: RNN, GRU, LSTM, as loops over time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tilewright.capture.onnx.looped import kept_whole, looped
 from tilewright.capture.onnx.registry import op
 from tilewright.errors import UnsupportedError
 
@@ -80,7 +81,10 @@ def _layer(
     return Layer(tuple(functions), clip, direction, hidden, layout)
 
 
-Cell = Callable[[Tensor, "tuple[Tensor, ...]", int], "tuple[Tensor, ...]"]
+Held = tuple[Tensor | None, ...]
+"""What every step of a direction reads: its recurrent weights and biases."""
+Cell = Callable[[Tensor, "tuple[Tensor, ...]", int, Held], "tuple[Tensor, ...]"]
+"""The next state of direction d for one projected input."""
 
 
 def _run(
@@ -89,45 +93,77 @@ def _run(
     weights: tuple[Tensor, Tensor | None],
     lengths: Tensor | None,
     states: Sequence[Tensor | None],
+    held: Callable[[int], Held],
     cell: Cell,
 ) -> tuple[Tensor, ...]:
     """Run a cell over time in each direction: (Y, final states...) in the layout of the layer.
 
     `weights` (matrix and bias, one row per direction) project the inputs of all steps at once; the cell gets one
-    projected step.
+    projected step, and what is `held` for its direction.
 
     Past the end of a sample the output is zero and the state is kept.
     """
     x = x.transpose(0, 1) if layer.layout else x
-    steps, batch = x.shape[0], x.shape[1]
     outs: list[Tensor] = []
     finals: list[list[Tensor]] = [[] for _ in states]
     for d in range(layer.directions):
-        backwards = layer.direction == "reverse" or d == 1
         state: list[Tensor] = []
         for s in states:
             first = None if s is None else (s.transpose(0, 1) if layer.layout else s)[d]
-            state.append(x.new_zeros(batch, layer.hidden) if first is None else first)
-        ys: list[Tensor] = []
+            state.append(x.new_zeros(x.shape[1], layer.hidden) if first is None else first)
         w, b = weights
-        projected = F.linear(x, w[d], None if b is None else b[d])
-        for t in range(steps - 1, -1, -1) if backwards else range(steps):
-            new = cell(projected[t], tuple(state), d)
-            y = new[0]
-            if lengths is not None:
-                live = (lengths > t).unsqueeze(1)
-                new = tuple(torch.where(live, n, o) for n, o in zip(new, state, strict=True))
-                y = torch.where(live, y, torch.zeros_like(y))
-            state = list(new)
-            ys.append(y)
-        outs.append(torch.stack(ys[::-1] if backwards else ys))
-        for final, s in zip(finals, state, strict=True):
+        flat = x.contiguous().view(x.shape[0] * x.shape[1], x.shape[2])  # torch fixes free sizes of 3 dims
+        projected = F.linear(flat, w[d], None if b is None else b[d]).view(x.shape[0], x.shape[1], -1)
+        ys, last = _walk(layer, projected, lengths, state, (d, held(d), cell))
+        outs.append(ys)
+        for final, s in zip(finals, last, strict=True):
             final.append(s)
     y = torch.stack(outs, 1)
     last = [torch.stack(f) for f in finals]
     if layer.layout:
         return (y.permute(2, 0, 1, 3), *[s.transpose(0, 1) for s in last])
     return (y, *last)
+
+
+def _walk(
+    layer: Layer,
+    projected: Tensor,
+    lengths: Tensor | None,
+    state: list[Tensor],
+    direction: tuple[int, Held, Cell],
+) -> tuple[Tensor, list[Tensor]]:
+    """One direction: the outputs of all steps, and the last state."""
+    d, held, cell = direction
+    steps = projected.shape[0]
+    backwards = layer.direction == "reverse" or d == 1
+
+    slices = [projected]
+    if lengths is not None:
+        slices.append((lengths > torch.arange(steps, device=lengths.device).unsqueeze(1)).unsqueeze(2))
+
+    def step(state: Sequence[Tensor], parts: Sequence[Tensor], held: Held) -> tuple[Tensor, ...]:
+        now, *live = parts
+        new = cell(now, tuple(state), d, held)
+        if not live:
+            return (*new, new[0])
+        kept = tuple(torch.where(live[0], n, o) for n, o in zip(new, state, strict=True))
+        return (*kept, torch.where(live[0], new[0], torch.zeros_like(new[0])))
+
+    if kept_whole(steps):
+
+        def run(
+            counter: Tensor, state: Sequence[Tensor], parts: Sequence[Tensor], held: Held
+        ) -> tuple[Tensor | None, ...]:
+            return (None, *step(state, parts, tuple(held)))
+
+        made = looped(run, steps, None, 1, state, slices, held, projected.device, backwards=backwards)
+        if made is not None:
+            return made[-1], list(made[:-1])
+    ys: list[Tensor] = []
+    for t in range(steps - 1, -1, -1) if backwards else range(steps):
+        *state, y = step(state, [part[t] for part in slices], held)
+        ys.append(y)
+    return torch.stack(ys[::-1] if backwards else ys), state
 
 
 @op("RNN", since=7)
@@ -151,11 +187,13 @@ def rnn(
     hidden = r.shape[-1]
     layer = _layer(("Tanh",), activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
 
-    def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
-        return (layer.activations[d](layer.bound(now + F.linear(state[0], r[d]))),)
+    def cell(now: Tensor, state: tuple[Tensor, ...], d: int, held: Held) -> tuple[Tensor, ...]:
+        (weight,) = held
+        assert weight is not None
+        return (layer.activations[d](layer.bound(now + F.linear(state[0], weight))),)
 
     total = None if bias is None else bias[:, :hidden] + bias[:, hidden:]
-    return _run(layer, x, (w, total), lengths, [h0], cell)
+    return _run(layer, x, (w, total), lengths, [h0], lambda d: (r[d],), cell)
 
 
 @op("GRU", since=7)
@@ -181,14 +219,19 @@ def gru(
     names = ("Sigmoid", "Tanh")
     layer = _layer(names, activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
 
-    def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
+    def held(d: int) -> Held:
+        rb = None if bias is None else bias[d, 3 * hidden :]
+        both = None if rb is None else rb[: 2 * hidden]
+        return r[d, : 2 * hidden], both, r[d, 2 * hidden :], None if rb is None else rb[2 * hidden :]
+
+    def cell(now: Tensor, state: tuple[Tensor, ...], d: int, held: Held) -> tuple[Tensor, ...]:
         h = state[0]
+        both, both_bias, last, last_bias = held
+        assert both is not None and last is not None
         f, g = layer.activations[2 * d], layer.activations[2 * d + 1]
-        rb = x.new_zeros(3 * hidden) if bias is None else bias[d, 3 * hidden :]
         xz, xr, xh = now.split(hidden, 1)
-        hz, hr = F.linear(h, r[d, : 2 * hidden], rb[: 2 * hidden]).split(hidden, 1)
+        hz, hr = F.linear(h, both, both_bias).split(hidden, 1)
         z, reset = f(layer.bound(xz + hz)), f(layer.bound(xr + hr))
-        last, last_bias = r[d, 2 * hidden :], rb[2 * hidden :]
         if linear_before_reset:
             new = g(layer.bound(xh + reset * F.linear(h, last, last_bias)))
         else:
@@ -196,7 +239,7 @@ def gru(
         return ((1 - z) * new + z * h,)
 
     total = None if bias is None else bias[:, : 3 * hidden]
-    return _run(layer, x, (w, total), lengths, [h0], cell)
+    return _run(layer, x, (w, total), lengths, [h0], held, cell)
 
 
 @op("LSTM", since=7)
@@ -224,12 +267,17 @@ def lstm(
     names = ("Sigmoid", "Tanh", "Tanh")
     layer = _layer(names, activations, activation_alpha, activation_beta, clip, direction, hidden, layout)
 
-    def cell(now: Tensor, state: tuple[Tensor, ...], d: int) -> tuple[Tensor, ...]:
+    def held(d: int) -> Held:
+        return r[d], None if peephole is None else peephole[d]
+
+    def cell(now: Tensor, state: tuple[Tensor, ...], d: int, held: Held) -> tuple[Tensor, ...]:
         h, c = state
+        weight, holes = held
+        assert weight is not None
         f, g, out = layer.activations[3 * d : 3 * d + 3]
-        i, o, forget, new = (now + F.linear(h, r[d])).split(hidden, 1)
-        if peephole is not None:
-            pi, po, pf = peephole[d].split(hidden)
+        i, o, forget, new = (now + F.linear(h, weight)).split(hidden, 1)
+        if holes is not None:
+            pi, po, pf = holes.split(hidden)
             i, forget = i + pi * c, forget + pf * c
         else:
             po = None
@@ -240,4 +288,4 @@ def lstm(
         return o * out(c), c
 
     total = None if bias is None else bias[:, : 4 * hidden] + bias[:, 4 * hidden :]
-    return _run(layer, x, (w, total), lengths, [h0, c0], cell)
+    return _run(layer, x, (w, total), lengths, [h0, c0], held, cell)
