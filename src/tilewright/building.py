@@ -97,11 +97,11 @@ class Builder:
             return [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
 
     def _on_cpu(self, steps: Sequence[_Step], symbols: Sequence[str], ranges: Sequence[str]) -> Kernels:
-        """Kernels in C++. Their library is recalled by their texts and the ranges of their sizes, or they are solved,
-        printed and built."""
+        """Kernels in C++. Their library is recalled by their identities and the ranges of their sizes, or they are
+        solved, printed and built."""
         run, target, options, store = self.run, self.solver.target, self.solver.options, self.memory.store
-        texts = [kernel_key(kernel, layouts) for kernel, layouts in steps]
-        order = {text: n for n, text in enumerate(dict.fromkeys(texts))}
+        keys = [kernel_key(kernel, layouts) for kernel, layouts in steps]
+        order = {key: n for n, key in enumerate(dict.fromkeys(keys))}
         libraries = Libraries(target, store, options, self.memory)
         known = libraries.recall([*sorted(ranges), *order])
         solved = partial(self._solved, steps)
@@ -117,7 +117,7 @@ class Builder:
         else:
             STATS.units += 1
         unit = run("load", lambda: NativeUnit(path, store, options))
-        return Kernels(scheduled, unit, [order[text] for text in texts], len(order))
+        return Kernels(scheduled, unit, [order[key] for key in keys], len(order))
 
     def _on_gpu(self, steps: Sequence[_Step], symbols: Sequence[str], once: bool) -> Kernels:
         """Kernels in Triton, and the schedules that they got: one that needs more shared memory than was estimated gets

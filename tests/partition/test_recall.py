@@ -70,10 +70,10 @@ def test_other_sizes_are_another_task(other: dict[str, Any]) -> None:
 
 def test_groups_that_do_not_fit_are_not_taken() -> None:
     memory, graph = Remembered(), graph_of()
-    wrong = memory.known[task_of(graph)] = plain([Grouping((0,), why="wrong")])
+    wrong = memory.known[task_of(graph, ())] = plain([Grouping((0,), why="wrong")])
     solver = Solver(host_target(), Options())
     assert groups(partition(graph, solver.price, memory)) == groups(partition(graph, solver.price))
-    assert memory.known[task_of(graph)] != wrong
+    assert memory.known[task_of(graph, ())] != wrong
 
 
 def test_on_disk(tmp_path: Path) -> None:

@@ -50,7 +50,17 @@ class Expr:
     """One node: `op`, `args`, `dtype`, and `value` for leaves (constant, symbol, axis, slot; a read's operand
     number)."""
 
-    __slots__ = ("__weakref__", "args", "below_memo", "bounds_memo", "dtype", "linear_memo", "op", "value")
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "below_memo",
+        "bounds_memo",
+        "dtype",
+        "identity_memo",
+        "linear_memo",
+        "op",
+        "value",
+    )
     op: str
     args: tuple[Expr, ...]
     dtype: DType
@@ -58,6 +68,7 @@ class Expr:
     linear_memo: object
     bounds_memo: object
     below_memo: tuple[Expr, ...] | None
+    identity_memo: bytes | None
 
     def __repr__(self) -> str:
         return show(self)
@@ -84,7 +95,7 @@ def make(op: str, args: tuple[Expr, ...], dtype: DType, value: Leaf = None) -> E
         return found
     node = Expr()
     node.op, node.args, node.dtype, node.value = op, args, dtype, value
-    node.linear_memo = node.bounds_memo = node.below_memo = None
+    node.linear_memo = node.bounds_memo = node.below_memo = node.identity_memo = None
     _interned[key] = weakref.KeyedRef(node, _forget, key)
     return node
 

@@ -6,7 +6,6 @@ library call of a composite stays a candidate for exactly its region.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from ..target import Target
 from . import dims
 from .dtype import DType
 from .expr import Axis, Expr, axis, read
+from .identity import LABEL, TOLD, identity
 from .tensor import TensorExpr, output_axes, show_tensor_expr
 
 
@@ -24,7 +24,7 @@ from .tensor import TensorExpr, output_axes, show_tensor_expr
 class Value:
     """A tensor: `shape` in elements (index expressions over symbols) and element type. Identity is equality."""
 
-    id: int
+    id: int = field(metadata=TOLD)
     shape: tuple[Expr, ...]
     dtype: DType
 
@@ -214,14 +214,14 @@ class Origin:
     """One captured node: display name, place in the user's source, and its library call with inputs and outputs.
     `view` marks pure views, which coverage does not count; `node` is the name that capture gave this one."""
 
-    id: int
-    name: str
-    place: str = ""
+    id: int = field(metadata=TOLD)
+    name: str = field(metadata=TOLD)
+    place: str = field(default="", metadata=TOLD)
     call: LibraryCall | None = None
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
     view: bool = False
-    node: str = ""
+    node: str = field(default="", metadata=TOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +229,8 @@ class Precondition:
     """A size that must not be 0: of the dim over which `op` takes an extremum, at `place` in the user's source."""
 
     size: Expr
-    op: str = ""
-    place: str = ""
+    op: str = field(default="", metadata=TOLD)
+    place: str = field(default="", metadata=TOLD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,15 +240,15 @@ class Op:
     that a call does besides its own. Ops of equal `kernel` (if not -1) are settled to become one kernel, of nothing
     else."""
 
-    name: str
+    name: str = field(metadata=TOLD)
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     expr: TensorExpr | None = None
     call: LibraryCall | None = None
-    origin: int = -1
+    origin: int = field(default=-1, metadata=TOLD)
     binds: tuple[Expr, ...] = ()
-    absorbed: tuple[int, ...] = ()
-    kernel: int = -1
+    absorbed: tuple[int, ...] = field(default=(), metadata=TOLD)
+    kernel: int = field(default=-1, metadata=LABEL)
 
     @property
     def output(self) -> Value:
@@ -291,7 +291,7 @@ class Graph:
     inputs: tuple[Value | Expr, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Value | Expr | None, ...]
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[Origin, ...] = field(default=(), metadata=TOLD)
     layouts: Mapping[Value, Layout] = field(default_factory=dict)
     constants: Mapping[Value, object] = field(default_factory=dict)
     writes: tuple[Write, ...] = ()
@@ -357,28 +357,9 @@ class Graph:
         return "\n".join(lines)
 
     def digest(self) -> str:
-        """Structural hash: equal for graphs that differ only in the numbers of their values."""
-        number: dict[Value, int] = {}
-        for v in (
-            *[v for v in self.inputs if isinstance(v, Value)],
-            *self.constants,
-            *[v for o in self.ops for v in o.outputs],
-        ):
-            number.setdefault(v, len(number))
-        parts = [f"{number[v]}:{v.dtype}{v.shape}" for v in number]
-        for op in self.ops:
-            what = (
-                show_tensor_expr(op.expr)
-                if op.expr
-                else f"{op.call.name} {op.call.args} {op.call.kwargs}"
-                if op.call
-                else ""
-            )
-            if op.call is not None and op.call.loop is not None:
-                what += op.call.loop.show()
-            parts.append(f"{op.name}{[number[v] for v in op.inputs]}{[number[v] for v in op.outputs]}{what}")
-        parts.append(str([number[v] if isinstance(v, Value) else repr(v) for v in self.outputs]))
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        """Equal for graphs that differ only in which objects they are made of, in where ops come from, and in what
+        constants hold."""
+        return identity(self)
 
     def with_ops(self, ops: Sequence[Op], outputs: Sequence[Value | Expr | None] | None = None) -> Graph:
         """The same graph with other ops (and outputs)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from .expr import Expr
 from .graph import Graph, Layout, Op, Value
+from .identity import TOLD
 from .program import TileProgram
 
 
@@ -17,7 +18,7 @@ class Kernel:
 
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...]
-    reason: str = ""
+    reason: str = field(default="", metadata=TOLD)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -35,7 +36,7 @@ class LibraryStep:
 
     op: Op
     choice: bool
-    origins: tuple[int, ...] = ()
+    origins: tuple[int, ...] = field(default=(), metadata=TOLD)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from enum import Enum
 from .dims import ONE
 from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
+from .identity import TOLD
 from .reduction import Reduction
 
 
@@ -231,7 +232,7 @@ class TileProgram:
     beside: Axis | None = None
     reciprocals: bool = False
     aligned: bool = True
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, metadata=TOLD)
 
     def statements(self) -> Iterator[Stmt]:
         """Every statement, outer before inner."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ..ir.expr import Expr, cost
 from ..ir.graph import Graph, LibraryCall, Op, Value
+from ..ir.identity import identity
 from .epilogue import Finder, Run, merged
 
 
@@ -95,13 +96,14 @@ def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
 
 
 def _task(op: Op, finder: Finder, judge: Judge) -> str:
-    """What is to be done, so that equal regions have equal texts."""
+    """What is to be done by which ways, so that equal regions are one task."""
     call = op.call
     assert call is not None
-    shapes = ["x".join(str(judge.size(n)) for n in v.shape) + f" {v.dtype}" for v in (*op.inputs, op.output)]
+    shapes = tuple((v.dtype, tuple(map(judge.size, v.shape))) for v in (*op.inputs, op.output))
     run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
-    after = [str(finder.simplify(run.bodies[o.output])) for o in run.grow() if run.closed(o)]
-    return "\n".join([call.reason, call.key, *shapes, *after, str(_alone(op, finder))])
+    after = tuple(finder.simplify(run.bodies[o.output]) for o in run.grow() if run.closed(o))
+    names = tuple(rival.name for rival in call.rivals)
+    return identity(call.reason, call.key, names, shapes, after, run.extra, _alone(op, finder))
 
 
 def _alone(op: Op, finder: Finder) -> bool:

@@ -62,7 +62,7 @@ def partition(
     if memory is None:
         parted.merge()
         return parted.finish()
-    task = task_of(graph) + parted.shows()
+    task = task_of(graph, parted.shows())
     known = groupings_of(memory.recall(task))
     if known is None or not parted.regroup(known):
         parted.merge()
@@ -119,14 +119,13 @@ class _Partition:
                 self.layouts[op.output] = step.layout
         return found
 
-    def shows(self) -> str:
-        """Which of the views that the caller reads are no work, for the key of what is remembered."""
-        places = [
+    def shows(self) -> tuple[int, ...]:
+        """Places of the views that the caller reads and that are no work, for the key of what is remembered."""
+        return tuple(
             k
             for k, op in enumerate(self.graph.ops)
             if self.shown.intersection(op.outputs) & self.views.keys()
-        ]
-        return f"\nshows {places}" if places else ""
+        )
 
     def view_step(self, op: Op) -> ViewStep | None:
         expr = op.expr

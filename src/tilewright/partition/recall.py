@@ -7,12 +7,12 @@ solves only the kernels that they make.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from ..ir.expr import Expr, Symbol
-from ..ir.graph import Graph, Op, Value
-from ..ir.tensor import show_tensor_expr
+from ..ir.graph import Graph, LibraryCall
+from ..ir.identity import identity
 
 
 class Memory(Protocol):
@@ -57,27 +57,18 @@ def groupings_of(decision: object) -> list[Grouping] | None:
     return found
 
 
-def task_of(graph: Graph) -> str:
-    """Equal for graphs that are covered alike: they differ at most in the numbers of their values, in the contents of
-    frozen tensors, and in what their library calls compute."""
-    number: dict[Value, int] = {}
-    for v in (*(v for v in graph.inputs if isinstance(v, Value)), *graph.constants):
-        number.setdefault(v, len(number))
-    ops = [_line(op, number) for op in graph.ops]
-    values = [f"{n}: {v.dtype} {v.shape}" for v, n in number.items()]
-    layouts = [f"{number[v]} at {layout.strides}" for v, layout in graph.layouts.items() if v in number]
-    kept = sorted(number[v] for v in graph.kept())
-    symbols = sorted(map(ranged, graph.symbols()))
-    return "\n".join([*symbols, *values, *ops, *sorted(layouts), f"keeps {kept}"])
+def task_of(graph: Graph, *others: object) -> str:
+    """Equal for graphs that are covered alike, with `others` that are equal: they differ at most in which values they
+    are made of, in the contents of frozen tensors, and in what their library calls compute."""
+    ops = tuple(op if op.call is None else replace(op, call=as_seen(op.call)) for op in graph.ops)
+    constants = dict.fromkeys(graph.constants)
+    return identity(replace(graph, ops=ops, constants=constants), *others)
 
 
-def _line(op: Op, number: dict[Value, int]) -> str:
-    made = [number.setdefault(v, len(number)) for v in op.outputs]
-    read = [number.setdefault(v, len(number)) for v in op.inputs]
-    if op.expr is not None:
-        return f"{made} {read} {op.kernel} {[b.dtype for b in op.expr.body]} {show_tensor_expr(op.expr)}"
-    assert op.call is not None
-    return f"{made} {read} call {op.call.pure} {op.call.strides}"
+def as_seen(call: LibraryCall) -> LibraryCall:
+    """A call without what it computes, and how else it could do so."""
+    plain = replace(call, name="", function=as_seen, args=(), kwargs=(), key="")
+    return replace(plain, specialise=None, epilogues=(), rivals=())
 
 
 def ranged(symbol: Expr) -> str:

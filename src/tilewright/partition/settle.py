@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.graph import Graph, Layout, LibraryCall, Op, Value
 from ..ir.kernel import Kernel, Note
 from ..options import Contractions
 from ..rewrite.parts import Cascade, cascades, in_parts
 from ..tile.sizes import estimate
 from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
-from .recall import Grouping, Memory, groupings_of, plain, task_of
+from .recall import Grouping, Memory, as_seen, groupings_of, plain, task_of
 from .regions import Region, find_regions
 from .sites import filled, marks
 
@@ -149,15 +149,15 @@ def settle_regions(
     splicer = _Splicer(graph)
     for region in find_regions(graph, anywhere=always, short=short):
         alone = region.graph(graph)
-        key = f"{alone.digest()} {[v and v.strides for v in map(alone.layouts.get, (*region.inputs, *region.outputs))]}"
+        key = task_of(alone, _calls(region, graph))
         if key not in known:
             whole = None if always else prices.routine(alone)
-            found = None if whole else _recalled(alone, rearrange, memory)
+            found = None if whole else _recalled(alone, key, rearrange, memory)
             captured = region.as_captured(graph)
             settle = _each_apart if apart and whole is None else _settle
             known[key] = found or settle(alone, captured, prices, rearrange, cores, always, whole)
             if memory is not None and found is None and whole is None:
-                memory.keep(task_of(alone), _plain(known[key]))
+                memory.keep(key, _plain(known[key]))
         decided = known[key]
         settled.append(decided)
         if decided.routine is not None:
@@ -165,6 +165,12 @@ def settle_regions(
         elif decided.kernels:
             splicer.replace(region, decided)
     return Mapped(splicer.graph() if splicer.made else graph, tuple(settled))
+
+
+def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
+    """What a library would do in place of each op of a region: it is compared with kernels."""
+    calls = (graph.origins[op.origin].call if op.origin >= 0 else None for op in region.ops)
+    return tuple(None if call is None else as_seen(call) for call in calls)
 
 
 def _settle(
@@ -328,9 +334,9 @@ def _plain(settled: Settled) -> list[object]:
     return [settled.seconds, settled.library, settled.parts, plain(kernels), list(settled.notes)]
 
 
-def _recalled(region: Graph, rearrange: Rearrange, memory: Memory | None) -> Settled | None:
+def _recalled(region: Graph, task: str, rearrange: Rearrange, memory: Memory | None) -> Settled | None:
     """What was decided about a region before; None if nothing was that fits it."""
-    match memory.recall(task_of(region)) if memory is not None else None:
+    match memory.recall(task) if memory is not None else None:
         case [float(seconds), float(library), int(parts), kernels, list(notes)]:
             known = groupings_of(kernels)
         case _:

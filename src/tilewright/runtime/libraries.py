@@ -45,7 +45,8 @@ class Later(Sequence[T]):
 
 
 class Libraries:
-    """Built libraries by the texts of their kernels, for one machine, compiler, set of options and version of ours."""
+    """Built libraries by the identities of their kernels, for one machine, compiler, set of options and version of
+    ours."""
 
     def __init__(self, target: Target, store: Store, options: Options, covers: Covers) -> None:
         self.store = store

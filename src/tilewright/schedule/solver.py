@@ -9,9 +9,9 @@ from ..errors import IllegalSchedule
 from ..ir.dtype import f32
 from ..ir.expr import Expr
 from ..ir.graph import Layout, Value
+from ..ir.identity import identity
 from ..ir.kernel import Kernel, Note, Scheduled
 from ..ir.program import Dot, Stmt, TileProgram
-from ..ir.tensor import show_tensor_expr
 from ..options import Options
 from ..target import MemoryKind, Precision, Target
 from .blocks import blocks, buckets, misalignment, row_buckets
@@ -213,17 +213,5 @@ def choose(form: Form, target: Target, tuning: Tuning) -> Schedule:
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:
-    """Equal for kernels that differ only in which values they read and make."""
-    number: dict[Value, int] = {}
-    parts: list[str] = []
-    for v in (*kernel.inputs, *kernel.outputs):
-        layout = layouts.get(v)
-        number.setdefault(v, len(number))
-        parts.append(f"{number[v]} {v.dtype} {v.shape} {layout.strides if layout else ''}")
-    for op in kernel.ops:
-        made = [number.setdefault(v, len(number)) for v in op.outputs]
-        assert op.expr is not None
-        parts.append(
-            f"{made} {[number[v] for v in op.inputs]} {[b.dtype for b in op.expr.body]} {show_tensor_expr(op.expr)}"
-        )
-    return "\n".join(parts)
+    """Equal for kernels that differ only in which values they read and make, and in what is told of them."""
+    return identity(kernel, tuple(map(layouts.get, (*kernel.inputs, *kernel.outputs))))
