@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trial",),
     ("pricing",),
     ("compiler",),
-    ("accuracy", "measure", "door", "report", "cli"),
+    ("accuracy", "measure", "door", "files", "report", "cli"),
     ("__init__", "__main__"),
 )
 LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
@@ -45,6 +45,7 @@ FRONTEND_WORDS = re.compile(r"(?<![a-z])(aten|onnx)(?![a-z])", re.IGNORECASE)
 FRONTEND_ALLOWED: Mapping[str, str] = {
     "__init__": "says in one line what can be compiled",
     "door": "the suffix of a model file chooses the importer",
+    "files": "what the importer read",
     "cli.command": "the help says which files it takes, and names a peer",
     "cli.model": "the suffix of a model file chooses the importer",
     "measure": "a peer's model format",

@@ -2,6 +2,20 @@
 
 from tilewright.capture.onnx.bind import bind_inputs, typical_shapes
 from tilewright.capture.onnx.module import InputSpec, OnnxModule, load
+from tilewright.capture.onnx.nested import Flat, FlatSplit, Nesting, flatten_inputs
 from tilewright.capture.onnx.split import Segment, Split, split
 
-__all__ = ["InputSpec", "OnnxModule", "Segment", "Split", "bind_inputs", "load", "split", "typical_shapes"]
+__all__ = [
+    "Flat",
+    "FlatSplit",
+    "InputSpec",
+    "Nesting",
+    "OnnxModule",
+    "Segment",
+    "Split",
+    "bind_inputs",
+    "flatten_inputs",
+    "load",
+    "split",
+    "typical_shapes",
+]

@@ -98,13 +98,29 @@ def _tensor(spec: InputSpec, value: object) -> Tensor:
     if isinstance(value, (np.ndarray, np.generic)):
         return tensor_of_array(np.asanyarray(value), f"input {spec.name}")
     if isinstance(value, (bool, int, float)):
-        return torch.tensor(value, dtype=spec.dtype)
-    if spec.dtype is None:  # a sequence or an optional: the module checks what is inside
-        items = [_tensor(spec, v) for v in value] if isinstance(value, (list, tuple)) else value
-        return items  # type: ignore[return-value]
+        return _number(spec, value)
+    if spec.dtype is None and value is None:
+        return None  # type: ignore[return-value]  (an optional that is absent)
+    if spec.dtype is None and isinstance(value, (list, tuple)):
+        return [_tensor(spec, v) for v in value]  # type: ignore[return-value]
     raise _error(
         f"input {spec.name!r} is a {type(value).__name__}", spec.name, "pass a tensor or a numpy array"
     )
+
+
+def _number(spec: InputSpec, value: float) -> Tensor:
+    """A Python number as a tensor; InputError where the declared type would make another number of it."""
+    try:
+        made = torch.tensor(value, dtype=spec.dtype)
+        fits = made.is_floating_point() or made.is_complex() or made.item() == value
+    except (RuntimeError, ValueError, OverflowError):
+        made, fits = torch.empty(()), False
+    if not fits:
+        wanted = str(spec.dtype).removeprefix("torch.")
+        raise _error(
+            f"input {spec.name!r} is {value}, which is no {wanted}", spec.name, "pass a number that fits"
+        )
+    return made
 
 
 def _check(spec: InputSpec, value: Tensor) -> Tensor:

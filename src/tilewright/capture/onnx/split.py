@@ -48,7 +48,7 @@ class Split:
     fixed: dict[int, Tensor]
 
     def run(
-        self, inputs: Sequence[Tensor], calls: Sequence[Callable[..., object]] | None = None
+        self, inputs: Sequence[object], calls: Sequence[Callable[..., object]] | None = None
     ) -> tuple[Tensor, ...]:
         """The outputs of the model; `calls` replace the segments' modules (compiled ones, in the same order)."""
         values: dict[int, object] = dict(self.fixed)

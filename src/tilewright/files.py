@@ -1,0 +1,260 @@
+"""Model files as compiled models: which graph serves a call, and what its dynamic sizes are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.capture.exported import Exported
+from tilewright.capture.onnx import (
+    Flat,
+    FlatSplit,
+    Nesting,
+    OnnxModule,
+    Split,
+    bind_inputs,
+    flatten_inputs,
+    split,
+    typical_shapes,
+)
+from tilewright.capture.onnx.refuse import FITS, is_refusal
+from tilewright.capture.trace import fits, hints, trace
+from tilewright.compiler import Compiled, Trace, compile_fx
+from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
+from tilewright.options import Options
+from tilewright.plan.coverage import Coverage, total
+from tilewright.runtime.direct import Direct
+from tilewright.runtime.naming import Naming
+from tilewright.runtime.pieces import Pieces
+from tilewright.runtime.programs import ProgramWay
+from tilewright.runtime.steps import CALLED
+
+Cut = Callable[[], Split | FlatSplit]
+"""Gives a model in segments."""
+
+
+def program_way(program: Exported, options: Options) -> ProgramWay:
+    """Compile an exported or traced program."""
+
+    def build(gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> Compiled:
+        return compile_fx(gm, options, frozen=frozen, conditions=program.conditions, ranges=program.ranges)
+
+    return ProgramWay(program, build, freeze=options.freeze is not False)
+
+
+class Graphs:
+    """The graphs of one model of flat tensors. `dims` names the dims of each that may change: dims of one name are
+    taken as equal while they are, and a call where they differ gets a graph in which each has its own symbol."""
+
+    def __init__(
+        self, module: torch.nn.Module, dims: Sequence[Mapping[int, str]], cut: Cut | None, options: Options
+    ) -> None:
+        """`cut` gives the model in segments, where control flow in it depends on data."""
+        self.ways: list[ProgramWay | Pieces] = []
+        self._module = module
+        self._dims = dims
+        self._cut = cut
+        self._options = options
+
+    def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces:
+        """The graph for inputs like these. Raises what the model, or the phase that refuses it, says."""
+        sizes: dict[str, int] = {}
+        equal = True
+        for entry, t in zip(self._dims, inputs, strict=True):
+            for place, dim in entry.items():
+                equal &= sizes.setdefault(dim, t.shape[place]) == t.shape[place]
+        for way in self.ways:
+            if way.admits(inputs):
+                return way
+        return self._traced(inputs, equal)
+
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces:
+        """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
+        size 0 and 1 fixed."""
+        wanted = self._dims
+        fixed = [{k: d for k, d in e.items() if t.shape[k] > 1} for e, t in zip(wanted, inputs, strict=True)]
+        refused: TilewrightError | None = None
+        unfit: list[ProgramWay] = []
+        free = hints(inputs, wanted)
+        for dims, examples, oblivious in (
+            (wanted, free, True),
+            (wanted, free, False),
+            (fixed, list(inputs), False),
+        ):
+            groups: dict[str, list[tuple[int, int]]] = {}
+            for i, entry in enumerate(dims):
+                for place, dim in entry.items():
+                    groups.setdefault(dim, []).append((i, place))
+            same = [g for g in groups.values() if len(g) > 1] if equal else []
+            try:
+                program = trace(self._module, examples, [list(e) for e in dims], same, oblivious=oblivious)
+            except (UnsupportedError, ModelError) as error:
+                refused = refused or error
+                continue
+            if not fits(program, inputs):
+                continue
+            made = program_way(program, self._options)
+            if made.admits(inputs):
+                self.ways.append(made)
+                return made
+            unfit.append(made)
+        if self._cut is not None and not self._options.strict:
+            pieces = Pieces(self._cut(), lambda program: program_way(program, self._options))
+            pieces.run(inputs, None)  # what lies between is compiled for what really comes there
+            self.ways.append(pieces)
+            return pieces
+        if unfit:
+            return unfit[0]  # it says why when it runs
+        raise refused or InputError("the model does not fit these inputs", phase="input")
+
+
+class FileWay:
+    """A model file. Its declared dynamic dims (or those of `naming`) are symbols, and so is every dim of a tensor in a
+    sequence or an optional."""
+
+    def __init__(
+        self,
+        module: OnnxModule,
+        options: Options,
+        naming: Naming,
+        device: torch.device | None = None,
+        place: str = "",
+    ) -> None:
+        """`module` is on `device` (None: the CPU), and numpy arrays are brought there. `place` is the file."""
+        self.module = module
+        self.place = place
+        self.device = device
+        self.options = options
+        self.naming = naming
+        self._kinds: list[tuple[Nesting | None, Graphs]] = []
+        self._nests = any(s.dtype is None for s in module.input_specs)
+        self._lock = threading.Lock()
+        self.names = tuple(s.name for s in module.input_specs)
+        self._dims = self._dynamic()
+
+    def _dynamic(self) -> dict[str, dict[int, str]]:
+        """Names of the dynamic dims by input and place; unnamed ones get a name of their own."""
+        given: dict[str, dict[int, str]] = {}
+        for d in self.naming.dims:
+            given.setdefault(d.input, {})[d.place] = d.name
+        found: dict[str, dict[int, str]] = {}
+        for spec in self.module.input_specs:
+            declared = enumerate(spec.dims or ())
+            own = {k: n or f"?{spec.name}.{k}" for k, n in declared if not isinstance(n, int)}
+            found[spec.name] = own | given.get(spec.name, {})
+        return found
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of the graphs compiled so far; compiles for typical sizes if there is none."""
+        self._typical()
+        return total([w.coverage for w in self._ways()])
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """Of the graphs compiled so far; compiles for typical sizes if there is none."""
+        self._typical()
+        return tuple(k for w in self._ways() for k in w.kernels)
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """What runs besides kernels; compiles for typical sizes if there is no graph yet."""
+        self._typical()
+        return tuple(k for w in self._ways() for k in w.calls)
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return tuple(line for w in self._ways() for line in w.cuda_graphs)
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last; compiles for typical sizes if there is none."""
+        self._typical()
+        return self._ways()[-1].trace or Trace()
+
+    def _ways(self) -> list[ProgramWay | Pieces]:
+        return [w for _, graphs in self._kinds for w in graphs.ways]
+
+    def unchanged(self) -> bool:
+        """A file's weights are its own."""
+        return True
+
+    def copied(self, memo: dict[int, object]) -> FileWay:
+        """Itself: nothing can change a file's weights."""
+        return self
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Compile for inputs like these."""
+        self._chosen(self._bound(args, kwargs))
+
+    def __call__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
+    ) -> tuple[object, Direct | None]:
+        """The outputs: a tensor, or a tuple of several."""
+        way, tensors = self._chosen(self._bound(args, kwargs))
+        try:
+            return way.run(tensors, out), None
+        except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            if isinstance(error, TilewrightError) or not is_refusal(error):
+                raise
+            raise ModelError(
+                f"a call refuses what reaches it: {next(iter(str(error).splitlines()), '')}", phase="run",
+                op="; ".join(getattr(error, "__notes__", ())).removeprefix(CALLED), place=self.place, hint=FITS,
+            ) from error  # fmt: skip
+
+    def _bound(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[object]:
+        return bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]  (it checks them)
+
+    def _typical(self) -> None:
+        """Compile without inputs: declared sizes, and for the others the first typical ones that the model takes."""
+        if self._ways():
+            return
+        specs = self.module.input_specs
+        if any(s.dtype is None or s.dims is None for s in specs):
+            raise InputError(
+                "the file does not declare its inputs", phase="input", hint="pass example_inputs"
+            )
+        refused: TilewrightError | None = None
+        for shapes in typical_shapes(specs):
+            try:
+                self._chosen(
+                    [
+                        torch.zeros(n, dtype=s.dtype, device=self.device)
+                        for n, s in zip(shapes, specs, strict=True)
+                    ]
+                )
+            except (UnsupportedError, ModelError) as error:
+                refused = refused or error
+            else:
+                return
+        raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
+
+    def _chosen(self, inputs: Sequence[object]) -> tuple[ProgramWay | Pieces, Sequence[Tensor]]:
+        """The graph for such inputs, and the tensors that it takes."""
+        list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
+        tensors, nesting = flatten_inputs(inputs) if self._nests else (inputs, None)
+        with self._lock:
+            return self._graphs(nesting, tensors).chosen(tensors), tensors  # pyright: ignore[reportArgumentType, reportReturnType]
+
+    def _graphs(self, nesting: Nesting | None, tensors: Sequence[Tensor]) -> Graphs:
+        """Those of calls whose inputs nest like these."""
+        for known, graphs in self._kinds:
+            if known == nesting:
+                return graphs
+        module, options = self.module, self.options
+        if nesting is None:
+            cut = (lambda: split(module)) if module.data_dependent else None
+            made = Graphs(module, [self._dims[n] for n in self.names], cut, options)
+        else:
+            dims = [
+                self._dims[self.names[owner]] or {d: f"?{k}.{d}" for d in range(t.dim())}
+                for k, (owner, t) in enumerate(zip(nesting.owners, tensors, strict=True))
+            ]
+            cut = (lambda: FlatSplit(split(module), nesting)) if module.data_dependent else None
+            made = Graphs(Flat(module, nesting), dims, cut, options)
+        self._kinds.append((nesting, made))
+        return made
