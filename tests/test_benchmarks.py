@@ -6,12 +6,13 @@ import json
 import math
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import compile_time, kernels, models, overhead, record
+from benchmarks import busy, compile_time, kernels, models, overhead, record
 from benchmarks.bandwidth import COMPILERS, Yardstick
 from benchmarks.calibrate import calibrate
 from benchmarks.zoo import ZOO
@@ -141,3 +142,25 @@ def test_process_age_grows() -> None:
     first = compile_time.process_age()
     time.sleep(0.02)
     assert math.isnan(first) or 0.0 < first < compile_time.process_age()
+
+
+def children() -> list[str]:
+    found = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    if not found.exists():
+        pytest.skip("the system does not list children")
+    return found.read_text().split()
+
+
+def test_busy_processes_end_with_their_block() -> None:
+    before = set(children())
+    with pytest.raises(ZeroDivisionError), busy.busy_loops(2, 30.0):
+        assert len(set(children()) - before) == 2
+        raise ZeroDivisionError
+    assert set(children()) == before
+
+
+def test_models_beside_busy_processes_run_as_they_are() -> None:
+    for build in busy.MODELS.values():
+        module, inputs = build()
+        with torch.no_grad():
+            assert all(t.isfinite().all() for t in measure.flatten(module.eval()(*inputs)))

@@ -49,7 +49,7 @@ from tilewright.partition.specialise import specialise
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
-from tilewright.plan.work import Alone, ops_by_origin
+from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
@@ -320,11 +320,11 @@ def _generated(
         _check_strict(cover, options)
     symbols = normal.symbols()
     names = names_of(symbols)
-    alone = Alone(target, ops_by_origin(graph.ops))
+    core_ns, alone_ns = CoreTime(target, ops_by_origin(graph.ops)), round(target.alone_seconds * 1e9)
     built = Builder(run, solver, covers, typical, place.ordinal).built([cover], symbols)
     STATS.kernels += built.programs
     kernels = numbered(cover, built.numbers)
-    plan = run("plan", lambda: planned(cover, kernels, names, alone=alone))
+    plan = run("plan", lambda: planned(cover, kernels, names, core_ns=core_ns, alone_ns=alone_ns))
     printer = _printer(names, target)
     reports = tuple(
         report_of(k, cover, n, sizes, partial(built.scheduled.__getitem__, i), printer)

@@ -81,14 +81,14 @@ def test_large_work_is_shared() -> None:
     assert regions() > before
 
 
-def alone_of(plan: Plan) -> list[Expr | None]:
+def times_of(plan: Plan) -> list[Expr | None]:
     found: list[Expr | None] = []
     for segment in plan.segments:
         for step in segment.steps:
             if isinstance(step, Launches):
-                found += [x.alone for x in step.launches]
+                found += [x.core_ns for x in step.launches]
             elif isinstance(step, Call):
-                found.append(step.alone)
+                found.append(step.core_ns)
     return found
 
 
@@ -99,10 +99,13 @@ def test_what_is_small_depends_on_the_size_of_a_call() -> None:
     )
     fast(torch.randn(8, 64), w)
     graph = tilewright.compilations()[-1]
-    found = alone_of(graph.trace["plan"])
+    plan = graph.trace["plan"]
+    found = times_of(plan)
     (name,) = set(names_in(e for e in found if e is not None))
-    small, large = ([e is not None and bool(number(e, {name: n})) for e in found] for n in (8, 1 << 16))
-    assert all(small) and not any(large)
+    small, large = (
+        [e is not None and number(e, {name: n}) <= plan.alone_ns for e in found] for n in (8, 1 << 16)
+    )
+    assert len(small) > 1 and all(small) and not any(large)
 
 
 def test_only_cores_that_other_programs_use_have_a_limit() -> None:
@@ -128,6 +131,38 @@ def test_what_fails_alone_leaves_the_thread_count(threads: pool.Pool, error: typ
         act([])
     assert seen == [1 if pool.team() else 2]
     assert torch.get_num_threads() == 2
+    assert threads.workers >= 1
+
+
+def test_calls_that_came_late_are_the_callers_for_a_while(threads: pool.Pool) -> None:
+    """Torch's threads are its own: a call that takes far longer than one core would need is taken from them."""
+    if pool.team() is None:
+        pytest.skip("torch's threads cannot be set here")
+    seen: list[int] = []
+
+    def act(tensors: steps.Tensors) -> None:
+        seen.append(torch.get_num_threads())
+        time.sleep(0.02)
+
+    quick = steps.sharing(lambda tensors: seen.append(torch.get_num_threads()), 10**9)
+    time.sleep(0.4)
+    for _ in range(20):
+        quick([])
+    assert seen == [2] * 20, "calls in time are shared"
+    seen.clear()
+    late = steps.sharing(act, 1000)
+    late([])
+    late([])
+    assert seen == [2, 1] and torch.get_num_threads() == 2
+    torch.use_deterministic_algorithms(True)
+    try:
+        late([])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [2, 1, 2], "the same bits are asked for"
+    time.sleep(0.4)
+    quick([])
+    assert seen == [2, 1, 2, 2], "it is tried again"
     assert threads.workers >= 1
 
 

@@ -28,8 +28,8 @@ from tilewright.plan.data import (
     View,
 )
 
-When = Callable[[Kernel | LibraryStep], Expr | None]
-"""The condition on sizes under which the caller's thread does a step alone; None where nothing is known."""
+Time = Callable[[Kernel | LibraryStep], Expr | None]
+"""Nanoseconds that one core takes for a step; None where nothing is known."""
 
 Kernels = Mapping[Kernel, tuple[int, tuple[Value, ...]]]
 """Kernel of the cover -> its number in the built unit, and the values behind its parameters."""
@@ -43,23 +43,27 @@ def build_plan(
     *,
     device: str = "cpu",
     host: Sequence[int] = (),
-    alone: When = lambda step: None,
+    core_ns: Time = lambda step: None,
+    alone_ns: int = 0,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
     output k may be, as in the program; other outputs get memory of their own. All is on
-    `device`; inputs numbered `host` are brought there. `alone` says what the caller's thread does alone. Raises
-    VerifyError where a value has no home or a size symbol cannot be found.
+    `device`; inputs numbered `host` are brought there. `core_ns` says how long
+    one core takes for a step; what takes at most `alone_ns` is left to the caller's thread. Raises VerifyError where a
+    value has no home or a size symbol cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, alone).build(tuple(symbols))
-    return replace(plan, device=device, host=tuple(host))
+    plan = _Builder(cover, kernels, shares, core_ns).build(tuple(symbols))
+    return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns)
 
 
 class _Builder:
-    def __init__(self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None, alone: When) -> None:
+    def __init__(
+        self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None, core_ns: Time
+    ) -> None:
         self.cover = cover
-        self.alone = alone
+        self.core_ns = core_ns
         self.graph: Graph = cover.graph
         self.kernels = kernels
         self.shares = tuple(shares) if shares is not None else (Shares.NOTHING,) * len(self.graph.outputs)
@@ -183,7 +187,7 @@ class _Builder:
         for v in kernel.outputs:
             if v not in self.number:
                 self._add(v, Home.ARENA)
-        launch = Launch(number, tuple(self._of(v) for v in params), self.alone(kernel))
+        launch = Launch(number, tuple(self._of(v) for v in params), self.core_ns(kernel))
         last = self.steps[-1] if self.steps else None
         if isinstance(last, Launches):
             self.steps[-1] = Launches((*last.launches, launch))
@@ -216,7 +220,9 @@ class _Builder:
             outputs.append(self._number(e.dtype))
             if e.op == "symbol" and symbol_name(e) not in known:
                 fresh.append(Measure(symbol_name(e), outputs[-1], -1))
-        self.steps.append(Call(call, inputs, tuple(outputs), guarded=alias is None, alone=self.alone(step)))
+        self.steps.append(
+            Call(call, inputs, tuple(outputs), guarded=alias is None, core_ns=self.core_ns(step))
+        )
         if fresh:
             known |= {m.symbol for m in fresh}
             self.segments.append(

@@ -86,12 +86,12 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run generated kernel number `kernel` on these buffers. `alone` is the condition on sizes under which the caller's
-    thread does it alone (None: the kernel's own measure of work decides)."""
+    """Run generated kernel number `kernel` on these buffers; one core takes about `core_ns` nanoseconds (None: nobody
+    knows)."""
 
     kernel: int
     params: tuple[int, ...]
-    alone: Expr | None = None
+    core_ns: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,14 @@ class Launches:
 class Call:
     """Run a library call on `inputs`; its results become `outputs`, tensors first.
 
-    With `guarded`, it is not known whether a result may be the memory of an operand. `alone` is the condition on sizes
-    under which the caller's thread does it alone (None: the library decides)."""
+    With `guarded`, it is not known whether a result may be the memory of an operand. One core takes
+    about `core_ns` nanoseconds (None: nobody knows)."""
 
     call: LibraryCall
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     guarded: bool = False
-    alone: Expr | None = None
+    core_ns: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,8 @@ class Plan:
     """Where all buffers are."""
     host: tuple[int, ...] = ()
     """Inputs that come as CPU tensors without dims, and are brought to the device."""
+    alone_ns: int = 0
+    """What takes one core no longer than so many nanoseconds is left to the caller's thread."""
 
     def show(self) -> str:
         """The plan as text."""

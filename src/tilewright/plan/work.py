@@ -1,4 +1,4 @@
-"""What kernels and calls do, counted; and which do so little that the caller's thread does it alone."""
+"""What kernels and calls do, counted, and how long one core takes for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dims
-from tilewright.ir.expr import Expr, call, cost, walk
+from tilewright.ir.expr import Expr, cost, walk
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.target import MemoryKind, Target
@@ -56,27 +56,28 @@ def done_by(step: LibraryStep, by_origin: Mapping[int, Sequence[Op]]) -> list[Op
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """Says when a step's work is left to the caller's thread, on `target`; `by_origin` as for `done_by`."""
+class CoreTime:
+    """Says how long one core of `target` takes for a step; `by_origin` as for `done_by`."""
 
     target: Target
     by_origin: Mapping[int, Sequence[Op]]
 
     def __call__(self, step: Kernel | LibraryStep) -> Expr | None:
-        """The condition on sizes under which one core does the step within the time that is not worth a second one;
-        None where nothing tells how much there is to do."""
-        limit = self.target.alone_seconds
+        """Modelled nanoseconds; None where nothing tells how much there is to do, or threads are no question."""
         if isinstance(step, Kernel):
             ops, values = step.ops, (*step.inputs, *step.outputs)
         else:
             ops = done_by(step, self.by_origin)
             read = dict.fromkeys(v for op in ops for v in op.inputs)
             values = (*read, *step.op.outputs)
-        if not limit or not ops or any(op.expr is None for op in ops):
-            return None
-        flops, _ = work_of(ops)
         target = self.target
+        if not target.alone_seconds or not ops or any(op.expr is None for op in ops):
+            return None
         shared = target.level(MemoryKind.L2) or target.device
-        few = call("le", flops, dims.integer(int(limit * REACHED * target.flops / target.cores)))
-        short = call("le", bytes_of(values), dims.integer(int(limit * REACHED * shared.bandwidth)))
-        return call("and", few, short)
+        flops, _ = work_of(ops)
+        rates = REACHED * target.flops / target.cores, REACHED * shared.bandwidth
+        times = [
+            dims.floordiv(n, dims.integer(max(1, int(rate * 1e-9))))
+            for n, rate in zip((flops, bytes_of(values)), rates, strict=True)
+        ]
+        return dims.maximum(*times)

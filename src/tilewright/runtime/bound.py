@@ -12,7 +12,7 @@ from torch import Tensor
 from tilewright import allocate
 from tilewright.errors import NoElements
 from tilewright.ir.expr import Expr
-from tilewright.ir.host import Number, number, size
+from tilewright.ir.host import Number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, Step, View
 from tilewright.runtime import steps
@@ -201,6 +201,9 @@ class Workspace:
                 return [self._launches(step)]
             case Call():
                 call = [steps.calling(step, self.part.layouts.sizes)]
+                took = self._nanoseconds(step.core_ns)
+                if took is not None and took > self.part.plan.alone_ns:
+                    call = [steps.sharing(call[0], took)]
                 guards = [steps.guarding(step)] if step.guarded else []
                 return [*call, *guards, *self._results(step)]
             case View(buffer=b):
@@ -212,19 +215,25 @@ class Workspace:
         """Whether the caller's thread does a step alone."""
         match step:
             case Launches():
-                return all(self._holds(x.alone) for x in step.launches)
+                return all(self._is_small(x.core_ns) for x in step.launches)
             case Call():
-                return self._holds(step.alone)
+                return self._is_small(step.core_ns)
             case View():
                 return True
             case Copy():
                 return False
 
-    def _holds(self, condition: Expr | None) -> bool:
-        """Whether a condition is known to hold under these sizes."""
+    def _is_small(self, core_ns: Expr | None) -> bool:
+        """Whether what takes one core so long is not worth a second one."""
+        found = self._nanoseconds(core_ns)
+        return found is not None and found <= self.part.plan.alone_ns
+
+    def _nanoseconds(self, core_ns: Expr | None) -> int | None:
+        """A time under these sizes, as far as they are known."""
         sizes = self.part.layouts.sizes
-        known = condition is not None and all(name in sizes for name in names_in((condition,)))
-        return known and condition is not None and bool(number(condition, sizes))
+        if core_ns is None or not all(name in sizes for name in names_in((core_ns,))):
+            return None
+        return size(core_ns, sizes)
 
     def _viewing(self, b: int) -> list[Act]:
         """The tensor of a view: made now if what it shows lasts."""
@@ -249,7 +258,7 @@ class Workspace:
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
         assert unit is not None
-        alone = [self._holds(x.alone) for x in step.launches]
+        alone = [self._is_small(x.core_ns) for x in step.launches]
         run = unit.prepare(self._located(step), self.bases, self.part.sizes, alone)
         self.runs.append(run)
         return steps.launching(run)

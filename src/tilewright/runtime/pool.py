@@ -16,7 +16,7 @@ from tilewright.options import Options
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
 
-VERSION = 3
+VERSION = 4
 SOURCE = Path(__file__).parent / "native" / "pool.cpp"
 
 
@@ -44,6 +44,12 @@ class Pool:
         """From now to `together`, all that the calling thread runs, calls of torch included, runs on it alone."""
         self.together: Callable[[], None] = _held(library, "tw_together")
         """The end of `alone`; without one before, nothing happens."""
+        self.share: Callable[[], None] = _held(library, "tw_share")
+        """From now to `shared`, torch's threads work together; but as in `alone` for a while after they came late."""
+        self.shared: Callable[[int], None] = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(
+            _address(library, "tw_shared")
+        )
+        """The end of `share`: of work that takes one core so many nanoseconds."""
 
     @property
     def workers(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import cast
 
@@ -57,6 +58,28 @@ def alone(acts: Sequence[Act]) -> Sequence[Act]:
             end()
 
     return (act,)
+
+
+def sharing(act: Act, core_ns: int) -> Act:
+    """`act`, for which one core takes `core_ns` nanoseconds, on several threads; but on the caller's alone for a while
+    after threads kept it waiting. Where torch is asked for the same bits in every run, always on several."""
+    threads = running()
+    if threads is None:
+        return act
+    begin, end, count = threads.share, partial(threads.shared, core_ns), torch.get_num_threads
+    fixed = torch.are_deterministic_algorithms_enabled
+
+    def shared(tensors: Tensors) -> None:
+        if fixed() or count() == 1:
+            act(tensors)
+            return
+        try:
+            begin()
+            act(tensors)
+        finally:
+            end()
+
+    return shared
 
 
 def viewing(b: int, source: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> Act:

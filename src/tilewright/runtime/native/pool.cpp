@@ -38,7 +38,8 @@ constexpr int64_t pieces_each = 8;
 constexpr uint32_t inside_mask = 0xff, open_bit = 0x100, region_step = 0x200;
 constexpr int64_t move_ns = 1000000;  // the least time between two changes of core
 constexpr uint64_t turn_ns = 100000;
-constexpr int64_t late_ns = 300000;  // a team that ends so much behind its caller, and half of the work, is kept waiting
+constexpr int64_t late_ns = 300000;  // a team that ends so much behind its caller, and half of the work, is late
+constexpr int64_t late_call_ns = 1000000, late_call_times = 5;  // a call: so much, and so many times, longer than alone
 constexpr int64_t shortest_lone_ns = 10000000, longest_lone_ns = 320000000;
 constexpr uint32_t spin_more_us = 100, spin_last_us = 20;
 
@@ -67,7 +68,9 @@ int (*team_number)(void) = nullptr;
 void (*set_team_size)(int) = nullptr;       // for this thread
 int (*set_product_threads)(int) = nullptr;  // of the library's matrix products, for this thread; gives the number before
 Word regions;                               // parallel regions entered
-int64_t own_end = 0, lone_until = 0, lone_ns = shortest_lone_ns;  // of regions on a team, under `busy`
+int64_t own_end = 0;  // of the caller's part of a region on a team, under `busy`
+int64_t lone_until = 0, lone_ns = shortest_lone_ns;
+__thread int64_t share_start = 0;
 __thread bool alone = false;                // this thread asks nobody to help
 __thread int team_before = 0, products_before = 0;
 
@@ -280,17 +283,22 @@ void team_part(void*) {
   run_pieces(number);
   if (number == 0) own_end = now_ns();
 }
-// Runs the job on the team, and notes whether it kept its caller waiting.
+// Whether a team kept its caller waiting too long, until `end`.
+void note(bool late, int64_t end) {
+  int64_t lone = __atomic_load_n(&lone_ns, __ATOMIC_RELAXED);
+  if (late) {
+    __atomic_store_n(&lone_until, end + lone, __ATOMIC_RELAXED);
+    lone = lone * 2 < longest_lone_ns ? lone * 2 : longest_lone_ns;
+  } else {
+    lone = lone / 2 > shortest_lone_ns ? lone / 2 : shortest_lone_ns;
+  }
+  __atomic_store_n(&lone_ns, lone, __ATOMIC_RELAXED);
+}
 void run_on_team(int64_t size) {
   const int64_t start = now_ns();
   team_run(team_part, nullptr, unsigned(size), 0);
   const int64_t end = now_ns(), late = end - own_end;
-  if (late > late_ns && late > (own_end - start) / 2) {
-    __atomic_store_n(&lone_until, end + lone_ns, __ATOMIC_RELAXED);
-    lone_ns = lone_ns * 2 < longest_lone_ns ? lone_ns * 2 : longest_lone_ns;
-  } else {
-    lone_ns = lone_ns / 2 > shortest_lone_ns ? lone_ns / 2 : shortest_lone_ns;
-  }
+  note(late > late_ns && late > (own_end - start) / 2, end);
 }
 bool left_the_team() {
   const int64_t until = __atomic_load_n(&lone_until, __ATOMIC_RELAXED);
@@ -431,6 +439,23 @@ TW_API void tw_together(void) {
   if (set_product_threads) set_product_threads(products_before);
 }
 
+// From here to tw_shared the library may use its team, unless one came late a short while ago: then as after tw_alone.
+TW_API void tw_share(void) {
+  if (alone) return;
+  if (team_run && left_the_team()) tw_alone();
+  else share_start = now_ns();
+}
+
+// The end of tw_share, of work for which one core takes `core_ns`.
+TW_API void tw_shared(int64_t core_ns) {
+  if (alone) tw_together();
+  else if (share_start) {
+    const int64_t end = now_ns(), took = end - share_start;
+    note(took > core_ns + late_call_ns && took / late_call_times > core_ns, end);
+  }
+  share_start = 0;
+}
+
 // Parallel regions entered so far.
 TW_API int64_t tw_regions(void) { return get(regions); }
 
@@ -448,4 +473,4 @@ TW_API int tw_shutdown(void) {
   return 0;
 }
 
-TW_API int64_t tw_version(void) { return 3; }
+TW_API int64_t tw_version(void) { return 4; }
