@@ -348,3 +348,9 @@ def test_graphs_run_over_exact_elements():
     swapped = run_graph(attention(True), [inputs[1], inputs[0], inputs[2]], EXACT)[0]
     assert not equal(safe, swapped)
     assert dims.ONE.dtype is i64
+
+
+@pytest.mark.parametrize("op", ["sqrt", "erf", "tanh"])
+def test_opaque_functions_keep_the_rank(op: str) -> None:
+    """A value without dims stays one."""
+    assert X(exact_random((), 1, 0.5, 2.0)).of(op).a.shape == ()

@@ -209,7 +209,7 @@ def _tag(name: str, shadow: Callable[..., Array]) -> Callable[..., Array]:
         words = np.zeros((*v.shape, 3), np.uint64)
         for k, a in enumerate(args):
             scramble = partial(modular.hashed, seed=8 * seed + k)
-            bits = np.ascontiguousarray(a["v"])[..., None].view(np.uint64)
+            bits = np.asarray(a["v"], order="C")[..., None].view(np.uint64)
             words = _each(
                 modular.add, words, _each(scramble, np.where(np.isfinite(a["v"])[..., None], a["w"], bits))
             )

@@ -1,0 +1,1 @@
+"""Random programs against the compiler: grown, judged, shrunk. See `__main__`."""

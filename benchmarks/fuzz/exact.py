@@ -1,0 +1,251 @@
+"""The exact oracle: each kernel under random decisions, run by the interpreter over the exact element type.
+
+What is decided at random: the machine, which ops share a kernel (prices are multiplied by chance), tiles, roles, what is
+kept and how sums are cut. None of it may change what a kernel computes, to the last residue; no compiler and no device
+is needed.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from benchmarks.fuzz.judge import Failure, Setting, ran
+from benchmarks.fuzz.program import Program, function
+from tilewright import compiler
+from tilewright.capture.fx import from_fx
+from tilewright.door import Session
+from tilewright.errors import IllegalSchedule, IndexOutOfRange, UnsupportedError
+from tilewright.interp import EXACT, ResidueError, equal, exact_random, run_program
+from tilewright.interp.algebra import STORAGE, Array
+from tilewright.interp.evaluate import TensorEvaluator
+from tilewright.ir import dims
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.kernel import Kernel, Scheduled
+from tilewright.options import Options
+from tilewright.partition.fusion import partition
+from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.covers import Covers
+from tilewright.runtime.fallback import Captured
+from tilewright.schedule import solver as solving
+from tilewright.schedule.form import Form
+from tilewright.schedule.roles import check_roles
+from tilewright.schedule.schedule import Role, Schedule
+from tilewright.schedule.solver import Solver
+from tilewright.schedule.split import split_folds
+from tilewright.target import PRESETS, Target
+from tilewright.tile.sizes import seen_sizes
+
+MACHINES = tuple(n for n, t in PRESETS.items() if t.language == "cpp" or t.lanes > 1)
+LARGEST = 1 << 14
+"""Elements of a kernel's values up to which it is run: the exact interpreter is slow."""
+
+
+def judged_exactly(program: Program, setting: Setting) -> Failure | None:
+    """The first kernel whose tile program does not compute what its ops say, bit for bit."""
+    torch._dynamo.reset()
+    oracle = Oracle(Options(measure=False, cache=False, **setting.options), setting.schedules)
+    plain = function(program.source())
+    try:
+        ran(plain, program.inputs(setting.seed), training=setting.training)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compiled = torch.compile(plain, backend=oracle.backend, dynamic=setting.dynamic)
+            ran(compiled, program.inputs(setting.seed), training=setting.training)
+        except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
+            if oracle.found is None:
+                return Failure("crash", f"{type(error).__name__}: {str(error)[:600]}")
+    return oracle.found
+
+
+@dataclass
+class Oracle:
+    """Decides at random, compares, and runs what was captured."""
+
+    options: Options
+    seed: int
+    found: Failure | None = None
+    kernels: int = 0
+    undecided: int = 0
+    draw: random.Random = field(init=False)
+    target: Target = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.target = PRESETS[self.draw.choice(MACHINES)]
+
+    def backend(self, gm: fx.GraphModule, example_inputs: list[object]) -> Callable[..., object]:
+        """A backend of torch.compile."""
+        oracle = self
+
+        class Watching(Session):
+            def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Captured:
+                oracle.judge(gm, frozen)
+                return Captured(gm, frozen)
+
+        return Watching(self.options).backend(gm, example_inputs)
+
+    def judge(self, gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> None:
+        """All kernels of a captured graph."""
+        try:
+            graph = from_fx(gm, frozen=frozen)
+        except UnsupportedError:
+            return
+        sizes = compiler.traced_sizes(gm)
+        with mock.patch.object(solving, "choose", self._chosen):
+            solver = Solver(self.target, self.options)
+            for kernel, layouts in self._kernels(graph, solver, sizes):
+                if self.found is None:
+                    self._compare(solver, kernel, layouts, sizes)
+
+    def _kernels(
+        self, graph: compiler.Graph, solver: Solver, sizes: Mapping[str, int]
+    ) -> list[tuple[Kernel, Mapping[Value, Layout]]]:
+        typical = compiler.typical_sizes(graph, sizes)
+        covers = Covers(self.target, Store(default_root(self.options)), self.options, typical)
+        normal = compiler._normal(None or _silent, graph, solver, self.options, typical, covers, sizes)
+        with seen_sizes(typical):
+            parted = split_folds(normal, solver.price, self.target)
+            fuse = self.options.fusion == "full"
+            cover = partition(parted, lambda k, at: solver.price(k, at) * self._chance(k), fuse=fuse)
+        return [(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
+
+    def _chance(self, kernel: Kernel) -> float:
+        """A factor that a kernel's price gets, the same each time."""
+        text = f"{self.seed} {sorted(op.name for op in kernel.ops)} {len(kernel.outputs)}"
+        return 0.3 + 2.0 * random.Random(zlib.crc32(text.encode())).random()
+
+    def _chosen(self, form: Form, target: Target, tuning: object) -> Schedule:
+        """What is chosen, changed at random as far as that is legal."""
+        plain = ORIGINAL(form, target, tuning)  # type: ignore[arg-type]
+        for _ in range(6):
+            changed = self._changed(form, plain, target)
+            try:
+                check_roles(form, changed)
+            except IllegalSchedule:
+                continue
+            return changed
+        return plain
+
+    def _changed(self, form: Form, s: Schedule, target: Target) -> Schedule:
+        draw = self.draw
+        if target.lanes > 1:
+            return replace(s, chain=draw.choice([s.chain, 2, 0]), trim=draw.random() < 0.8 and s.trim)
+        classes = list(s.classes)
+        if draw.random() < 0.5:
+            inner = [c for c in classes if c.role is not Role.GRID]
+            draw.shuffle(inner)
+            classes = [c for c in classes if c.role is Role.GRID] + inner
+        grid = [c for c in classes if c.role is Role.GRID and c.axis != s.lane]
+        if grid and s.beside is None and draw.random() < 0.3:
+            moved = draw.choice(grid)
+            classes.remove(moved)
+            streamed = replace(moved, role=Role.STREAMED, tile=1, chunk=0)
+            classes.insert(next((k for k, c in enumerate(classes) if c.role is not Role.GRID), len(classes)), streamed)
+        if s.lane is not None and s.beside is None and draw.random() < 0.5:
+            tile = draw.choice([1, 4, 8, 16, 32])
+            classes = [
+                replace(c, tile=tile, chunk=c.chunk and tile * draw.choice([1, 2, 64])) if c.axis == s.lane and c.tile > 1 else c
+                for c in classes
+            ]  # fmt: skip
+        return replace(s, classes=tuple(classes), keep=draw.choice([s.keep, 0, 1, 40]), chain=draw.choice([s.chain, 2, 0]))
+
+    def _compare(
+        self, solver: Solver, kernel: Kernel, layouts: Mapping[Value, Layout], sizes: Mapping[str, int]
+    ) -> None:
+        with seen_sizes(sizes):
+            scheduled = solver.solve(kernel, layouts)
+        run = _Run(kernel, layouts, sizes, self.seed)
+        if run.largest > LARGEST:
+            return
+        try:
+            wanted = run.wanted()
+        except (ResidueError, IndexOutOfRange, ZeroDivisionError):
+            self.undecided += 1
+            return
+        for condition, program in ((dims.ONE, scheduled.program), *scheduled.buckets):
+            if condition is not dims.ONE and not dims.evaluate(condition, dict(sizes)):
+                continue
+            try:
+                made = run.made(replace(scheduled, program=program))
+                same = all(equal(made[v], wanted[v]) for v in kernel.outputs)
+            except ResidueError:
+                self.undecided += 1
+                continue
+            self.kernels += 1
+            if not same:
+                ops = ", ".join(op.name for op in kernel.ops)
+                self.found = Failure(
+                    "wrong", f"kernel of {ops} on {solver.target.name} under {scheduled.schedule}\n{program}"
+                )
+                return
+
+
+ORIGINAL = solving.choose
+
+
+def _silent(name: str, phase: Callable[[], object]) -> object:
+    return phase()
+
+
+class _Run:
+    """One kernel over exact unknowns."""
+
+    def __init__(
+        self, kernel: Kernel, layouts: Mapping[Value, Layout], sizes: Mapping[str, int], seed: int
+    ) -> None:
+        self.kernel, self.layouts, self.sizes = kernel, layouts, dict(sizes)
+        values = [*kernel.inputs, *(v for op in kernel.ops for v in op.outputs)]
+        self.largest = max((self._number(v.numel) for v in values), default=0)
+        self.memory: dict[Value, Array] = {}
+        if self.largest <= LARGEST:
+            for k, v in enumerate(kernel.inputs):
+                self.memory[v] = self._filled(v, 100 * seed + k)
+
+    def _number(self, e: Expr) -> int:
+        return dims.evaluate(e, self.sizes)
+
+    def _seen(self, v: Value, flat: Array) -> Array:
+        """Memory in the shape of a value."""
+        layout = self.layouts.get(v)
+        strides = layout.strides if layout else dims.dense_strides(v.shape)
+        steps = [self._number(e) * flat.itemsize for e in strides]
+        return np.lib.stride_tricks.as_strided(flat, [self._number(e) for e in v.shape], steps)
+
+    def _span(self, v: Value) -> int:
+        layout = self.layouts.get(v)
+        strides = layout.strides if layout else dims.dense_strides(v.shape)
+        return 1 + sum((self._number(n) - 1) * self._number(s) for n, s in zip(v.shape, strides, strict=True))
+
+    def _filled(self, v: Value, seed: int) -> Array:
+        count = max(1, self._span(v))
+        if v.dtype.is_float:
+            return exact_random((count,), seed, -1.5, 2.0)
+        return np.random.default_rng(seed).integers(0, 2, count).astype(STORAGE[v.dtype.name])
+
+    def wanted(self) -> dict[Value, Array]:
+        """What the ops say."""
+        values = {v: self._seen(v, flat).copy() for v, flat in self.memory.items()}
+        for op in self.kernel.ops:
+            assert op.expr is not None
+            results = TensorEvaluator(op.expr, EXACT, [values[v] for v in op.inputs], self.sizes).run()
+            values |= dict(zip(op.outputs, results, strict=True))
+        return values
+
+    def made(self, scheduled: Scheduled) -> dict[Value, Array]:
+        """What the tile program makes."""
+        given = [self.memory.get(v) for v in scheduled.params]
+        flats = run_program(scheduled.program, given, self.sizes, EXACT)
+        return {v: self._seen(v, f).copy() for v, f in zip(scheduled.params, flats, strict=True) if v not in self.memory}
