@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import record
+from benchmarks.named import ZOO
 from benchmarks.record import Facts
-from benchmarks.zoo import ZOO
 from tilewright import measure
 from tilewright.measure import Unavailable
 

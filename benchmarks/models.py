@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks import record
+from benchmarks.named import ZOO
 from benchmarks.record import Facts
-from benchmarks.zoo import ZOO
 from tilewright import accuracy, measure
 from tilewright.measure import Prepared, Timing, Unavailable, Workload
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks import busy, compile_time, kernels, models, overhead, record
 from benchmarks.bandwidth import COMPILERS, Yardstick
 from benchmarks.calibrate import calibrate
-from benchmarks.zoo import ZOO
+from benchmarks.named import ZOO
 
 from tilewright import measure
 from tilewright.measure import Prepared, Timing, Unavailable

@@ -17,7 +17,6 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -64,10 +63,10 @@ def setting_of(seed: int, program: Program) -> Setting:
         if draw.random() < 0.2:
             options[name] = draw.choice(values)
     training = any(g.grad for g in program.givens) and draw.random() < 0.7
-    return Setting(
-        draw.choice(["backend", "backend", "direct"]), training, bool(program.later) and draw.random() < 0.9, options, seed,
-        draw.randint(1, 1 << 20) if draw.random() < 0.4 else 0,
-    )  # fmt: skip
+    door = draw.choice(["backend", "backend", "direct"])
+    dynamic = bool(program.later) and draw.random() < 0.9
+    schedules = draw.randint(1, 1 << 20) if draw.random() < 0.4 else 0
+    return Setting(door, training, dynamic, options, seed, schedules)
 
 
 def judge(program: Program, setting: Setting, device: str) -> Failure | None:
@@ -130,12 +129,18 @@ def main() -> int:
         setting = setting_of(seed, program)
         failure = apart(lambda: judge(program, setting, arguments.device))  # noqa: B023
         counts[failure.kind if failure else "right"] += 1
+        if sum(counts.values()) % 25 == 0:
+            print(f"{sum(counts.values())} programs, {time.monotonic() - start:.0f} s", flush=True)
         if failure is None:
             continue
         print(f"seed {seed}: {failure.kind}: {failure.text[:300]}", flush=True)
         if not arguments.no_shrink:
             (program, setting), failure = shrunk(
-                program, setting, failure, lambda p, s: apart(lambda: judge(p, s, arguments.device)), SHRINKING
+                program,
+                setting,
+                failure,
+                lambda p, s: apart(lambda: judge(p, s, arguments.device)),
+                SHRINKING,
             )
         path = written(arguments.found, seed, program, setting, failure)
         print(f"  {len(program.statements)} statements in {path}", flush=True)
@@ -143,7 +148,11 @@ def main() -> int:
     seconds = time.monotonic() - start
     print(f"{sum(counts.values())} programs in {seconds:.0f} s: {dict(counts)}")
     if arguments.json:
-        facts = record.provenance(1) | {"device": arguments.device, "seconds": seconds, "counts": dict(counts)}
+        facts = record.provenance(1) | {
+            "device": arguments.device,
+            "seconds": seconds,
+            "counts": dict(counts),
+        }
         record.write_json(arguments.json, facts | {"found": findings})
     return 1 if findings else 0
 

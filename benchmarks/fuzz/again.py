@@ -37,7 +37,11 @@ def told(
 
 
 def again(
-    forward: str, givens: Sequence[Given], sizes: Mapping[str, int], later: Mapping[str, int], setting: Setting
+    forward: str,
+    givens: Sequence[Given],
+    sizes: Mapping[str, int],
+    later: Mapping[str, int],
+    setting: Setting,
 ) -> None:
     """Print what a finding does now; leaves with 1 if it still fails. An argument names the device."""
     failure = told(forward, givens, sizes, later, setting, *sys.argv[1:2])

@@ -1,13 +1,14 @@
 """The exact oracle: each kernel under random decisions, run by the interpreter over the exact element type.
 
-What is decided at random: the machine, which ops share a kernel (prices are multiplied by chance), tiles, roles, what is
-kept and how sums are cut. None of it may change what a kernel computes, to the last residue; no compiler and no device
-is needed.
+What is decided at random: the machine, which ops share a kernel (prices are multiplied by chance), tiles, roles,
+what is kept and how sums are cut. None of it may change what a kernel computes, to the last residue; no compiler and
+no device is needed.
 """
 
 from __future__ import annotations
 
 import random
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from torch import Tensor, fx
 from benchmarks.fuzz.judge import Failure, Setting, ran
 from benchmarks.fuzz.program import Program, function
 from tilewright import compiler
+from tilewright.building import in_silence
 from tilewright.capture.fx import from_fx
 from tilewright.door import Session
 from tilewright.errors import IllegalSchedule, IndexOutOfRange, UnsupportedError
@@ -45,9 +47,11 @@ from tilewright.schedule.split import split_folds
 from tilewright.target import PRESETS, Target
 from tilewright.tile.sizes import seen_sizes
 
-MACHINES = tuple(n for n, t in PRESETS.items() if t.language == "cpp" or t.lanes > 1)
+MACHINES = tuple(PRESETS)
 LARGEST = 1 << 14
 """Elements of a kernel's values up to which it is run: the exact interpreter is slow."""
+SECONDS = 25.0
+"""Of processor time, after which no further kernel of a program is run."""
 
 
 def judged_exactly(program: Program, setting: Setting) -> Failure | None:
@@ -79,6 +83,7 @@ class Oracle:
     found: Failure | None = None
     kernels: int = 0
     undecided: int = 0
+    end: float = field(default_factory=lambda: time.process_time() + SECONDS)
     draw: random.Random = field(init=False)
     target: Target = field(init=False)
 
@@ -107,7 +112,7 @@ class Oracle:
         with mock.patch.object(solving, "choose", self._chosen):
             solver = Solver(self.target, self.options)
             for kernel, layouts in self._kernels(graph, solver, sizes):
-                if self.found is None:
+                if self.found is None and time.process_time() < self.end:
                     self._compare(solver, kernel, layouts, sizes)
 
     def _kernels(
@@ -115,7 +120,7 @@ class Oracle:
     ) -> list[tuple[Kernel, Mapping[Value, Layout]]]:
         typical = compiler.typical_sizes(graph, sizes)
         covers = Covers(self.target, Store(default_root(self.options)), self.options, typical)
-        normal = compiler._normal(None or _silent, graph, solver, self.options, typical, covers, sizes)
+        normal = compiler._normal(in_silence, graph, solver, self.options, typical, covers, sizes)
         with seen_sizes(typical):
             parted = split_folds(normal, solver.price, self.target)
             fuse = self.options.fusion == "full"
@@ -153,14 +158,21 @@ class Oracle:
             moved = draw.choice(grid)
             classes.remove(moved)
             streamed = replace(moved, role=Role.STREAMED, tile=1, chunk=0)
-            classes.insert(next((k for k, c in enumerate(classes) if c.role is not Role.GRID), len(classes)), streamed)
+            classes.insert(
+                next((k for k, c in enumerate(classes) if c.role is not Role.GRID), len(classes)), streamed
+            )
         if s.lane is not None and s.beside is None and draw.random() < 0.5:
-            tile = draw.choice([1, 4, 8, 16, 32])
-            classes = [
-                replace(c, tile=tile, chunk=c.chunk and tile * draw.choice([1, 2, 64])) if c.axis == s.lane and c.tile > 1 else c
-                for c in classes
-            ]  # fmt: skip
-        return replace(s, classes=tuple(classes), keep=draw.choice([s.keep, 0, 1, 40]), chain=draw.choice([s.chain, 2, 0]))
+            tile, tiles = draw.choice([1, 4, 8, 16, 32]), draw.choice([1, 2, 64])
+            place = next(k for k, c in enumerate(classes) if c.axis == s.lane)
+            lane = classes[place]
+            if lane.tile > 1:
+                classes[place] = replace(lane, tile=tile, chunk=lane.chunk and tile * tiles)
+        return replace(
+            s,
+            classes=tuple(classes),
+            keep=draw.choice([s.keep, 0, 1, 40]),
+            chain=draw.choice([s.chain, 2, 0]),
+        )
 
     def _compare(
         self, solver: Solver, kernel: Kernel, layouts: Mapping[Value, Layout], sizes: Mapping[str, int]
@@ -194,10 +206,6 @@ class Oracle:
 
 
 ORIGINAL = solving.choose
-
-
-def _silent(name: str, phase: Callable[[], object]) -> object:
-    return phase()
 
 
 class _Run:
@@ -248,4 +256,8 @@ class _Run:
         """What the tile program makes."""
         given = [self.memory.get(v) for v in scheduled.params]
         flats = run_program(scheduled.program, given, self.sizes, EXACT)
-        return {v: self._seen(v, f).copy() for v, f in zip(scheduled.params, flats, strict=True) if v not in self.memory}
+        return {
+            v: self._seen(v, f).copy()
+            for v, f in zip(scheduled.params, flats, strict=True)
+            if v not in self.memory
+        }

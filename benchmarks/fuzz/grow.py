@@ -107,7 +107,11 @@ class Grower:
             "b": draw.choice([1, 2, 3, 4]), "n": draw.choice([5, 7, 9, 17, 33, 70]),
             "m": draw.choice([6, 10, 13, 24, 65]),
         }  # fmt: skip
-        self.later = {"b": draw.choice([2, 5, 6]), "n": draw.choice([8, 11, 35]), "m": draw.choice([7, 14, 31])}
+        self.later = {
+            "b": draw.choice([2, 5, 6]),
+            "n": draw.choice([8, 11, 35]),
+            "m": draw.choice([7, 14, 31]),
+        }
         self.copies = [{}, {}, {}, {}] if self.dynamic else [{}, {}, {}]
         shapes: list[tuple[int | str, ...]] = [
             ("n",), ("n", "m"), ("b", "n"), ("b", "n", 8), ("b", 4, "n", "m"), ("b", 8, "n", 6), ("b", 4, 12, 12),
@@ -204,14 +208,18 @@ def _is_sound(plain: object, double: object, moved: object, nudge: float) -> boo
     plain, double, moved = plain.detach(), double.detach(), moved.detach()
     if not plain.is_floating_point():
         small = plain.dtype == torch.bool or int(plain.abs().max()) < 1 << 20
-        return small and plain.shape == double.shape and bool((plain == double).all() & (double == moved).all())
+        return (
+            small and plain.shape == double.shape and bool((plain == double).all() & (double == moved).all())
+        )
     if plain.shape != double.shape or not bool(plain.isfinite().all()) or float(plain.abs().max()) > LARGEST:
         return False
     size = float(double.square().mean().sqrt())
     change = float((double - moved).abs().max())
     error = float((double - plain.double()).abs().max())
     room = AMPLIFIED * nudge * size
-    return size < 1e-30 or (change <= room and error <= max(room, 0.02 * size * (nudge > NUDGE)) and size > 1e-4)
+    return size < 1e-30 or (
+        change <= room and error <= max(room, 0.02 * size * (nudge > NUDGE)) and size > 1e-4
+    )
 
 
 def grown(seed: int) -> Program:
@@ -231,9 +239,17 @@ def _returned(grower: Grower) -> Program:
     used = read | set(outputs)
     later = grower.later if grower.dynamic else {}
     program = Program(
-        tuple(g for g in grower.givens if g.name in used), tuple(grower.statements), tuple(outputs), grower.sizes, later
+        tuple(g for g in grower.givens if g.name in used),
+        tuple(grower.statements),
+        tuple(outputs),
+        grower.sizes,
+        later,
     )
-    return program if _smooth(program, grower.seed) else replace(program, givens=tuple(replace(g, grad=False) for g in program.givens))
+    return (
+        program
+        if _smooth(program, grower.seed)
+        else replace(program, givens=tuple(replace(g, grad=False) for g in program.givens))
+    )
 
 
 def _smooth(program: Program, seed: int) -> bool:
@@ -268,5 +284,9 @@ def _moved(x: Tensor, nudge: float) -> Tensor:
         return x
     with torch.no_grad():
         noise = 1 + nudge * torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
-        made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x * noise) if 0 not in x.stride() else x * noise
+        made = (
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x * noise)
+            if 0 not in x.stride()
+            else x * noise
+        )
     return made.requires_grad_(x.requires_grad)

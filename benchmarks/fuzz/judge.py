@@ -1,4 +1,4 @@
-"""Runs a program compiled and judges it: values, gradients and what it writes, by the fp64 rule; layouts against eager's.
+"""Runs a program compiled and judges it: values, gradients and what it writes, by the fp64 rule; layouts are eager's.
 
 Of small tensors a lucky eager may be exact: what the rule refuses is judged again over several draws of the inputs at
 once, so that luck is not the yardstick.
@@ -56,7 +56,9 @@ class Outcome:
     inputs: list[Tensor]
 
 
-def ran(forward: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], *, training: bool = True) -> Outcome:
+def ran(
+    forward: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], *, training: bool = True
+) -> Outcome:
     """Run, and where an input wants a gradient, differentiate a weighted sum of all results."""
     asked = [x for x in inputs if x.requires_grad]
     leaves = list(inputs)
@@ -90,14 +92,18 @@ def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure |
     compiled: Callable[..., tuple[Tensor, ...]] | None = None
     for later in (False, True) if setting.dynamic and program.later else (False,):
         try:
-            wanted = ran(plain, on(device, program.inputs(setting.seed, later=later)), training=setting.training)
+            wanted = ran(
+                plain, on(device, program.inputs(setting.seed, later=later)), training=setting.training
+            )
         except (RuntimeError, ValueError, IndexError, TypeError):
             return None  # eager refuses it
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
                 compiled = compiled or _compiled(plain, program, setting, device)
-                got = ran(compiled, on(device, program.inputs(setting.seed, later=later)), training=setting.training)
+                got = ran(
+                    compiled, on(device, program.inputs(setting.seed, later=later)), training=setting.training
+                )
             except InputError as refused:
                 return None if FIXED in str(refused) else Failure("crash", str(refused)[:600])
             except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
@@ -144,7 +150,9 @@ def _compared(
                 doubtful.append(f"{part} {k}")
                 fewest = min(fewest, e.numel())
             if part == "results" and not check_significant_strides(y, e)[0]:
-                return Failure("layout", f"{place}: strides {y.stride()}, eager {e.stride()} of {tuple(e.shape)}")
+                return Failure(
+                    "layout", f"{place}: strides {y.stride()}, eager {e.stride()} of {tuple(e.shape)}"
+                )
     return _again(program, setting, doubtful, fewest, plain, compiled, later, device) if doubtful else None
 
 
@@ -162,7 +170,8 @@ def _again(
     draws = min(MOST, max(FEWEST, ELEMENTS // max(1, fewest)))
     for seed in range(setting.seed, setting.seed + draws):
         outcomes = [
-            ran(f, on(device, program.inputs(seed, later=later)), training=setting.training) for f in (compiled, plain)
+            ran(f, on(device, program.inputs(seed, later=later)), training=setting.training)
+            for f in (compiled, plain)
         ]
         trios.append((outcomes[0], outcomes[1], _exact(program, setting, seed, later, device)))
     for name in doubtful:

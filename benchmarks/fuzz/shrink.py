@@ -16,7 +16,9 @@ Case = tuple[Program, Setting]
 Judge = Callable[[Program, Setting], Failure | None]
 
 
-def shrunk(program: Program, setting: Setting, failure: Failure, judge: Judge, seconds: float) -> tuple[Case, Failure]:
+def shrunk(
+    program: Program, setting: Setting, failure: Failure, judge: Judge, seconds: float
+) -> tuple[Case, Failure]:
     """The smallest failing case that is found in time, and how it fails."""
     limit = time.monotonic() + seconds
     case, found = (program, setting), failure
@@ -42,7 +44,9 @@ def shrunk(program: Program, setting: Setting, failure: Failure, judge: Judge, s
 
 def alike(a: Failure, b: Failure) -> bool:
     """Whether two failures are of one kind."""
-    return a.kind == b.kind and (a.kind == "wrong" or a.text.split(":")[0] == b.text.split(":")[0] or a.kind == "layout")
+    return a.kind == b.kind and (
+        a.kind == "wrong" or a.text.split(":")[0] == b.text.split(":")[0] or a.kind == "layout"
+    )
 
 
 def _runs(program: Program) -> bool:
@@ -138,7 +142,10 @@ def _plainer(program: Program, setting: Setting) -> Iterator[Case]:
     for k, g in enumerate(program.givens):
         for plainer in (replace(g, layout="contiguous"), replace(g, grad=False), replace(g, dtype="float32")):
             if plainer != g and not (plainer.dtype != g.dtype and g.dtype in ("int64", "bool")):
-                yield replace(program, givens=(*program.givens[:k], plainer, *program.givens[k + 1 :])), setting
+                yield (
+                    replace(program, givens=(*program.givens[:k], plainer, *program.givens[k + 1 :])),
+                    setting,
+                )
     for name, size in program.sizes.items():
         for less in (2, size // 2, size - 1):
             if 1 < less < size and less not in program.sizes.values():
@@ -146,5 +153,7 @@ def _plainer(program: Program, setting: Setting) -> Iterator[Case]:
     for name, size in program.sizes.items():
         used = {s for g in program.givens for s in g.sizes}
         if name in used and not setting.dynamic:
-            fixed = tuple(replace(g, sizes=tuple(size if s == name else s for s in g.sizes)) for g in program.givens)
+            fixed = tuple(
+                replace(g, sizes=tuple(size if s == name else s for s in g.sizes)) for g in program.givens
+            )
             yield replace(program, givens=fixed), setting

@@ -1,0 +1,1 @@
+"""Model classes that nobody chose, taken by script from the packages' own lists. See `__main__`."""

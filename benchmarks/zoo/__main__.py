@@ -1,0 +1,199 @@
+"""Model classes that nobody chose, compiled and judged.
+
+    python -m benchmarks.zoo [--count 100] [--json FILE] [--shard K/N] [--device cuda] [--budget SECONDS] [--peer]
+                             [--onnx 30]
+
+The rule: every entry of transformers' MODEL_MAPPING_NAMES, of torchvision's list_models() and one of each family of
+timm.list_models() (where these are installed), in an order drawn once with a fixed seed. Each is made with random
+weights from its own default configuration, made small by the names of its attributes (`small`), with inputs that its
+signature names (`models`). One is passed over if no configuration or input of those makes eager give finite floats, if
+it has more than 40 million weights even so, or if its kind (encoder, decoder, encoder-decoder, state-space, vision,
+audio, image and text) has a third of the places already. The first COUNT that remain are the zoo.
+
+Each runs in a process of its own, with limits of time and memory: a forward and a training step (weights' gradients,
+buffers), both memory formats where it takes images, by the fp64 rule; `--peer` also measures Inductor's CPU seconds of
+compiling, `--onnx` the file that torch exports, for so many models. A part is right, wrong, or crashed. The JSON is
+written after each model; a run that finds it goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks import record
+from benchmarks.zoo.models import names
+
+BYTES = 3 << 30
+"""Resident memory of a model's process."""
+SECONDS = 900.0
+
+
+def outcome(facts: Mapping[str, object]) -> str:
+    """right, wrong, or crash of one part; left out where there was nothing to judge."""
+    if "left_out" in facts:
+        return "left out"
+    if "crash" in facts or facts.get("fallbacks"):
+        return "crash"
+    verdicts = [v for v in facts.values() if isinstance(v, Mapping) and "passed" in v]
+    own = [facts[n] for n in ("results", "gradients", "buffers") if n in facts]
+    return "right" if verdicts and all(v["passed"] for v in own) else "wrong"  # type: ignore[index]
+
+
+def child(name: str, flags: list[str], seconds: float) -> record.Facts:
+    """What a process of its own finds out about a model."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "facts.json"
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1",
+            "TILEWRIGHT_MEASURE": "0",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "benchmarks.zoo.child", name, "--out", str(out), *flags]
+        with open(Path(folder) / "err", "w+") as errors:
+            process = subprocess.Popen(
+                command, env=environment, stdout=errors, stderr=errors, cwd=record.ROOT
+            )
+            why = _waited(process, seconds)
+            errors.seek(0)
+            said = errors.read().strip().splitlines()[-1:]
+        facts: record.Facts = (
+            json.loads(out.read_text()) if out.exists() else {"parts": {"start": {"crash": str(said)}}}
+        )
+    if why:
+        for part in facts.get("parts", {}).values():  # type: ignore[union-attr]
+            if part.get("crash") == "the process died":
+                part["crash"] = why
+    return facts
+
+
+def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """Why a process had to be stopped, or its status; empty if it ended well."""
+    limit = time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() > limit:
+            process.kill()
+            process.wait()
+            return f"not finished after {seconds:.0f} s"
+        if _resident(process.pid) > BYTES:
+            process.kill()
+            process.wait()
+            return f"more than {BYTES >> 30} GiB of memory"
+        time.sleep(0.5)
+    return f"status {process.returncode}" if process.returncode else ""
+
+
+def _resident(number: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{number}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def judged_parts(models: Mapping[str, record.Facts]) -> Iterator[tuple[str, str, Mapping[str, object]]]:
+    """Model, part and facts of all that was judged."""
+    for name, facts in models.items():
+        for part, found in facts.get("parts", {}).items():  # type: ignore[union-attr]
+            yield name, part, found
+
+
+def summary(models: Mapping[str, record.Facts]) -> record.Facts:
+    """The figures of a run."""
+    counts: dict[str, Counter[str]] = {}
+    shares: list[float] = []
+    ratios: dict[str, list[float]] = {}
+    ops = generated = 0
+    for _, part, facts in judged_parts(models):
+        counts.setdefault(part, Counter())[outcome(facts)] += 1
+        if facts.get("ops"):
+            ops += int(facts["ops"])  # type: ignore[call-overload]
+            generated += int(facts["generated"])  # type: ignore[call-overload]
+            shares.append(facts["generated"] / facts["ops"])  # type: ignore[operator]
+        if facts.get("inductor_cpu_s"):
+            ratios.setdefault(part, []).append(facts["cpu_s"] / facts["inductor_cpu_s"])  # type: ignore[operator]
+    kinds = Counter(str(f["kind"]) for f in models.values() if "kind" in f)
+    return {
+        "models": sum(kinds.values()), "kinds": dict(kinds), "parts": {p: dict(c) for p, c in counts.items()},
+        "ops": ops, "generated": generated, "generated_share": generated / max(1, ops),
+        "generated_share_geomean": _geomean(shares),
+        "compile_cpu_over_inductor": {p: _geomean(r) for p, r in ratios.items()},
+    }  # fmt: skip
+
+
+def _geomean(values: list[float]) -> float:
+    return math.exp(sum(math.log(max(v, 1e-9)) for v in values) / len(values)) if values else 0.0
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.zoo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--json", type=Path, default=Path("out/zoo.json"))
+    parser.add_argument(
+        "--shard", default="0/1", help="K/N: the entries whose place is K modulo N, and COUNT/N models"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds after which no further model starts"
+    )
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--onnx", type=int, default=0)
+    parser.add_argument("--only", help="entries whose name contains this")
+    parser.add_argument("--anew", action="store_true", help="judge again what was wrong or crashed")
+    arguments = parser.parse_args()
+    part, parts = map(int, arguments.shard.split("/"))
+    order = names()
+    random.Random(0).shuffle(order)
+    order = [n for n in order[part::parts] if not arguments.only or arguments.only in n]
+    count = -(-arguments.count // parts)
+    kept = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    models: dict[str, record.Facts] = kept.get("models", {})
+    if arguments.anew:
+        bad = {n for n, _, f in judged_parts(models) if outcome(f) in ("wrong", "crash")}
+        models = {n: f for n, f in models.items() if n not in bad}
+    end = time.monotonic() + arguments.budget
+    for name in order:
+        kinds = Counter(str(f["kind"]) for f in models.values() if "kind" in f)
+        if sum(kinds.values()) >= count or time.monotonic() > end:
+            break
+        if name in models:
+            continue
+        files = sum("onnx" in f.get("parts", {}) for f in models.values())  # type: ignore[operator]
+        flags = (
+            ["--device", arguments.device]
+            + ["--peer"] * arguments.peer
+            + ["--onnx"] * (files * parts < arguments.onnx)
+        )
+        facts = child(name, flags, SECONDS)
+        if "kind" in facts and kinds[str(facts["kind"])] >= -(-count // 3):
+            facts = {"left_out": f"enough of its kind: {facts['kind']}"}
+        models[name] = facts
+        told = {p: outcome(f) for p, f in facts.get("parts", {}).items()}  # type: ignore[union-attr]
+        print(f"{name}: {told or facts.get('left_out')}", flush=True)
+        for p, f in facts.get("parts", {}).items():  # type: ignore[union-attr]
+            if outcome(f) in ("wrong", "crash"):
+                print(f"  {p}: {json.dumps(f)[:500]}", flush=True)
+        head = record.provenance(1) | {"device": arguments.device, "summary": summary(models)}
+        record.write_json(arguments.json, head | {"models": models})
+    print(json.dumps(summary(models), indent=1))
+    wrong = any(outcome(f) in ("wrong", "crash") for _, _, f in judged_parts(models))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""One model, judged in a process of its own: forward, a training step, seconds of compiling, an ONNX export."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import gc
+import json
+import logging
+import math
+import os
+import resource
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import tilewright
+from benchmarks import record
+from benchmarks.zoo.models import LeftOut, Made, made, tensors
+from tilewright import accuracy
+
+SEED = 3
+DRAWS = 5
+"""Further inputs over which a tensor is judged that the first ones make doubtful."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training step leaves behind."""
+
+    results: list[Tensor]
+    gradients: list[Tensor]
+    buffers: list[Tensor]
+
+
+def forward(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """The tensors that a model gives without gradients."""
+    with torch.no_grad():
+        return [t.detach() for t in tensors(model(**inputs))]
+
+
+def step(call: Callable[..., object], model: nn.Module, inputs: dict[str, Tensor]) -> Step:
+    """One forward and backward of `call`, which runs `model`: results, gradients of weights, buffers."""
+    model.zero_grad(set_to_none=True)
+    results = tensors(call(**inputs))
+    live = [r for r in results if r.requires_grad]
+    loss = sum((r * _weights(r)).sum() for r in live)
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return Step([r.detach() for r in results], gradients, [b.clone() for b in model.buffers()])
+
+
+def _weights(r: Tensor) -> Tensor:
+    """Fixed random weights of a result in the loss, the same in every precision."""
+    drawn = torch.randn(r.shape, generator=torch.Generator().manual_seed(SEED)) / max(1, r.numel()) ** 0.5
+    return drawn.to(r.device, r.dtype)
+
+
+def exact_step(model: nn.Module, inputs: dict[str, Tensor]) -> Step:
+    """The step of a model in float64, its casts widened as well."""
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
+    with accuracy._WideCalls(), accuracy._Wide():
+        return step(model, model, wide)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+Trio = tuple[Step, Step, Step]
+"""Ours, eager's and that of float64."""
+
+
+def judged(name: str, first: Trio, more: Callable[[], list[Trio]]) -> record.Facts:
+    """The worst verdict of the tensors that a step calls `name`. One element of hundreds of tensors may be out of luck
+    once: what the first step makes doubtful is judged over `more` of them at once."""
+    ours, eager, exact = (getattr(s, name) for s in first)
+    if len(ours) != len(eager):
+        return {"passed": False, "why": f"{len(ours)} tensors, eager {len(eager)}"}
+    worst = 0.0
+    for k, trio in enumerate(zip(ours, eager, exact, strict=True)):
+        verdict = accuracy.compare(*(t.cpu() for t in trio))
+        if not verdict.passed and math.isfinite(verdict.smallest_k):
+            steps = [first, *more()]
+            verdict = accuracy.compare(
+                *(torch.cat([getattr(s[i], name)[k].cpu().reshape(-1) for s in steps]) for i in range(3))
+            )
+        if not verdict.passed:
+            return {"passed": False, "why": f"tensor {k}: {verdict}", "relative_k": verdict.relative_k}
+        worst = max(worst, verdict.relative_k)
+    return {"passed": True, "relative_k": worst}
+
+
+def redrawn(inputs: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Inputs with their elements in another order: the same range and kind of numbers."""
+    made: dict[str, Tensor] = {}
+    for name, t in inputs.items():
+        order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(seed)).to(t.device)
+        made[name] = torch.empty_like(t).copy_(t.reshape(-1)[order].reshape(t.shape))
+    return made
+
+
+@contextlib.contextmanager
+def fresh() -> Iterator[None]:
+    """With nothing compiled before, and empty caches of kernels."""
+    with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+        kept = {name: os.environ.get(name) for name in record.CACHES}
+        os.environ.update({name: str(Path(folder) / name.lower()) for name in record.CACHES})
+        torch._dynamo.reset()
+        tilewright.reset()
+        gc.collect()
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def _shares() -> record.Facts:
+    """How much of all graphs is generated."""
+    covered = [c.coverage for c in tilewright.compilations()]
+    return {
+        "graphs": len(covered), "ops": sum(c.ops for c in covered), "generated": sum(c.generated for c in covered),
+        "calls": sorted({str(r.name) for c in covered for r in (*c.choice, *c.need, *c.own)}),
+        "by_need": sorted({f"{r.name} ({r.reason})" for c in covered for r in c.need}),
+        "fallbacks": tilewright.stats().fallbacks,
+    }  # fmt: skip
+
+
+def attempt(backend: str, run: Callable[[], Step]) -> tuple[Step, record.Facts]:
+    """Run what is compiled for `backend` for the first time, with empty caches; the CPU seconds of that call."""
+    with fresh():
+        start = cpu_seconds()
+        done = run()
+        facts: record.Facts = {"cpu_s": round(cpu_seconds() - start, 2)}
+        return done, facts | (_shares() if backend == "tilewright" else {})
+
+
+def part(found: Made, training: bool, channels_last: bool, peer: bool) -> record.Facts:
+    """Judge one way to run a model."""
+    model, inputs = found.model, dict(found.inputs)
+    if channels_last:
+        model = copy.deepcopy(model).to(memory_format=torch.channels_last)
+        inputs = {
+            n: t.contiguous(memory_format=torch.channels_last)
+            if t.dim() == 4 and t.is_floating_point()
+            else t
+            for n, t in inputs.items()
+        }
+    model.train(training)
+
+    # Buffers change in training: each contestant starts from a copy.
+    eager_model, exact_model, own = copy.deepcopy(model), copy.deepcopy(model).double(), copy.deepcopy(model)
+
+    def once(call: Callable[..., object], on: nn.Module, given: dict[str, Tensor] = inputs) -> Step:
+        return step(call, on, given) if training else Step(forward(call, given), [], [])  # type: ignore[arg-type]
+
+    def exactly(given: dict[str, Tensor]) -> Step:
+        if training:
+            return exact_step(exact_model, given)
+        return Step([t.detach() for t in tensors(accuracy.in_float64(model)(**given))], [], [])
+
+    @cache
+    def more() -> list[Trio]:
+        draws = [redrawn(inputs, seed) for seed in range(DRAWS)]
+        return [(once(compiled, own, d), once(eager_model, eager_model, d), exactly(d)) for d in draws]
+
+    compiled = torch.compile(own, backend="tilewright")
+    ours, facts = attempt("tilewright", lambda: once(compiled, own))
+    first = (ours, once(eager_model, eager_model), exactly(inputs))
+    for name in ("results", "gradients", "buffers"):
+        facts[name] = judged(name, first, more)
+    if peer:
+        other = copy.deepcopy(model)
+        try:
+            rival = torch.compile(other, backend="inductor")
+            _, inductor = attempt("inductor", lambda: once(rival, other))
+            facts["inductor_cpu_s"] = inductor["cpu_s"]
+        except Exception as error:  # noqa: BLE001 - the peer's failure is a fact
+            facts["inductor_failed"] = _line(error)
+    return facts
+
+
+def exported(found: Made) -> record.Facts:
+    """The model as an ONNX file, compiled, beside onnxruntime."""
+    import onnxruntime
+
+    model = found.model.eval()
+    names, values = list(found.inputs), tuple(found.inputs.values())
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
+            return tuple(
+                t for t in tensors(self.model(**dict(zip(names, args, strict=True)))) if t.is_floating_point()
+            )
+
+    flat = Flat().eval()
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.onnx.export(flat, values, path, input_names=names, dynamo=False, opset_version=17)
+        except Exception as error:  # noqa: BLE001 - what torch cannot export is no finding
+            return {"left_out": f"export: {_line(error)}"}
+        with torch.no_grad():
+            eager = tensors(flat(*values))
+        exact = [t.detach() for t in accuracy.in_float64(flat)(*values)]
+        with fresh():
+            start = cpu_seconds()
+            compiled = tilewright.compile(path)
+            ours = tensors(compiled(*values))
+            facts: record.Facts = {
+                "cpu_s": round(cpu_seconds() - start, 2),
+                "coverage": str(compiled.coverage),
+            }
+        wanted = (Step(eager, [], []), Step(exact, [], []))
+        facts["results"] = judged("results", (Step(ours, [], []), *wanted), list)
+        try:
+            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            given = {i.name: dict(found.inputs)[i.name].numpy() for i in session.get_inputs()}
+            theirs = [torch.from_numpy(a) for a in session.run(None, given)]
+            facts["onnxruntime"] = judged("results", (Step(theirs, [], []), *wanted), list)
+        except Exception as error:  # noqa: BLE001 - the peer's failure is a fact
+            facts["onnxruntime"] = {"passed": False, "why": _line(error)}
+        return facts
+
+
+def _line(error: BaseException) -> str:
+    lines = [text for text in str(error).strip().splitlines() if text]
+    return f"{type(error).__name__}: {lines[0][:400] if lines else ''}"
+
+
+def parts_of(found: Made) -> list[str]:
+    """The ways to run a model, by name."""
+    ways = ["forward", "training"]
+    return ways + [f"{w} channels-last" for w in ways] if found.pixels else ways
+
+
+def main() -> None:
+    """Judge the model that the command line names and write what was found, after each part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("--onnx", action="store_true")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)
+    facts: record.Facts = {}
+
+    def write() -> None:
+        arguments.out.write_text(json.dumps(facts))
+
+    try:
+        found = made(arguments.model)
+    except LeftOut as error:
+        facts["left_out"] = str(error)
+        write()
+        return
+    found.model.to(arguments.device)
+    found = Made(
+        found.model, {n: t.to(arguments.device) for n, t in found.inputs.items()}, found.kind, found.plan
+    )
+    facts |= {
+        "kind": found.kind,
+        "plan": found.plan,
+        "inputs": {n: list(t.shape) for n, t in found.inputs.items()},
+    }
+    ways: dict[str, record.Facts] = {}
+    facts["parts"] = ways
+    for name in parts_of(found):
+        ways[name] = {"crash": "the process died"}
+        write()
+        try:
+            ways[name] = part(
+                found, "training" in name, "channels-last" in name, arguments.peer and " " not in name
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
+            ways[name] = {"crash": _line(error)}
+        write()
+    if arguments.onnx:
+        ways["onnx"] = {"crash": "the process died"}
+        write()
+        try:
+            ways["onnx"] = exported(found)
+        except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
+            ways["onnx"] = {"crash": _line(error)}
+        write()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)

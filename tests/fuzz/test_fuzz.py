@@ -1,0 +1,137 @@
+"""The fuzzer: what it grows, that it finds planted mistakes and makes them small, a sample of it with fixed seeds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.fuzz import exact
+from benchmarks.fuzz.__main__ import setting_of, written
+from benchmarks.fuzz.apart import apart
+from benchmarks.fuzz.grow import grown
+from benchmarks.fuzz.judge import Failure, Setting, judged
+from benchmarks.fuzz.program import Given, Program, Statement, function
+from benchmarks.fuzz.shrink import shrunk
+from torch import fx
+
+from tilewright.ir.program import Loop, Stmt, rewrite_body
+from tilewright.schedule import solver as solving
+
+SAMPLE = (4, 6, 20, 31, 36)
+"""Seeds whose kernels the exact oracle judges; programs of all kinds, quick to interpret."""
+COMPILED = (8,)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    warnings.simplefilter("ignore")
+
+
+def test_programs_are_the_same_each_time_and_eager_takes_them() -> None:
+    programs = [grown(seed) for seed in range(12)]
+    assert [p.source() for p in programs] == [grown(seed).source() for seed in range(12)]
+    assert all(5 <= len(p.statements) <= 40 for p in programs)
+    assert any(p.later for p in programs) and any(g.grad for p in programs for g in p.givens)
+    for seed, p in enumerate(programs):
+        results = function(p.source())(*p.inputs(seed))
+        assert all(bool(r.isfinite().all()) for r in results)
+        if p.later:
+            function(p.source())(*p.inputs(seed, later=True))
+
+
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_kernels_under_random_decisions_are_exact(seed: int) -> None:
+    program = grown(seed)
+    setting = replace(setting_of(seed, program), schedules=17 * seed + 1)
+    assert exact.judged_exactly(program, setting) is None
+
+
+@pytest.mark.parametrize("seed", COMPILED)
+def test_compiled_programs_are_right(seed: int) -> None:
+    program = grown(seed)
+    assert judged(program, replace(setting_of(seed, program), schedules=0)) is None
+
+
+def _without_last_steps(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Loops that end one step early."""
+
+    def change(s: Stmt) -> Sequence[Stmt] | None:
+        return [replace(s, stop=s.start)] if isinstance(s, Loop) else None
+
+    return rewrite_body(body, change)
+
+
+def test_the_exact_oracle_sees_a_lost_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower: Callable[..., object] = solving.lower
+
+    def losing(form: object, schedule: object) -> object:
+        program = lower(form, schedule)
+        return replace(program, body=_without_last_steps(program.body))  # type: ignore[type-var, attr-defined]
+
+    program = Program(
+        (Given("x0", (5, 37), "float32"),), (Statement(("v0",), "{0}.sum(1) * 2", ("x0",)),), ("v0",), {}, {}
+    )
+    setting = Setting(schedules=3)
+    assert exact.judged_exactly(program, setting) is None
+    monkeypatch.setattr(solving, "lower", losing)
+    found = exact.judged_exactly(program, setting)
+    assert found is not None and found.kind == "wrong"
+
+
+def _planted(gm: fx.GraphModule, inputs: Sequence[object], **options: object) -> Callable[..., object]:
+    """A compiler that takes tanh for its argument."""
+    for node in gm.graph.nodes:
+        if node.target is torch.tanh:
+            node.replace_all_uses_with(node.args[0])
+    gm.recompile()
+    return gm.forward
+
+
+def test_a_planted_mistake_is_found_shrunk_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled = torch.compile
+
+    def wrong(plain: Callable[..., object], **given: object) -> Callable[..., object]:
+        return compiled(plain, backend=_planted, dynamic=bool(given["dynamic"]))
+
+    lines = (
+        ("v0", "{0} * 2 + {1}", ("x0", "x1")),
+        ("v1", "{0}.transpose(0, 1).contiguous()", ("v0",)),
+        ("v2", "torch.tanh({0})", ("v1",)),
+        ("v3", "{0}.sum(0)", ("v2",)),
+        ("v4", "{0}.relu()", ("v0",)),
+    )
+    program = Program(
+        (Given("x0", ("n", 6), "float32", "turned", True), Given("x1", (6,), "float32")),
+        tuple(Statement((made,), text, read) for made, text, read in lines), ("v3", "v4"), {"n": 9}, {},
+    )  # fmt: skip
+    setting = Setting(training=True, options={"fusion": "none", "rules": False})
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", wrong)
+        failure = judged(program, setting)
+        assert failure is not None and failure.kind == "wrong"
+        (small, plain), last = shrunk(program, setting, failure, judged, 60)
+    assert [s.template for s in small.statements] == ["torch.tanh({0})"]
+    assert plain.options == {} and not plain.training and small.givens[0].layout == "contiguous"
+    path = written(tmp_path, 1, small, plain, last)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout == "right\n" and done.returncode == 0, done.stderr
+
+
+def test_a_child_that_dies_hangs_or_lies_is_a_finding() -> None:
+    assert apart(lambda: None) is None
+    assert apart(lambda: Failure("wrong", "text")) == Failure("wrong", "text")
+    died = apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert died is not None and died.kind == "crash"
+    slow = apart(lambda: time.sleep(60), seconds=0.2)
+    assert slow is not None and slow.kind == "slow"

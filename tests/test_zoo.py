@@ -1,0 +1,73 @@
+"""The zoo's own parts: small configurations, verdicts, figures, and one model through a child."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import record
+from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo.child import Step, judged
+from benchmarks.zoo.models import LeftOut, made, names
+from benchmarks.zoo.small import PLANS, shrunk
+
+
+def test_names_come_from_the_packages() -> None:
+    found = names()
+    assert len(found) > 300 and len(set(found)) == len(found) and "transformers:bert" in found
+
+
+def test_configurations_shrink_by_the_names_of_their_attributes() -> None:
+    from transformers import BertConfig, CLIPConfig
+
+    config = BertConfig()
+    shrunk(config, PLANS[0])
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 4)
+    assert config.vocab_size == 512 and config.hidden_dropout_prob == 0.0
+    both = CLIPConfig()
+    shrunk(both, PLANS[1])
+    assert both.vision_config.num_hidden_layers == 2 and both.vision_config.hidden_size == 768
+    assert both.vision_config.image_size == 64
+
+
+def test_models_come_with_inputs_or_a_reason() -> None:
+    found = made("transformers:bert")
+    assert found.kind in ("encoder", "decoder") and not found.pixels and set(found.inputs) == {"input_ids"}
+    with pytest.raises(LeftOut, match="KeyError"):
+        made("transformers:no such model")
+
+
+def test_a_doubtful_tensor_is_judged_over_more_steps() -> None:
+    def trio(error: float) -> tuple[Step, Step, Step]:
+        exact = torch.linspace(1, 2, 100).double()
+        eager = (exact + 1e-6 * torch.sin(7 * exact)).float()
+        return Step([(exact + error).float()], [], []), Step([eager], [], []), Step([exact], [], [])
+
+    assert judged("results", trio(1e-7), list)["passed"]
+    assert judged("results", trio(2.0e-6), lambda: [trio(0.0)] * 5)["passed"]
+    assert not judged("results", trio(2.0e-6), lambda: [trio(2.0e-6)] * 5)["passed"]
+    nothing = judged("results", (Step([], [], []), *trio(0.0)[1:]), list)
+    assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
+
+
+def test_figures_count_parts() -> None:
+    right: record.Facts = {"ops": 10, "generated": 8, "results": {"passed": True}, "fallbacks": 0}
+    models: dict[str, record.Facts] = {
+        "a": {"kind": "encoder", "parts": {"forward": {**right, "cpu_s": 2.0, "inductor_cpu_s": 4.0}}},
+        "b": {"kind": "vision", "parts": {"forward": {"crash": "x"}, "training": {**right, "fallbacks": 1}}},
+        "c": {"left_out": "why"},
+    }
+    facts = zoo.summary(models)
+    assert facts["models"] == 2 and facts["kinds"] == {"encoder": 1, "vision": 1}
+    assert facts["parts"] == {"forward": {"right": 1, "crash": 1}, "training": {"crash": 1}}
+    assert facts["generated_share"] == 0.8 and facts["compile_cpu_over_inductor"] == {"forward": 0.5}
+    assert zoo.outcome({"results": {"passed": False, "why": ""}}) == "wrong"
+
+
+@pytest.mark.slow
+def test_a_model_in_a_child(tmp_path: Path) -> None:
+    facts = zoo.child("transformers:bert", [], 600)
+    assert {p: zoo.outcome(f) for p, f in facts["parts"].items()} == {"forward": "right", "training": "right"}  # type: ignore[union-attr]
+    assert json.dumps(facts)
