@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import fx
@@ -25,6 +24,7 @@ from .aten.onednn import specialiser
 from .body import loop_call
 from .device import graph_device
 from .loop import loop_op
+from .memory import Memory, NodeMemory, by_place
 from .symbols import Ranges, Symbols
 
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -62,6 +62,7 @@ class _Importer:
         self.symbols, self.claims = Symbols(env, ranges=ranges), Symbols(env, asserted=False, ranges=ranges)
         self.b = Builder()
         self.entries: dict[fx.Node, object] = {}
+        self.memory = Memory(self.symbols, self.entries)
         self.inputs: list[Value | Expr] = []
         self.places: dict[fx.Node, int] = {}
         self.layouts: dict[Value, Layout] = {}
@@ -220,12 +221,20 @@ class _Importer:
             call = replace(call, bias=added.index, channel=1)
         if results[0] is not None and (len(results) == 1 or _used(node) <= {0}):
             call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
+        alone = self.standing_alone(node)
+        if made is None or by_place(node):
+            call = self.relying(node, call, inputs)
         if made is None:
+            if not alone:
+                raise UnsupportedError(
+                    "a storage of which the graph has no more than a part", phase="capture", op=call.name,
+                    place=_place(node),
+                )  # fmt: skip
             self.check_device(node, metas)
-            call = replace(call, lies=self.lies(node, inputs)) if call.specialise is None else call
             made = self.called(call, inputs, results, metas)
         outputs = [v for v in made if isinstance(v, Value)]
-        self.b.close_origin(origin, call, inputs, outputs, view=declared is not None and declared.view)
+        is_view = declared is not None and declared.view
+        self.b.close_origin(origin, call if alone else None, inputs, outputs, view=is_view)
         return made if several else made[0]
 
     def loop(self, node: fx.Node, origin: int) -> tuple[object, ...]:
@@ -239,6 +248,17 @@ class _Importer:
         made = self.b.library(call, inputs, [(r.shape, r.dtype) for r in results])
         self.b.close_origin(origin, call, inputs, made)
         return made
+
+    def relying(self, node: fx.Node, call: LibraryCall, inputs: Sequence[Value]) -> LibraryCall:
+        """`call` with what it relies on: how its operands lie."""
+        if call.specialise is not None:
+            return call
+        return replace(call, lies=self.memory.relied_on(node, inputs), apart=bool(by_place(node)))
+
+    def standing_alone(self, node: fx.Node) -> bool:
+        """Whether the node's call computes the same from its operands' elements, strides and offsets alone."""
+        read = (n for n in by_place(node) if isinstance(self.entries[n], Value))
+        return all(self.memory.fills(n) for n in read)
 
     def check_device(self, node: fx.Node, metas: Sequence[object]) -> None:
         """A call must leave its results where kernels look for them."""
@@ -258,7 +278,9 @@ class _Importer:
         if opaque:
             raise NoDeclaration("complex" if "complex" in opaque[0].name else f"type {opaque[0]}")
         shapes = tuple(r.shape for r in tensors)
-        call = Call(self.b, tuple(r.dtype for r in tensors), _used(node), shapes, partial(self.dense, node))
+        call = Call(
+            self.b, tuple(r.dtype for r in tensors), _used(node), shapes, NodeMemory(self.memory, node)
+        )
         try:
             out = entry.rule(call, *args, **kwargs)
         except (ValueError, AssertionError) as bad:
@@ -271,31 +293,6 @@ class _Importer:
             if v is not None and r is not None:
                 _agree(node, v, r)
         return made
-
-    def dense(self, node: fx.Node) -> bool:
-        """Whether torch holds the node's first operand row-major without gaps, from the start of its storage."""
-        first = node.args[0] if node.args else None
-        val = first.meta.get("val") if isinstance(first, fx.Node) else None
-        if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
-            return False
-        held = self.result(val)
-        offset = self.symbols.expr(val.storage_offset())
-        return offset is dims.ZERO and held.strides == dims.dense_strides(held.shape)
-
-    def lies(self, node: fx.Node, inputs: Sequence[Value]) -> tuple[tuple[Expr, ...] | None, ...]:
-        """The strides that a call of unknown needs may rely on: those of dense operands, since it may view them in
-        another shape, and all of what it returns a view of."""
-        target = library_target(node.target)
-        returned = target._schema.returns if isinstance(target, OpOverload) else []  # pyright: ignore[reportPrivateUsage]
-        shows = any(r.alias_info is not None for r in returned)
-        held: dict[Value, tuple[Expr, ...]] = {}
-        for source in node.all_input_nodes:
-            val, made = source.meta.get("val"), self.entries[source]
-            if isinstance(made, Value) and isinstance(val, torch.Tensor) and val.layout is torch.strided:
-                result = self.result(val)
-                if shows or result.strides == dims.dense_strides(result.shape):
-                    held[made] = result.strides
-        return tuple(held.get(v) for v in inputs)
 
     def library(
         self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str

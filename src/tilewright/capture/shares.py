@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from ..ir.graph import Shares
+from .memory import storage_of
 
 
 def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
@@ -16,7 +17,7 @@ def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
     given = _storages(n for n in gm.graph.nodes if n.op == "placeholder")
     written = _storages(n.args[1] for n in gm.graph.nodes if _writes(n))
     returned = _returned(gm)
-    storages = [_storage(node) for node in returned]
+    storages = [storage_of(node) for node in returned]
     found: list[Shares] = []
     for k, storage in enumerate(storages):
         shares = Shares.NOTHING
@@ -51,7 +52,7 @@ def _is_part(node: object, held: set[fx.Node]) -> bool:
     if not isinstance(offset, torch.SymInt) and not offset:
         return False
     source = node.args[0] if node.args else None
-    while isinstance(source, fx.Node) and _storage(source) == _storage(node):
+    while isinstance(source, fx.Node) and storage_of(source) == storage_of(node):
         if source in held:
             return True
         source = source.args[0] if source.args else None
@@ -68,11 +69,4 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _storages(nodes: Iterable[object]) -> set[int]:
-    return {s for s in map(_storage, nodes) if s is not None}
-
-
-def _storage(node: object) -> int | None:
-    val = node.meta.get("val") if isinstance(node, fx.Node) else None
-    if not isinstance(val, Tensor) or val.layout is not torch.strided:
-        return None
-    return val.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+    return {s for s in map(storage_of, nodes) if s is not None}

@@ -64,8 +64,9 @@ class LibraryCall:
     which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
     None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
     and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
-    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any).
-    `loop` is what the call does, if that is known step by step."""
+    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any); with
+    `apart`, the call addresses storage by place, and each operand needs one of its own. `loop` is what the call does,
+    if that is known step by step."""
 
     name: str
     function: Callable[..., object]
@@ -85,6 +86,7 @@ class LibraryCall:
     rivals: tuple[Rival, ...] = ()
     key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
+    apart: bool = False
     loop: Loop | None = None
 
 

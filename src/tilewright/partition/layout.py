@@ -7,21 +7,29 @@ from collections.abc import Mapping
 from ..ir import dims
 from ..ir.expr import Expr, axes_of, axis
 from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.ops.strided import Lying
+from ..ir.tensor import TensorExpr
 
 
 def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, Layout]:
     """Layouts of kernel results that are not to be dense. `known` are those that are settled already (graph inputs and
     outputs, results of library calls).
 
-    A result of rank 4 or 5 has its channel (dim 1) innermost if a library call that reads it wants that, or if it reads
-    a tensor of its batch and channel sizes that lies so (its layout follows the larger part of what it reads)."""
-    wanted = _wanted(graph)
+    A result that a library call reads lies as that call relies on. A result of rank 4 or 5 has its channel (dim 1)
+    innermost if a library call that reads it wants that, or if it reads a tensor of its batch and channel sizes that
+    lies so (its layout follows the larger part of what it reads)."""
+    wanted, relied = _wanted(graph), _relied_on(graph)
     found: dict[Value, Layout] = {}
     for op in graph.ops:
         if op.expr is None or op.expr.is_view():
             continue
         for v in op.outputs:
-            if v in known or len(v.shape) not in (4, 5):
+            if v in known:
+                continue
+            if v in relied and v not in wanted:
+                found[v] = Layout(relied[v])
+                continue
+            if len(v.shape) not in (4, 5):
                 continue
             strides = channels_last(v.shape)
             if v in wanted:
@@ -46,6 +54,33 @@ def _wanted(graph: Graph) -> dict[Value, tuple[Expr, ...]]:
             if strides is not None:
                 found.setdefault(v, strides)
     return found
+
+
+def _relied_on(graph: Graph) -> dict[Value, tuple[Expr, ...]]:
+    """The strides that the first library reader relies on, of the value or of a view of it, where a tensor without
+    gaps can have them."""
+    found: dict[Value, tuple[Expr, ...]] = {}
+    for op in reversed(graph.ops):
+        pairs = zip(op.inputs, op.call.lies if op.call is not None else (), strict=False)
+        seen = [(v, strides) for v, strides in pairs if strides is not None]
+        if op.expr is not None and op.expr.is_view() and op.output in found and len(op.inputs) == 1:
+            seen = [(op.inputs[0], _behind(op.expr, op.inputs[0], found[op.output]))]
+        for v, strides in reversed(seen):
+            if strides is not None and Lying(strides, dims.ZERO, v.numel).fills(v.shape):
+                found[v] = strides
+    return found
+
+
+def _behind(expr: TensorExpr, source: Value, strides: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
+    """The strides of the source of a view that has `strides` itself; None unless each dim of the one is a dim of the
+    other."""
+    steps = {axis(a): s for a, s in zip(expr.axes, strides, strict=True)}
+    found = [
+        dims.ONE if n is dims.ONE else steps.get(i)
+        for n, i in zip(source.shape, expr.body[0].args, strict=True)
+    ]
+    known = tuple(s for s in found if s is not None)
+    return known if len(known) == len(found) else None
 
 
 def _follows(op: Op, v: Value, known: Mapping[Value, Layout], found: Mapping[Value, Layout]) -> bool:

@@ -199,7 +199,7 @@ class _Builder:
         if call is None:
             raise VerifyError("a library step without a call", phase="plan", op=op.name)
         inputs = tuple(
-            self._lying(self._of(v), strides)
+            self._lying(self._of(v), strides, call.apart)
             for v, strides in zip_longest(op.inputs, call.lies[: len(op.inputs)])
         )
         alias = _reused(call)
@@ -273,11 +273,14 @@ class _Builder:
         self.steps.append(Copy(len(self.buffers) - 1, b))
         return len(self.buffers) - 1
 
-    def _lying(self, b: int, strides: tuple[Expr, ...] | None) -> int:
-        """The tensor of buffer `b`, or of a copy if it must have other strides."""
-        if strides is None or _same_strides(strides, self.buffers[b].spec):
-            return self._tensor(b)
-        return self._copied(b, strides)
+    def _lying(self, b: int, strides: tuple[Expr, ...] | None, apart: bool = False) -> int:
+        """The tensor of buffer `b`, or of a copy if it must have other strides or a storage of its own."""
+        spec = self.buffers[b].spec
+        if apart:
+            return self._copied(b, spec.strides if strides is None else strides)
+        return (
+            self._tensor(b) if strides is None or _same_strides(strides, spec) else self._copied(b, strides)
+        )
 
     def _writes(self) -> None:
         """Writes into inputs come last; a value that lives in an input which another write changes is saved before."""

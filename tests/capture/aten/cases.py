@@ -365,7 +365,59 @@ def views() -> list[Case]:
         case("channel_shuffle", lambda x: F.channel_shuffle(x, 2), "a 6 b c"),
         case("windows", _windows, "a 14 14 3"),
         case("as_strided", lambda x: x.as_strided((3, 4), (1, 2), 1) + 0, "5 4", static=True),
+        case(
+            "as_strided_of_column_major",
+            lambda x: (x.t() * 2).as_strided((3, 4), (1, 2), 1) + 0,
+            "5 4",
+            static=True,
+        ),
+        case(
+            "as_strided_of_channels_last",
+            lambda x: _last(x).as_strided((7, 3), (2, 5), 1) + 0,
+            "2 3 4 5",
+            static=True,
+        ),
+        case(
+            "as_strided_of_a_part",
+            lambda x: (x * 2)[1:, 2].as_strided((2, 6), (7, 1), 3) + 0,
+            "5 4",
+            static=True,
+        ),
+        case("as_strided_of_gaps", lambda x: x[:, ::2].as_strided((4, 2), (4, 2), 4) + 0, "5 4", static=True),
+        case(
+            "as_strided_of_expanded",
+            lambda x: (x * 2).expand(3, 4).as_strided((2,), (2,), 1) + 0,
+            "4",
+            static=True,
+        ),
+        case("as_strided_copy", lambda x: torch.as_strided_copy(x.t() * 2, (20,), (1,)), "5 4", static=True),
+        case(
+            "as_strided_scatter",
+            lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (9, 2), 3),
+            "5 4",
+            "2 3",
+            static=True,
+        ),
+        case(
+            "as_strided_scatter_column_major",
+            lambda x, y: torch.as_strided_scatter(x.t() * 2, y, (3, 2), (1, 4), 1),
+            "5 4",
+            "3 2",
+            static=True,
+        ),
+        case(
+            "as_strided_scatter_symbolic",
+            lambda x, y: torch.as_strided_scatter(x, y, y.shape, (x.shape[1],), 0),
+            "a b",
+            "a",
+            least=1,
+        ),
     ]
+
+
+def _last(x: torch.Tensor) -> torch.Tensor:
+    """Twice x, channels last."""
+    return x.to(memory_format=torch.channels_last) * 2
 
 
 def _assigned(x: torch.Tensor) -> torch.Tensor:

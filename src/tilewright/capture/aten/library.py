@@ -26,6 +26,17 @@ _ALIASING: dict[object, OpOverload] = {torch.ops.aten._unsafe_view.default: torc
 """Ops whose schemas hide that their result is memory of an operand, with their equals whose schemas say so."""
 
 
+BY_PLACE = "storage by place"
+"""The reason of a call that addresses the storage of an operand by place, where no access map says the same."""
+
+_BY_PLACE = frozenset("as_strided as_strided_copy as_strided_scatter resize".split())
+
+
+def addresses_storage(target: OpOverload) -> bool:
+    """Whether the op reads or shows places of its first operand's storage, whichever elements that operand has."""
+    return target.namespace in ("aten", "prims") and target.overloadpacket.__name__ in _BY_PLACE
+
+
 def library_target(target: object) -> object:
     """What is called for the op `target`."""
     return _ALIASING.get(target, target)

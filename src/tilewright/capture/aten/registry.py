@@ -3,9 +3,9 @@ results and access maps follow there. Promotion is the one thing done here, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
@@ -17,6 +17,7 @@ from ...ir.dtype import Kind as TypeKind
 from ...ir.expr import Const, Expr, cast, const
 from ...ir.graph import Builder, Value
 from ...ir.ops import pointwise
+from ...ir.ops.strided import Lying
 
 Size = int | Expr
 Number = bool | int | float | Expr
@@ -83,21 +84,45 @@ def lower(*overloads: object, view: bool = False, reason: str = "", bias: int = 
     return register
 
 
+class HowHeld(Protocol):
+    """How the tensors of one captured node lie in memory."""
+
+    def operand(self) -> Lying:
+        """How the first operand lies in its storage."""
+        ...
+
+    def result(self) -> Lying:
+        """How the first result lies in its storage."""
+        ...
+
+    def bases(self) -> Iterator[tuple[Value, Lying]]:
+        """Tensors of the first operand's type and storage, with how they lie: one that fills the storage, if the
+        program has one, and the operand."""
+        ...
+
+
 @dataclass(slots=True)
 class Call:
     """What a rule knows of the captured node: the builder, types and sizes of its results, which of them are read, and
-    how to find out whether its first operand lies dense and row-major at the start of its storage in torch."""
+    how its tensors lie in `memory`."""
 
     b: Builder
     results: tuple[DType, ...]
     used: frozenset[int] = frozenset({0})
     sizes_of_results: tuple[tuple[Expr, ...], ...] = ()
-    dense: Callable[[], bool] = lambda: False
+    memory: HowHeld | None = None
 
     @property
     def dtype(self) -> DType:
         """Type of the first result."""
         return self.results[0]
+
+    @property
+    def held(self) -> HowHeld:
+        """How operands and results lie. Raises NoDeclaration where nothing is known of that."""
+        if self.memory is None:
+            raise NoDeclaration("unknown strides")
+        return self.memory
 
     def number(self, value: Number, dtype: DType) -> Expr:
         """A scalar argument as an expression of `dtype`."""

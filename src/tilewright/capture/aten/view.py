@@ -10,7 +10,9 @@ from torch._ops import OpOverload
 from ...ir import dims
 from ...ir.expr import Expr
 from ...ir.graph import Value
+from ...ir.ops import strided
 from ...ir.ops import view as ops
+from .library import BY_PLACE
 from .registry import TABLE, Call, NoDeclaration, Number, Size, known, lower, size, sizes
 
 aten = torch.ops.aten
@@ -194,10 +196,30 @@ def _bitcast(c: Call, x: Value, dtype: torch.dtype) -> Value:
 def _as_strided(
     c: Call, x: Value, shape: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> Value:
-    """A strided reading of storage is an access map only if the base lies dense in it."""
-    if not c.dense():
-        raise NoDeclaration("strides of a base that is not dense")
-    return ops.strided(c.b, x, sizes(shape), sizes(strides), size(offset or 0))
+    """A reading of storage by place: an access map of the tensor that fills it, or of one whose elements are all that
+    is read."""
+    start = c.held.operand().offset if offset is None else size(offset)
+    for base, lying in c.held.bases():
+        found = strided.strided(c.b, base, lying, sizes(shape), sizes(strides), start)
+        if found is not None:
+            return found
+    raise NoDeclaration(BY_PLACE)
+
+
+@lower(aten.as_strided_scatter.default)
+def _as_strided_scatter(
+    c: Call,
+    x: Value,
+    source: Value,
+    shape: Sequence[Size],
+    strides: Sequence[Size],
+    offset: Size | None = None,
+) -> Value:
+    start = c.held.operand().offset if offset is None else size(offset)
+    found = strided.strided_scatter(c.b, x, c.held.result(), c.to(source, x.dtype), sizes(strides), start)
+    if found is None:
+        raise NoDeclaration(BY_PLACE)
+    return found
 
 
 def _copies() -> None:

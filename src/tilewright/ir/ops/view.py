@@ -268,17 +268,6 @@ def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
     return access(b, "unfold", x, shape, index)
 
 
-def strided(b: Builder, x: Value, sizes: Sizes, strides: Sizes, offset: Expr) -> Value:
-    """A strided reading of x, whose elements lie dense and row-major from storage offset 0."""
-    flat = dims.prod(x.shape)
-
-    def index(i: list[Expr]) -> list[Expr]:
-        place = dims.add(offset, *[dims.mul(a, s) for a, s in zip(i, strides, strict=True)])
-        return reshape_index(x.shape, (flat,), (place,))
-
-    return access(b, "strided", x, sizes, index)
-
-
 def concat(b: Builder, pieces: Sequence[Value], dim: int) -> Value:
     """Pieces one after the other along `dim`."""
     at = wrap(dim, len(pieces[0].shape))
