@@ -8,6 +8,7 @@ What is remembered about a region holds for every equal one, whose nodes have ot
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
@@ -48,11 +49,17 @@ def marks(region: Graph) -> Callable[[Op], str]:
 
 def filled(text: str, region: Graph) -> str:
     """A remembered text with the sites of the ops of `region`."""
+    return filler(region)(text)
+
+
+def filler(region: Graph) -> Callable[[str], str]:
+    """What fills the sites of the ops of `region` into remembered texts."""
+    shared = Counter(op.origin for op in region.ops)
 
     def name(found: re.Match[str]) -> str:
         if int(found[1]) >= len(region.ops):
             return found[0]
         op = region.ops[int(found[1])]
-        return site(op, region.origins, sum(o.origin == op.origin for o in region.ops) == 1)
+        return site(op, region.origins, shared[op.origin] == 1)
 
-    return _MARK.sub(name, text)
+    return lambda text: _MARK.sub(name, text)

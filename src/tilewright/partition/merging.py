@@ -1,0 +1,227 @@
+"""What shares a kernel: start with one op each, merge along edges while the modelled time does not grow.
+
+One rule serves T+T, T+R, R+R and R+T: a merge saves a launch and the bytes of the edge, and costs what it recomputes
+and the parallelism it loses; the price of the merged form says which is more. What has no legal form is not merged, and
+the reason is kept for the report.
+
+Work grows with the number of ops: paths are searched between two places of a topological order, groups that are alike
+have one price, and beyond a number of searches and prices what is left stays apart.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import IllegalSchedule
+from ..ir.expr import Expr
+from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.kernel import Kernel
+from .likeness import Likeness
+from .order import Order, Standing
+from .parts import Parts
+
+Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+
+TINY = 2e-6
+"""Seconds of a kernel up to which starting it may be a good part of its time."""
+
+LEAST_SAVED = 0.1
+"""Share of the time of two kernels that share nothing which one launch less must save."""
+
+LARGEST = 48
+"""Ops in one kernel: beyond this the generated loop no longer fits the registers and instruction cache of a core."""
+
+MOST_OPERANDS = 256
+"""Operands of the ops of one kernel: an op of more stays alone."""
+
+MOST_PRICES = 20_000
+"""Kernels that are not alike and are priced for one graph; then groups stay as they are."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Ops that will share a kernel, by their places in rising order; `why` says what stopped it from growing. A
+    `settled` one does not grow."""
+
+    places: tuple[int, ...]
+    price: float
+    why: str = ""
+    settled: bool = False
+    tried: set[Group] = field(default_factory=set["Group"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a kernel has no legal form, and how far behind its first op the op stands that is named (None: none is)."""
+
+    error: IllegalSchedule
+    named: int | None
+
+    def about(self, first: int) -> str:
+        """The reason for the group whose first op has this place, with a mark for the op."""
+        return str(self.error) if self.named is None else self.error.about(f"@{first + self.named}")
+
+
+def settled(parts: Parts) -> list[Group]:
+    """The kernels that were chosen before."""
+    members: dict[int, list[int]] = {}
+    for n, op in enumerate(parts.graph.ops):
+        if op.kernel >= 0:
+            members.setdefault(op.kernel, []).append(n)
+    return [Group(tuple(p), 0.0, "chosen with its region", settled=True) for p in members.values()]
+
+
+class Merging:
+    """Merges the ops of a graph into groups. `price` gives the modelled seconds of a kernel, or raises
+    IllegalSchedule; `priced` counts how often it was asked. Raises IllegalSchedule if an op by itself has no legal
+    form."""
+
+    def __init__(self, parts: Parts, price: Price) -> None:
+        self.parts, self.price = parts, price
+        self.alike = Likeness(parts.graph, parts.layouts, parts.inlined)
+        self.prices: dict[object, float | _Refusal] = {}
+        self.priced = 0
+        groups = settled(parts)
+        self.order = Order(followers(parts.graph, parts.consumers), [g.places for g in groups])
+        self.group: dict[Op, Group] = {}
+        for g in groups:
+            g.price = self.cost_of(g.places)
+            self._take(g)
+
+    def groups(self) -> list[Group]:
+        """All groups: those that were chosen before, and what merging makes of the others."""
+        for op in self.parts.generated():
+            if op not in self.group:
+                place = (self.parts.position[op],)
+                self._take(Group(place, self.cost_of(place)))
+        for op in list(self.group):
+            for producer in self.producers(op):
+                self.try_merge(self.group[producer], self.group[op])
+        self.merge_siblings()
+        self.merge_strangers()
+        return distinct(self.group.values())
+
+    def _take(self, group: Group) -> None:
+        for n in group.places:
+            self.group[self.parts.graph.ops[n]] = group
+
+    def _place_of(self, group: Group) -> int:
+        """Its number in the topological order."""
+        return self.order.group_of[group.places[0]]
+
+    def _first(self, group: Group) -> Op:
+        return self.parts.graph.ops[group.places[0]]
+
+    def producers(self, op: Op) -> list[Op]:
+        """Ops in kernels that `op` reads, also through inlined ones; nearest first."""
+        found: dict[Op, None] = {}
+        todo = list(op.inputs)
+        while todo:
+            p = self.parts.producer.get(todo.pop())
+            if p is None:
+                continue
+            if p in self.parts.inlined:
+                todo += p.inputs
+            elif p in self.group:
+                found[p] = None
+        return sorted(found, key=lambda p: -self.parts.position[p])
+
+    def try_merge(self, a: Group, b: Group, saved: float = 0.0) -> bool:
+        """Merge two groups if that saves at least a share `saved` of their time."""
+        if a is b or a.settled or b.settled or a in b.tried or len(a.places) + len(b.places) > LARGEST:
+            return False
+        if self.operands(a) + self.operands(b) > MOST_OPERANDS:
+            b.why = b.why or f"together they have more than {MOST_OPERANDS} operands"
+            return False
+        clear = self.order.between(self._place_of(a), self._place_of(b))
+        if isinstance(clear, Standing):
+            b.why = b.why or clear.value
+            return False
+        places = tuple(heapq.merge(a.places, b.places))
+        together = self._price(places)
+        if isinstance(together, _Refusal):
+            b.why = together.about(places[0])
+        if isinstance(together, _Refusal) or together > (1 - saved) * (a.price + b.price):
+            b.tried.add(a)
+            b.why = b.why or "separate kernels are faster"
+            return False
+        self.order.merge(clear)
+        self._take(Group(places, together))
+        return True
+
+    def operands(self, group: Group) -> int:
+        """How many operands the ops of a group have together."""
+        return sum(len(self.parts.graph.ops[n].inputs) for n in group.places)
+
+    def merge_siblings(self) -> None:
+        """Small independent kernels that read a value in common share a launch."""
+        for readers in list(self.parts.consumers.values()):
+            groups = distinct(self.group[r] for r in readers if r in self.group)
+            for other in groups[1:]:
+                self.try_merge(self.group[self._first(groups[0])], self.group[self._first(other)])
+
+    def merge_strangers(self) -> None:
+        """Tiny kernels that share nothing but the shape of what they make share a launch, where it is a good part of
+        their time."""
+        alike: dict[tuple[Expr, ...], Group] = {}
+        for op in self.parts.graph.ops:
+            group = self.group.get(op)
+            if group is None or group.price > TINY:
+                continue
+            shape = self.parts.graph.ops[group.places[-1]].outputs[0].shape
+            other = alike.get(shape)
+            if other is not None and other is not group:
+                why = group.why
+                if not self.try_merge(other, group, LEAST_SAVED):
+                    group.why = why  # nobody expects these two together
+            alike[shape] = self.group[op]
+
+    def cost_of(self, places: tuple[int, ...]) -> float:
+        """Modelled seconds of the ops at these places in one kernel. Raises IllegalSchedule."""
+        found = self._price(places)
+        if isinstance(found, _Refusal):
+            raise found.error
+        return found
+
+    def _price(self, places: tuple[int, ...]) -> float | _Refusal:
+        key = self.alike.key(places)
+        known = self.prices.get(key)
+        if known is None:
+            known = self.prices[key] = self._asked(places)
+        return known
+
+    def _asked(self, places: tuple[int, ...]) -> float | _Refusal:
+        first, *others = places
+        if others and self.priced >= MOST_PRICES:
+            return _Refusal(_UNPRICED, None)
+        self.priced += 1
+        kernel = self.parts.kernel(places)
+        try:
+            return self.price(kernel, self.parts.layouts)
+        except IllegalSchedule as refused:
+            named = None if refused.fold < 0 else self.parts.position[kernel.ops[refused.fold]] - first
+            return _Refusal(refused, named)
+
+
+_UNPRICED = IllegalSchedule(
+    f"not priced: {MOST_PRICES} kernels that are not alike were", law="a search ends", phase="partition"
+)
+
+
+def distinct(groups: Iterable[Group]) -> list[Group]:
+    """Each group once, in order of first use."""
+    return list(dict.fromkeys(groups))
+
+
+def followers(graph: Graph, consumers: Mapping[Value, Sequence[Op]]) -> list[list[int]]:
+    """By the place of an op, those of the ops that cannot start before it is done: they read its results, or, as calls
+    with side effects keep their order, are the next such call."""
+    position = {op: n for n, op in enumerate(graph.ops)}
+    found = [[position[r] for v in op.outputs for r in consumers.get(v, ())] for op in graph.ops]
+    effects = [n for n, op in enumerate(graph.ops) if op.call is not None and not op.call.pure]
+    for first, second in itertools.pairwise(effects):
+        found[first].append(second)
+    return found

@@ -1,0 +1,170 @@
+"""A topological order of groups of ops that follows as groups are merged.
+
+Whether a path leaves one group and enters another through a third is asked at each attempt to merge. Such a path runs
+only over groups that stand between the two in a topological order, so both ends search there, in turns; what the end
+that finishes first has found is all that the merged group passes when it takes its place (the dynamic order of Pearce
+and Kelly, with labels that leave room in place of consecutive numbers).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+FARTHEST = 4096
+"""Edges that each end looks along before a path is taken for granted."""
+
+ROOM = 1 << 256
+"""Difference of neighbouring labels where no group has moved yet."""
+
+
+class Standing(Enum):
+    """Why two groups cannot become one."""
+
+    BETWEEN = "another kernel or library call stands between"
+    FAR = f"further apart than a search along {FARTHEST} edges tells"
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """No path leads from the group `low` to the group `high` through others. The merged group stands in the place of
+    one, and `passed` (all that follow `low`, or all that lead to `high`, in between) moves to its other side."""
+
+    low: int
+    high: int
+    up: bool
+    passed: frozenset[int]
+
+
+class Order:
+    """Groups of places 0 .. n - 1 in a topological order. A group is called by the number that `group_of` gives for its
+    places; it may change when groups are merged. `visits` counts the edges that searches looked along."""
+
+    def __init__(self, followers: Sequence[Sequence[int]], groups: Iterable[Sequence[int]] = ()) -> None:
+        """At first each place is a group, but for `groups`. Raises ValueError if they depend on each other in a
+        cycle."""
+        self.after = followers
+        self.before: list[list[int]] = [[] for _ in followers]
+        for place, later in enumerate(followers):
+            for other in later:
+                self.before[other].append(place)
+        self.group_of = list(range(len(followers)))
+        self.members: dict[int, list[int]] = {n: [n] for n in self.group_of}
+        for first, *others in groups:
+            for other in others:
+                self._gather(first, other)
+        self.visits = 0
+        self.label: dict[int, int] = {}
+        self.next: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self._line_up(self._sorted())
+
+    def between(self, a: int, b: int) -> Clear | Standing:
+        """Whether two groups may become one."""
+        low, high = sorted((a, b), key=self.label.__getitem__)
+        ahead: set[int] = set()
+        behind: set[int] = set()
+        sides = (
+            (True, self._search(low, high, self.after, ahead, behind), ahead),
+            (False, self._search(high, low, self.before, behind, ahead), behind),
+        )
+        for _ in range(FARTHEST):
+            for up, search, found in sides:
+                self.visits += 1
+                met = next(search, None)
+                if met is None:
+                    return Clear(low, high, up, frozenset(found))
+                if met:
+                    return Standing.BETWEEN
+        return Standing.FAR
+
+    def merge(self, clear: Clear) -> None:
+        """Make one group of the two that `between` was asked about last."""
+        stays, goes = (clear.high, clear.low) if clear.up else (clear.low, clear.high)
+        passed = sorted(clear.passed, key=self.label.__getitem__)
+        for group in (goes, *passed):
+            self._take_out(group)
+        self._put_in(self.last[stays] if not clear.up else stays, passed)
+        self._gather(stays, goes)
+        del self.label[goes]
+
+    def _search(
+        self, start: int, end: int, edges: Sequence[Sequence[int]], found: set[int], others: set[int]
+    ) -> Generator[bool]:
+        """Collect all groups on this side of `end` to which edges lead from `start`; say at each edge whether it leads
+        to `end`, other than directly, or to what the search from there has found."""
+        forward = self.label[start] < self.label[end]
+        todo = [start]
+        while todo:
+            group = todo.pop()
+            for place in self.members[group]:
+                for neighbour in edges[place]:
+                    other = self.group_of[neighbour]
+                    yield other in others or (other == end and group != start)
+                    within = (self.label[other] < self.label[end]) is forward
+                    if other not in (start, end) and within and other not in found:
+                        found.add(other)
+                        todo.append(other)
+
+    def _gather(self, stays: int, goes: int) -> None:
+        moved = self.members.pop(goes)
+        self.members[stays] += moved
+        for place in moved:
+            self.group_of[place] = stays
+
+    def _sorted(self) -> list[int]:
+        """The groups in an order that is topological, otherwise by their first places."""
+        waiting = dict.fromkeys(self.members, 0)
+        for place, later in enumerate(self.after):
+            for other in later:
+                if self.group_of[place] != self.group_of[other]:
+                    waiting[self.group_of[other]] += 1
+        ready = [group for group, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            group = heapq.heappop(ready)
+            order.append(group)
+            for place in self.members[group]:
+                for other in map(self.group_of.__getitem__, self.after[place]):
+                    if other != group:
+                        waiting[other] -= 1
+                        if not waiting[other]:
+                            heapq.heappush(ready, other)
+        if len(order) != len(self.members):
+            raise ValueError("groups depend on each other in a cycle")
+        return order
+
+    # -- the list of groups, with -1 before the first and behind the last
+
+    def _line_up(self, order: Sequence[int]) -> None:
+        self.label |= {group: n * ROOM for n, group in enumerate(order, 1)}
+        ring = (-1, *order, -1)
+        for one, other in zip(ring, ring[1:], strict=False):
+            self.next[one], self.last[other] = other, one
+
+    def _take_out(self, group: int) -> None:
+        one, other = self.last.pop(group), self.next.pop(group)
+        self.next[one], self.last[other] = other, one
+
+    def _put_in(self, one: int, groups: Sequence[int]) -> None:
+        """Put groups behind `one`, in this order."""
+        other = self.next[one]
+        low = self.label[one] if one >= 0 else 0
+        high = self.label[other] if other >= 0 else low + ROOM * (len(groups) + 1)
+        step = (high - low) // (len(groups) + 1)
+        for n, group in enumerate(groups, 1):
+            self.label[group] = low + n * step
+            self.next[one], self.last[group] = group, one
+            one = group
+        self.next[one], self.last[other] = other, one
+        if not step:
+            self._relabel()
+
+    def _relabel(self) -> None:
+        group, n = self.next[-1], 1
+        while group >= 0:
+            self.label[group] = n * ROOM
+            group, n = self.next[group], n + 1

@@ -1,0 +1,143 @@
+"""What of a graph needs kernels, and what does not: views that strides can say, ops that each reader computes for
+itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..ir import dims
+from ..ir.expr import axes_of, axis, cost, substitute
+from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.kernel import Kernel, ViewStep
+from .layout import kernel_layouts
+
+INLINE_COST = 8
+"""A pointwise op of one memory operand that costs less than this is computed again in every kernel that reads it."""
+
+INLINED_TOGETHER = 32
+"""Ops that a reader computes for itself to have one value: of a longer run of cheap ops, some are stored."""
+
+
+class Parts:
+    """The parts of a graph from which kernels are made. `layouts` says how values lie in memory, `views` are no work,
+    `inlined` ops belong to each kernel that reads them. `shown` are outputs that the program returns as memory of
+    something else. Unless ops are to `fuse`, none is inlined."""
+
+    def __init__(self, graph: Graph, shown: frozenset[Value] = frozenset(), *, fuse: bool = True) -> None:
+        self.graph, self.shown = graph, shown
+        self.position = {op: n for n, op in enumerate(graph.ops)}
+        self.producer = graph.producer()
+        self.consumers = graph.consumers()
+        layouts: dict[Value, Layout] = dict(graph.layouts)
+        for op in graph.ops:
+            if op.call is not None:
+                for v, strides in zip(op.outputs, op.call.strides, strict=False):
+                    layouts[v] = Layout(strides)
+        self.layouts = layouts | kernel_layouts(graph, layouts)
+        self.kept_values = graph.kept()
+        self.views = self.strided_views()
+        self.inlined = self.cheap() if fuse else set[Op]()
+
+    def strided_views(self) -> dict[Value, ViewStep]:
+        """Views that a library call or the caller reads, where strides can say them."""
+        found: dict[Value, ViewStep] = {}
+        kept = self.graph.kept()
+        held = kept.union(v for v in self.graph.inputs if isinstance(v, Value))
+        for op in self.graph.ops:
+            if (
+                op.expr is None
+                or op.kernel >= 0
+                or not op.expr.is_view()
+                or len(op.inputs) != 1
+                or op.inputs[0].dtype != op.output.dtype
+            ):
+                continue
+            readers = self.consumers.get(op.output, [])
+            returned = op.output in self.shown and op.inputs[0] in held
+            if not returned and (op.output in kept or not readers):
+                continue
+            if not all(r.call is not None for r in readers):
+                continue
+            step = self.view_step(op)
+            if step is not None:
+                found[op.output] = step
+                self.layouts[op.output] = step.layout
+        return found
+
+    def view_step(self, op: Op) -> ViewStep | None:
+        expr = op.expr
+        assert expr is not None
+        source = op.inputs[0]
+        layout = self.layouts.get(source) or Layout(dims.dense_strides(source.shape))
+        offset = dims.add(*(dims.mul(i, s) for i, s in zip(expr.body[0].args, layout.strides, strict=True)))
+        strides = [dims.coefficient(offset, axis(a)) for a in expr.axes]
+        base = substitute(offset, {axis(a): dims.ZERO for a in expr.axes})
+        known = [s for s in strides if s is not None and dims.at_least(s, 0)]
+        if len(known) != len(strides) or axes_of(base):
+            return None
+        whole = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
+        return ViewStep(op.output, source, Layout(tuple(known)), base) if whole is offset else None
+
+    def cheap(self) -> set[Op]:
+        """Pointwise ops that every reader computes for itself: nothing, or one value that is in memory anyway,
+        is read."""
+        found: dict[Op, frozenset[Op]] = {}
+        for op in self.graph.ops:
+            if op.expr is None or op.kernel >= 0 or not op.expr.is_pointwise or op.output in self.views:
+                continue
+            stored = [v for v in op.inputs if v.numel is not dims.ONE]
+            in_memory = all(self.in_memory(v) or self.producer[v] in found for v in stored)
+            few = len(stored) <= 1 and len(self.consumers.get(op.output, [])) > 1
+            if not ((not stored or (few and in_memory)) and cost(op.expr.body[0]) < INLINE_COST):
+                continue
+            sources = (
+                found.get(p, frozenset[Op]()) for p in map(self.producer.get, op.inputs) if p is not None
+            )
+            together = frozenset[Op]().union([op], *sources)
+            if len(together) <= INLINED_TOGETHER:
+                found[op] = together
+        return set(found)
+
+    def in_memory(self, v: Value) -> bool:
+        op = self.producer.get(v)
+        return op is None or op.call is not None
+
+    def generated(self) -> list[Op]:
+        """Ops that need a kernel."""
+        return [
+            op
+            for op in self.graph.ops
+            if op.expr is not None and op not in self.inlined and op.outputs[0] not in self.views
+        ]
+
+    def kernel(self, places: Iterable[int], why: str = "") -> Kernel:
+        """The kernel of the ops at these places, with the cheap ops that it computes for itself."""
+        ops = [self.graph.ops[n] for n in sorted(places)]
+        inside = set(ops)
+        todo = list(ops)
+        while todo:
+            for v in todo.pop().inputs:
+                p = self.producer.get(v)
+                if p in self.inlined and p not in inside:
+                    assert p is not None
+                    inside.add(p)
+                    todo.append(p)
+        outputs = [v for op in ops for v in op.outputs if self.leaves(v, inside)]
+        return Kernel(tuple(sorted(inside, key=self.position.__getitem__)), tuple(outputs), why)
+
+    def leaves(self, v: Value, inside: set[Op]) -> bool:
+        """Whether a value made by the ops `inside` is read elsewhere, also by ops that readers elsewhere compute for
+        themselves."""
+        todo, seen = [v], {v}
+        while todo:
+            v = todo.pop()
+            if v in self.kept_values:
+                return True
+            for r in self.consumers.get(v, ()):
+                if r not in self.inlined:
+                    if r not in inside:
+                        return True
+                elif r.output not in seen:
+                    seen.add(r.output)
+                    todo.append(r.output)
+        return False
