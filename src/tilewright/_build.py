@@ -1,7 +1,8 @@
 """`python -m tilewright._build [FILE]`: builds Triton kernels, one JSON job a line in, one JSON answer a line out.
 
-Jobs (`runtime.cuda_job.Job`) come from FILE or standard input. An answer is `{"code": base64, "text": ..., "facts":
-{...}}` or `{"error": message}`. Works without a GPU. The process ends with its input.
+Jobs (`runtime.cuda_job.Job`) come from FILE or standard input. An answer is `{"job": digest of
+the line, "code": base64, "text": ..., "facts": {...}}` or `{"job": ..., "error": message}`. Works without a GPU. The
+process ends with its input.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from pathlib import Path
 from typing import TextIO
 
 from tilewright.errors import BuildError
+from tilewright.runtime.cache import digest
 from tilewright.runtime.cuda_job import Job
 from tilewright.runtime.triton_compat import compile_job
 
 
 def answer(line: str) -> str:
     """The answer to one job, as one line."""
+    named = {"job": digest(line)}
     try:
         job = Job.from_json(line)
         with tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as folder:
             code, text, facts = compile_job(job, Path(folder))
     except (BuildError, OSError, ImportError) as error:
         message = error.message if isinstance(error, BuildError) else f"{type(error).__name__}: {error}"
-        return json.dumps({"error": message})
-    return json.dumps({
+        return json.dumps(named | {"error": message})
+    return json.dumps(named | {
         "code": base64.b64encode(code).decode(), "text": text, "facts": json.loads(facts.to_json())
     })  # fmt: skip
 
@@ -37,7 +40,7 @@ def serve(source: TextIO, sink: TextIO) -> None:
     """Answer every line of `source` in `sink`."""
     for line in source:
         if line.strip():
-            sink.write(answer(line) + "\n")
+            sink.write(answer(line.rstrip("\n")) + "\n")
             sink.flush()
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from tilewright.emit.cpp import emit_units
 from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant
-from tilewright.errors import SharedMemoryExceeded
+from tilewright.errors import BuildError, SharedMemoryExceeded
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.host import number
@@ -112,11 +113,11 @@ class Builder:
         path = run("build", lambda: known or build(sources, target, store, options))
         if known is None:
             libraries.keep([*sorted(ranges), *order], path)
-        if known is not None or path.stat().st_mtime < start - 1:
+        if known is not None or not _is_new(path, start):
             STATS.cache_hits += 1
         else:
             STATS.units += 1
-        unit = run("load", lambda: NativeUnit(path, store, options))
+        unit = run("load", lambda: _loaded(path, sources, target, store, options))
         return Kernels(scheduled, unit, [order[key] for key in keys], len(order))
 
     def _on_gpu(self, steps: Sequence[_Step], symbols: Sequence[str], once: bool) -> Kernels:
@@ -171,6 +172,26 @@ class Builder:
         for (kernel, layouts), s in zip(steps, scheduled, strict=True):
             if any(p is program for p in (s.program, *(b for _, b in s.buckets))):
                 self.solver.cramp(kernel, layouts, share)
+
+
+def _is_new(path: Path, start: float) -> bool:
+    """Whether a library was built after `start`, in seconds since the epoch, as far as the disk tells."""
+    try:
+        return path.stat().st_mtime >= start - 1
+    except OSError:
+        return True
+
+
+def _loaded(
+    path: Path, sources: Sequence[Source], target: Target, store: Store, options: Options
+) -> NativeUnit:
+    """The built kernels; built once more, for this process, if another one has emptied the cache meanwhile."""
+    try:
+        return NativeUnit(path, store, options)
+    except BuildError:
+        if path.exists():
+            raise
+        return NativeUnit(build(sources, target, Store(None), options), store, options)
 
 
 def names_of(symbols: Iterable[Expr]) -> list[str]:

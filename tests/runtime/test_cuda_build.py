@@ -158,7 +158,7 @@ def test_jobs_from_a_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tilewright._build", str(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     good, bad = map(json.loads, done.stdout.splitlines())
-    assert set(good) == {"code", "text", "facts"} and "not JSON" in bad["error"]
+    assert set(good) == {"job", "code", "text", "facts"} and "not JSON" in bad["error"]
 
 
 def test_jobs_and_facts_are_checked() -> None:

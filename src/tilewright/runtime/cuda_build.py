@@ -39,12 +39,18 @@ class Built:
     @property
     def code(self) -> bytes:
         """The cubin or hsaco."""
-        return (self.folder / CODE).read_bytes()
+        try:
+            return (self.folder / CODE).read_bytes()
+        except OSError as error:
+            raise _gone(error) from error
 
     @property
     def assembly(self) -> str:
         """PTX, or AMD assembly."""
-        return (self.folder / TEXT).read_text(encoding="utf-8")
+        try:
+            return (self.folder / TEXT).read_text(encoding="utf-8")
+        except OSError as error:
+            raise _gone(error) from error
 
 
 def job_of(source: TritonSource, target: Target) -> Job:
@@ -113,6 +119,7 @@ def _stored(store: Store, key: str, job: str, answer: str) -> Path:
             SOURCE: json.loads(job)["text"].encode(),
             FACTS: json.dumps(parts["facts"]).encode(),
         }
+        Facts.from_json(files[FACTS].decode())
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise BuildError(f"a build worker gave no answer: {error}", phase="build") from error
     return store.put(key, files)
@@ -120,7 +127,18 @@ def _stored(store: Store, key: str, job: str, answer: str) -> Path:
 
 def _loaded(folder: Path | None) -> Built:
     assert folder is not None
-    return Built(folder, Facts.from_json((folder / FACTS).read_text(encoding="utf-8")))
+    try:
+        facts = (folder / FACTS).read_text(encoding="utf-8")
+    except OSError as error:
+        raise _gone(error) from error
+    return Built(folder, Facts.from_json(facts))
+
+
+def _gone(error: OSError) -> BuildError:
+    """What it means that an entry which was whole cannot be read."""
+    return BuildError(
+        f"a built kernel has vanished from the cache: {error}", phase="load", hint="compile the model again"
+    )
 
 
 def check_shared(facts: Facts, target: Target, place: int = 0) -> None:

@@ -20,7 +20,7 @@ from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
 from tilewright.runtime.cache import Store
 from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.device import built
 
 SOURCE = Path(__file__).parent / "native" / "launch_cuda.cpp"
 LIBRARY = "libcuda.so.1"
@@ -69,7 +69,7 @@ class Driver:
     """The driver's library, opened once for a process. Raises BuildError where there is none."""
 
     def __init__(self, store: Store, options: Options, library: str = LIBRARY) -> None:
-        native = load(build_texts([SOURCE.read_text(encoding="utf-8")], (), store, options))
+        native = built([SOURCE.read_text(encoding="utf-8")], (), store, options)
         place, number = ctypes.c_void_p, ctypes.c_int64
         native.tw_cuda_open.argtypes = [ctypes.c_char_p, place]
         native.tw_cuda_error.restype = ctypes.c_char_p

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tilewright.errors import BuildError
+from tilewright.runtime.cache import digest
 
 BUILD_SECONDS = 300.0
 """What one kernel may take."""
@@ -25,6 +27,16 @@ class BuilderDied(BuildError):
     """A build process has ended without an answer."""
 
 
+def is_answer(answer: str, job: str) -> bool:
+    """Whether a line that a worker wrote is its answer to `job`, and not what something else printed, or one that was
+    meant for another job."""
+    try:
+        parts = json.loads(answer)
+    except ValueError:
+        return False
+    return isinstance(parts, dict) and parts.get("job") == digest(job)
+
+
 class _Worker:
     """One process and the line of text that goes each way."""
 
@@ -32,7 +44,7 @@ class _Worker:
         command = [sys.executable, "-P", "-m", "tilewright._build"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(folder), text=True,
-            encoding="utf-8",
+            encoding="utf-8", errors="replace",
         )  # fmt: skip
 
     def ask(self, line: str) -> str:
@@ -63,6 +75,9 @@ class _Worker:
                     f"the Triton compiler took over {BUILD_SECONDS:.0f} s {status}", phase="build"
                 )
             raise BuilderDied(f"the Triton compiler died {status}", phase="build")
+        if not is_answer(answer, line):
+            self.close(0)
+            raise BuildError(f"a build worker gave no answer to its job: {answer[:80]!r}", phase="build")
         return answer
 
     def close(self, seconds: float) -> None:

@@ -380,3 +380,15 @@ def load(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(os.fspath(path), mode=ctypes.RTLD_LOCAL | getattr(os, "RTLD_NOW", 0))
     except OSError as error:
         raise BuildError(f"built code does not load: {error}", phase="load") from error
+
+
+def built(texts: Sequence[str], flags: Sequence[str], store: Store, options: Options) -> ctypes.CDLL:
+    """The library of `build_texts`, loaded; built once more, for this process, if another one has emptied the cache
+    meanwhile. Raises what both raise."""
+    path = build_texts(texts, flags, store, options)
+    try:
+        return load(path)
+    except BuildError:
+        if path.exists():
+            raise
+        return load(build_texts(texts, flags, Store(None), options))

@@ -14,7 +14,7 @@ import torch
 from tilewright.errors import BuildError
 from tilewright.options import Options
 from tilewright.runtime.cache import Store
-from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.device import built
 
 VERSION = 4
 SOURCE = Path(__file__).parent / "native" / "pool.cpp"
@@ -131,12 +131,12 @@ def pool(store: Store, options: Options) -> Pool:
     """
     with _lock:
         if not _pools:
-            built = Pool(load(build_texts([SOURCE.read_text(encoding="utf-8")], (), store, options)))
-            atexit.register(built.shutdown)
+            started = Pool(built([SOURCE.read_text(encoding="utf-8")], (), store, options))
+            atexit.register(started.shutdown)
             shared = team()
             if shared is not None:
-                built.join(shared)
-            _pools.append(built)
+                started.join(shared)
+            _pools.append(started)
         return _pools[0]
 
 

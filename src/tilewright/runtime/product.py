@@ -26,7 +26,7 @@ from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.options import Options
 from tilewright.runtime.attend import attention_call
 from tilewright.runtime.cache import Store
-from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.device import built
 from tilewright.runtime.pages import on_large_pages
 from tilewright.runtime.pool import pool
 from tilewright.target import Target
@@ -110,7 +110,7 @@ class Products:
 
     def __init__(self, target: Target, store: Store, options: Options, *, late: bool = False) -> None:
         text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
-        library = load(build_texts([text], target.compiler_flags, store, options))
+        library = built([text], target.compiler_flags, store, options)
         threads = pool(store, options)
         for name in ("tw_panel", "tw_lanes", "tw_look"):
             getattr(library, name).restype = ctypes.c_int64

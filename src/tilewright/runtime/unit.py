@@ -14,7 +14,7 @@ import torch
 
 from tilewright.options import Options
 from tilewright.runtime.cache import Store
-from tilewright.runtime.device import build_texts, load
+from tilewright.runtime.device import built, load
 from tilewright.runtime.launch import Launching, Table
 from tilewright.runtime.pool import pool
 from tilewright.runtime.whole import Outside, WholeCall, attach, call_of
@@ -69,7 +69,7 @@ def launchers(store: Store, options: Options) -> Launchers:
     with _lock:
         if not _launchers:
             found = pool(store, options)
-            library = load(build_texts([SOURCE.read_text(encoding="utf-8")], (), store, options))
+            library = built([SOURCE.read_text(encoding="utf-8")], (), store, options)
             library.tw_attach.argtypes = [ctypes.c_void_p] * 3
             library.tw_attach(found.parallel, found.scratch, found.resizing)
             launch = library.tw_launch
