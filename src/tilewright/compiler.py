@@ -42,6 +42,7 @@ from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
+from tilewright.partition.layout import settled_layouts
 from tilewright.partition.library import select
 from tilewright.partition.loops import with_bodies
 from tilewright.partition.settle import Mapped
@@ -310,7 +311,8 @@ def _generated(
     normal = _normal(run, graph, solver, options, typical, covers, sizes, late=trusted, device=place.device)
     normal, bodies = run("loops", lambda: _looped(normal, options, place, sizes))
     with seen_sizes(typical):
-        parted = run("split", lambda: split_folds(normal, solver.price, target))
+        laid = replace(normal, layouts=settled_layouts(normal))
+        parted = run("split", lambda: split_folds(laid, solver.price, target))
         cover = run(
             "partition",
             lambda: partition(

@@ -11,6 +11,16 @@ from ..ir.ops.strided import Lying
 from ..ir.tensor import TensorExpr
 
 
+def settled_layouts(graph: Graph) -> dict[Value, Layout]:
+    """The layouts of all values that are not dense, or that something outside the kernels decides: graph inputs and
+    outputs, results of library calls, and what `kernel_layouts` chooses."""
+    known = dict(graph.layouts)
+    for op in graph.ops:
+        if op.call is not None:
+            known |= {v: Layout(strides) for v, strides in zip(op.outputs, op.call.strides, strict=False)}
+    return known | kernel_layouts(graph, known)
+
+
 def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, Layout]:
     """Layouts of kernel results that are not to be dense. `known` are those that are settled already (graph inputs and
     outputs, results of library calls).

@@ -6,16 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir import dims
-from ..ir.expr import axes_of, axis, cost, substitute
+from ..ir.expr import axes_of, axis, substitute
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel, ViewStep
-from .layout import kernel_layouts
-
-INLINE_COST = 8
-"""A pointwise op of one memory operand that costs less than this is computed again in every kernel that reads it."""
-
-INLINED_TOGETHER = 32
-"""Ops that a reader computes for itself to have one value: of a longer run of cheap ops, some are stored."""
+from .layout import settled_layouts
+from .recompute import recomputed
 
 
 class Parts:
@@ -28,15 +23,10 @@ class Parts:
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
         self.consumers = graph.consumers()
-        layouts: dict[Value, Layout] = dict(graph.layouts)
-        for op in graph.ops:
-            if op.call is not None:
-                for v, strides in zip(op.outputs, op.call.strides, strict=False):
-                    layouts[v] = Layout(strides)
-        self.layouts = layouts | kernel_layouts(graph, layouts)
+        self.layouts = settled_layouts(graph)
         self.kept_values = graph.kept()
         self.views = self.strided_views()
-        self.inlined = self.cheap() if fuse else set[Op]()
+        self.inlined = recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
 
     def strided_views(self) -> dict[Value, ViewStep]:
         """Views that a library call or the caller reads, where strides can say them."""
@@ -77,30 +67,6 @@ class Parts:
             return None
         whole = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
         return ViewStep(op.output, source, Layout(tuple(known)), base) if whole is offset else None
-
-    def cheap(self) -> set[Op]:
-        """Pointwise ops that every reader computes for itself: nothing, or one value that is in memory anyway,
-        is read."""
-        found: dict[Op, frozenset[Op]] = {}
-        for op in self.graph.ops:
-            if op.expr is None or op.kernel >= 0 or not op.expr.is_pointwise or op.output in self.views:
-                continue
-            stored = [v for v in op.inputs if v.numel is not dims.ONE]
-            in_memory = all(self.in_memory(v) or self.producer[v] in found for v in stored)
-            few = len(stored) <= 1 and len(self.consumers.get(op.output, [])) > 1
-            if not ((not stored or (few and in_memory)) and cost(op.expr.body[0]) < INLINE_COST):
-                continue
-            sources = (
-                found.get(p, frozenset[Op]()) for p in map(self.producer.get, op.inputs) if p is not None
-            )
-            together = frozenset[Op]().union([op], *sources)
-            if len(together) <= INLINED_TOGETHER:
-                found[op] = together
-        return set(found)
-
-    def in_memory(self, v: Value) -> bool:
-        op = self.producer.get(v)
-        return op is None or op.call is not None
 
     def generated(self) -> list[Op]:
         """Ops that need a kernel."""

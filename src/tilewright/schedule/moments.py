@@ -29,10 +29,10 @@ from ..ir.kernel import Kernel
 from ..ir.reduction import Reduction
 from ..ir.tensor import TensorExpr
 from ..rewrite.normalise import drop_dead
-from ..rewrite.steps import renumbered
 from ..tile.sizes import estimate
 from .blocks import power
 from .chunks import CHUNK, Rows
+from .joined import Inside, as_one, joined_axes
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]
@@ -55,9 +55,6 @@ FULL = 2
 
 EVEN = 16
 """Parts of a long row begin at multiples of this many elements: accesses stay as wide as they can be."""
-
-DEEP = 8
-"""Pointwise ops that are looked through between one step of the pattern and the next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,11 +119,11 @@ class _Cut:
 def moments_in_parts(graph: Graph, price: Price, least: Least, cores: int) -> tuple[Graph, frozenset[Op]]:
     """The graph with each such pair in parts where that is modelled as faster, and the ops that are parts. `least` is
     the price of a fold behind pointwise ops, split as well as it can be. Rows that keep all `cores` busy stay whole."""
-    inside = _Inside(graph)
+    inside = Inside(graph)
     made: set[Op] = set()
     ops = list(graph.ops)
     for op in graph.ops:
-        pair = inside.pair(op)
+        pair = _pair(inside, op)
         if pair is None or pair.first not in ops:
             continue
         fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
@@ -170,91 +167,26 @@ def _best(
         return best
 
 
-class _Inside:
-    """What is computed from what, seen through pointwise ops. Reads name values by their ids."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.values = {v.id: v for op in graph.ops for v in (*op.inputs, *op.outputs)}
-        self.producer = {v.id: op for op in graph.ops for v in op.outputs if op.expr is not None}
-        self.layouts = graph.layouts
-
-    def body(self, op: Op) -> Expr:
-        assert op.expr is not None
-        return renumbered(op.expr, lambda k: op.inputs[k].id).body[0]
-
-    def opened(self, e: Expr) -> Expr:
-        """A read of a pointwise result as the expression of that."""
-        op = self.producer.get(e.value) if e.op == "read" and isinstance(e.value, int) else None
-        if op is None or op.expr is None or not op.expr.is_pointwise or op.kernel >= 0:
-            return e
-        table = {axis(a): i for a, i in zip(op.expr.axes, e.args, strict=True)}
-        return substitute(self.body(op), table)
-
-    def until(self, e: Expr, *wanted: str) -> Expr:
-        """`e`, opened until its operation is one of `wanted`."""
-        for _ in range(DEEP):
-            opened = self.opened(e)
-            if e.op in wanted and (e.op != "read" or opened is e):
-                return e
-            e = opened
-        return e
-
-    def whole(self, e: Expr) -> Expr:
-        """`e` with everything pointwise opened."""
-        for _ in range(DEEP):
-            table = {x: y for x in walk(e) if x.op == "read" and (y := self.opened(x)) is not x}
-            if not table:
-                break
-            e = substitute(e, table)
-        return e
-
-    def pair(self, second: Op) -> _Pair | None:
-        """The pair that ends in `second`, whose body is then brought to the axes of the first."""
-        if not _is_sum(second):
-            return None
-        square = self.until(self.body(second), "mul")
-        if square.op != "mul" or square.args[0] is not square.args[1]:
-            return None
-        distance = self.until(square.args[0], "sub")
-        if distance.op != "sub":
-            return None
-        mean = self.until(distance.args[1], "div", "mul")
-        total = self.until(mean.args[0], "read") if mean.op in ("div", "mul") else mean
-        first = (
-            self.producer.get(total.value) if total.op == "read" and isinstance(total.value, int) else None
-        )
-        if first is None or not _is_sum(first) or first.output.dtype is not second.output.dtype:
-            return None
-        table = _same_axes(first, second, total)
-        if table is None or not _divides(mean, first):
-            return None
-        moved = substitute(distance.args[0], {axis(a): b for a, b in table.items()})
-        return _Pair(first, second) if self.whole(moved) is self.whole(self.body(first)) else None
-
-    def before(self, op: Op) -> tuple[Op, ...]:
-        """The pointwise ops that `op` is computed from, in order."""
-        found: dict[Op, None] = {}
-        for v in op.inputs:
-            made = self.producer.get(v.id)
-            if made is not None and made.expr is not None and made.expr.is_pointwise and made.kernel < 0:
-                found |= dict.fromkeys((*self.before(made), made))
-        return tuple(found)
-
-    def are_halves(self, op: Op) -> bool:
-        """Whether the elements of `op` are numbers in half precision."""
-        x = self.whole(self.body(op))
-        return x.op == "cast" and x.args[0].op == "read" and x.args[0].dtype.is_half
-
-    def offsets(self, op: Op) -> list[Expr]:
-        """Where `op` reads memory, in elements."""
-        found: list[Expr] = []
-        for x in walk(self.whole(self.body(op))):
-            if x.op == "read" and isinstance(x.value, int):
-                v = self.values[x.value]
-                layout = self.layouts.get(v)
-                strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
-                found.append(dims.add(*(dims.mul(i, s) for i, s in zip(x.args, strides, strict=True))))
-        return found
+def _pair(inside: Inside, second: Op) -> _Pair | None:
+    """The pair that ends in `second`, whose body is then brought to the axes of the first."""
+    if not _is_sum(second):
+        return None
+    square = inside.until(inside.body(second), "mul")
+    if square.op != "mul" or square.args[0] is not square.args[1]:
+        return None
+    distance = inside.until(square.args[0], "sub")
+    if distance.op != "sub":
+        return None
+    mean = inside.until(distance.args[1], "div", "mul")
+    total = inside.until(mean.args[0], "read") if mean.op in ("div", "mul") else mean
+    first = inside.producer.get(total.value) if total.op == "read" and isinstance(total.value, int) else None
+    if first is None or not _is_sum(first) or first.output.dtype is not second.output.dtype:
+        return None
+    table = _same_axes(first, second, total)
+    if table is None or not _divides(mean, first):
+        return None
+    moved = substitute(distance.args[0], {axis(a): b for a, b in table.items()})
+    return _Pair(first, second) if inside.whole(moved) is inside.whole(inside.body(first)) else None
 
 
 def _is_sum(op: Op) -> bool:
@@ -294,13 +226,13 @@ def _divides(mean: Expr, first: Op) -> bool:
     return abs(share - 1) < 1e-6
 
 
-def _in_parts(pair: _Pair, inside: _Inside, fresh: int, most: int) -> list[_Parts]:
+def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int) -> list[_Parts]:
     """Ways to have both folds over parts, and the merge of these; for rows that lie along memory none if there are
     `most` or if there is one part only."""
     expr = pair.first.expr
     assert expr is not None
     offsets = inside.offsets(pair.first)
-    joined = _joined(expr.reduce, offsets)
+    joined = joined_axes(expr.reduce, offsets)
     moved = [substitute(o, joined) for o in offsets]
     reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
@@ -325,7 +257,7 @@ def _row_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut], f
 def _numbered(cuts: Sequence[_Cut]) -> tuple[Axis, list[_Cut]]:
     """One axis for all parts, and the cuts with the numbers of their parts as digits of its index."""
     digits: dict[Expr, Expr] = {}
-    part = _as_one([c.part for c in cuts if c.part is not None], "p", digits)
+    part = as_one([c.part for c in cuts if c.part is not None], "p", digits)
     return part, [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
 
 
@@ -336,41 +268,6 @@ def _placed(x: Expr, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut]) -> Expr:
 
 def _axes(e: Expr) -> list[Axis]:
     return [x.value for x in walk(e) if isinstance(x.value, Axis)]
-
-
-def _joined(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> dict[Expr, Expr]:
-    """Each axis as an index expression over fewer axes: neighbours that lie one behind the other in all memory that is
-    read are one axis."""
-    table: dict[Expr, Expr] = {}
-    group: list[Axis] = []
-
-    for a in reduce:
-        if group and not _follows(group[-1], a, offsets):
-            _as_one(group, f"m{len(table)}", table)
-            group = []
-        group.append(a)
-    _as_one(group, f"m{len(table)}", table)
-    return table
-
-
-def _as_one(group: Sequence[Axis], name: str, table: dict[Expr, Expr]) -> Axis:
-    """One axis for several, whose indices, as digits of its own, go into `table`."""
-    whole = Axis(name, dims.prod(a.extent for a in group))
-    rest: Expr = axis(whole)
-    for a in reversed(group[1:]):
-        table[axis(a)] = dims.mod(rest, a.extent)
-        rest = dims.floordiv(rest, a.extent)
-    table[axis(group[0])] = rest
-    return whole
-
-
-def _follows(a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:
-    """Whether a step along `a` is as long as all of `b`."""
-    for o in offsets:
-        outer, inner = (dims.coefficient(o, axis(x)) for x in (a, b))
-        if outer is None or inner is None or not dims.equal(outer, dims.mul(inner, b.extent)):
-            return False
-    return True
 
 
 def _cuts(reduce: Sequence[Axis], along: Axis) -> list[_Cut]:

@@ -4,7 +4,8 @@
  => t[p, i] = sum over q < Q of (f(i, p*Q + q) where p*Q + q < N)        Q = ceil(N / P)
     s[i] = sum over p < P of t[p, i]
 
-The parts are merged in index order, and P follows from the sizes alone, so the result does not depend on threads.
+Where many threads share a grid point, neighbouring axes that are one in memory are folded as one: r above. The parts
+are merged in index order, and P follows from the sizes alone, so the result does not depend on threads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 
 from ..errors import IllegalSchedule
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, call, read, slot, substitute, where
+from ..ir.expr import Axis, Expr, axis, call, read, slot, substitute, walk, where
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.reduction import Reduction
@@ -22,6 +23,7 @@ from ..ir.tensor import TensorExpr
 from ..target import Target
 from ..tile.sizes import estimate
 from .cascades import cascades_in_parts, extents
+from .joined import Inside, joined_axes
 from .moments import moments_in_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
@@ -50,8 +52,10 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
     and the squares of the distances from it together."""
 
+    fresh, inside = _fresh(graph), Inside(graph)
+
     def least(op: Op, before: tuple[Op, ...]) -> float:
-        first, *merge = _best(op, split_fold(op, _fresh(graph), target), graph.layouts, price) or (op,)
+        first, *merge = _best(op, split_fold(op, fresh, target, inside), graph.layouts, price) or (op,)
         kernels = [Kernel((*before, first), first.outputs), *(Kernel((h,), h.outputs) for h in merge)]
         return sum(price(k, graph.layouts) for k in kernels)
 
@@ -60,12 +64,12 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
         graph, parts = moments_in_parts(graph, price, least, target.cores)
         graph, more = cascades_in_parts(graph, price, target.cores)
         parts |= more
-    fresh = _fresh(graph)
+    fresh, inside = _fresh(graph), Inside(graph)
     waiting = cascaded(graph) if target.lanes > 1 else frozenset[Op]()
     ops: list[Op] = []
     for op in graph.ops:
         times = WAITING if op in waiting else 1
-        splits = [] if op in parts else split_fold(op, fresh, target)
+        splits = [] if op in parts else split_fold(op, fresh, target, inside)
         halves = _best(op, splits, graph.layouts, price, times)
         if halves is not None:
             fresh += len(halves[0].outputs)
@@ -101,30 +105,46 @@ def _best(
 ) -> tuple[Op, Op] | None:
     """The fastest of `splits`, None if none is `times` as fast as the whole."""
     best: tuple[Op, Op] | None = None
+    if not splits:
+        return None
     try:
-        least = price(Kernel((op,), op.outputs), layouts) / times if splits else 0.0
-        for halves in splits:
-            both = sum(price(Kernel((h,), h.outputs), layouts) for h in halves)
-            if both < least:
-                best, least = halves, both
+        least = price(Kernel((op,), op.outputs), layouts) / times
     except IllegalSchedule:
         return None
+    for halves in splits:
+        try:
+            both = sum(price(Kernel((h,), h.outputs), layouts) for h in halves)
+        except IllegalSchedule:
+            continue
+        if both < least:
+            best, least = halves, both
     return best
 
 
-def split_fold(op: Op, fresh: int, target: Target) -> list[tuple[Op, Op]]:
+def split_fold(op: Op, fresh: int, target: Target, inside: Inside | None = None) -> list[tuple[Op, Op]]:
     """The halves of a fold (their partial results numbered from `fresh`) for each number of parts worth a try; none if
-    it is too small, ordered, or its reduction has no neutral element."""
+    it is too small, ordered, or its reduction has no neutral element. `inside` says how its elements lie in memory."""
     expr = op.expr
     if expr is None or expr.reduction is None or expr.scan is not None or op.kernel >= 0:
         return []
     neutral = _neutral(expr.reduction)
     if neutral is None:
         return []
+    if inside is not None and target.lanes > 1 and len(expr.reduce) > 1 and len(expr.body) == 1:
+        expr = _joined(expr, inside.wide_offsets(op))
     wide = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]
     r = wide[0] if wide else max(expr.reduce, key=lambda a: estimate(a.extent))
     even = EVEN if target.lanes > 1 and dims.static(r.extent) is None else 1
     return [_halves(op, expr, r, p, even, neutral, fresh) for p in _parts(expr, r, target)]
+
+
+def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
+    """The same fold over fewer axes, if elements lie so in all that it reads."""
+    table = joined_axes(expr.reduce, offsets)
+    reduce = dict.fromkeys(x.value for e in table.values() for x in walk(e) if isinstance(x.value, Axis))
+    if len(reduce) == len(expr.reduce):
+        return expr
+    return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=tuple(reduce))
 
 
 def _parts(expr: TensorExpr, r: Axis, target: Target) -> list[int]:

@@ -1,0 +1,99 @@
+"""Which pointwise results every reader computes for itself, rather than one kernel storing them for the others.
+
+A value that several kernels read costs its own bytes once to write and once a reader to read; what it is computed from
+costs its bytes once a reader. Where the latter are no more than the value's own, and the elements are cheap, nothing is
+ever gained by storing it: the difference from a mean in fp32 is twice the half that it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..ir import dims
+from ..ir.expr import cost
+from ..ir.graph import Graph, Op, Value
+from ..tile.sizes import estimate
+
+MOST_INSTRUCTIONS = 8
+"""Vector instructions for an element that is computed again, all that lies behind it included, stay below this."""
+
+MOST_TOGETHER = 32
+"""Ops that a reader computes for itself to have one value: of a longer run of cheap ops, some are stored."""
+
+Consumers = Mapping[Value, Sequence[Op]]
+
+
+def recomputed(graph: Graph, views: Collection[Value], consumers: Consumers) -> set[Op]:
+    """The pointwise ops that every reader computes for itself. `views` are values that no kernel makes."""
+    producer = graph.producer()
+    found = _of_one_value(graph, views, consumers, producer)
+    sources = _sources(graph, views, producer)
+    stays = graph.kept() | {v for op in graph.ops if op.call is not None for v in op.inputs}
+    for op in reversed(graph.ops):
+        if op in found or not _is_cheap(op, views) or op.output in stays:
+            continue
+        behind, readers = sources.get(op.output), consumers.get(op.output, [])
+        if behind is None or not readers:
+            continue
+        if all(r in found for r in readers):  # as a part of what is computed again
+            found.add(op)
+        elif len(readers) > 1 and sum(map(_bytes, behind)) <= _bytes(op.output):
+            found.add(op)
+    return found
+
+
+def _of_one_value(
+    graph: Graph, views: Collection[Value], consumers: Consumers, producer: Mapping[Value, Op]
+) -> set[Op]:
+    """Ops that read nothing, or one value that is in memory anyway."""
+    found: dict[Op, frozenset[Op]] = {}
+    for op in graph.ops:
+        if not _is_cheap(op, views):
+            continue
+        stored = [v for v in op.inputs if v.numel is not dims.ONE]
+        makers = [producer.get(v) for v in stored]
+        in_memory = all(m is None or m.call is not None or m in found for m in makers)
+        if stored and not (len(stored) == 1 and in_memory and len(consumers.get(op.output, [])) > 1):
+            continue
+        before = (found.get(p, frozenset[Op]()) for p in map(producer.get, op.inputs) if p is not None)
+        together = frozenset[Op]().union([op], *before)
+        if len(together) <= MOST_TOGETHER:
+            found[op] = together
+    return set(found)
+
+
+def _sources(
+    graph: Graph, views: Collection[Value], producer: Mapping[Value, Op]
+) -> dict[Value, frozenset[Value]]:
+    """The values behind each cheap pointwise result that are in memory, or would be if kernels ended there."""
+    found: dict[Value, frozenset[Value]] = {}
+    spent: dict[Value, int] = {}
+    for op in graph.ops:
+        if not _is_cheap(op, views):
+            continue
+        assert op.expr is not None
+        instructions = cost(op.expr.body[0]) + sum(spent.get(v, 0) for v in op.inputs)
+        if instructions >= MOST_INSTRUCTIONS:
+            continue
+        behind: set[Value] = set()
+        for v in op.inputs:
+            maker = producer.get(v)
+            if v in found:
+                behind |= found[v]
+            elif maker is not None and maker.expr is not None and maker.expr.is_pointwise:
+                break  # too much to compute again, or chosen for a kernel
+            else:
+                behind.add(v)
+        else:
+            found[op.output], spent[op.output] = frozenset(behind), instructions
+    return found
+
+
+def _is_cheap(op: Op, views: Collection[Value]) -> bool:
+    if op.expr is None or op.kernel >= 0 or not op.expr.is_pointwise or op.output in views:
+        return False
+    return cost(op.expr.body[0]) < MOST_INSTRUCTIONS
+
+
+def _bytes(v: Value) -> int:
+    return estimate(v.numel) * v.dtype.bytes

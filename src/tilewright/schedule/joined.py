@@ -1,0 +1,142 @@
+"""What folds read, seen through the pointwise ops before them, and neighbouring axes as one.
+
+A fold of [n, h, w, c] over n, h and w, of elements that lie one behind the other in all memory that is read, is a fold
+of one long axis: it has as many parts as a machine wants, whatever n is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import dims
+from ..ir.expr import Axis, Expr, axis, substitute, walk
+from ..ir.graph import Graph, Op
+from ..rewrite.steps import renumbered
+from ..tile.sizes import estimate
+
+DEEP = 8
+"""Pointwise ops that are looked through between one step of a pattern and the next."""
+
+SMALL = 16
+"""A value of so many times fewer elements than another costs nothing beside it."""
+
+
+class Inside:
+    """What is computed from what, seen through pointwise ops. Reads name values by their ids."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.values = {v.id: v for op in graph.ops for v in (*op.inputs, *op.outputs)}
+        self.producer = {v.id: op for op in graph.ops for v in op.outputs if op.expr is not None}
+        self.layouts = graph.layouts
+
+    def body(self, op: Op) -> Expr:
+        """The one element that `op` computes."""
+        assert op.expr is not None
+        return renumbered(op.expr, lambda k: op.inputs[k].id).body[0]
+
+    def opened(self, e: Expr) -> Expr:
+        """A read of a pointwise result as the expression of that."""
+        op = self.producer.get(e.value) if e.op == "read" and isinstance(e.value, int) else None
+        if op is None or op.expr is None or not _is_pointwise(op):
+            return e
+        table = {axis(a): i for a, i in zip(op.expr.axes, e.args, strict=True)}
+        return substitute(self.body(op), table)
+
+    def until(self, e: Expr, *wanted: str) -> Expr:
+        """`e`, opened until its operation is one of `wanted`."""
+        for _ in range(DEEP):
+            opened = self.opened(e)
+            if e.op in wanted and (e.op != "read" or opened is e):
+                return e
+            e = opened
+        return e
+
+    def whole(self, e: Expr) -> Expr:
+        """`e` with everything pointwise opened."""
+        for _ in range(DEEP):
+            table = {x: y for x in walk(e) if x.op == "read" and (y := self.opened(x)) is not x}
+            if not table:
+                break
+            e = substitute(e, table)
+        return e
+
+    def before(self, op: Op) -> tuple[Op, ...]:
+        """The pointwise ops that `op` is computed from, in order."""
+        found: dict[Op, None] = {}
+        todo = [(op, False)]
+        while todo:
+            at, done = todo.pop()
+            if done:
+                found[at] = None
+                continue
+            makers = (self.producer.get(v.id) for v in reversed(at.inputs))
+            fresh = [o for o in makers if o is not None and o not in found and _is_pointwise(o)]
+            todo += ([(at, True)] if at is not op else []) + [(o, False) for o in fresh]
+        return tuple(found)
+
+    def are_halves(self, op: Op) -> bool:
+        """Whether the elements of `op` are numbers in half precision."""
+        x = self.whole(self.body(op))
+        return x.op == "cast" and x.args[0].op == "read" and x.args[0].dtype.is_half
+
+    def offsets(self, op: Op) -> list[Expr]:
+        """Where `op` reads memory, in elements."""
+        return [offset for _, offset in self._accesses(op)]
+
+    def wide_offsets(self, op: Op) -> list[Expr]:
+        """The same of those values only that decide what reading costs: the largest, and all that are not many times
+        smaller."""
+        found = self._accesses(op)
+        most = max((size for size, _ in found), default=0)
+        return [offset for size, offset in found if size * SMALL >= most]
+
+    def _accesses(self, op: Op) -> list[tuple[int, Expr]]:
+        """The elements of each value that is read, and the place of the one that is read."""
+        found: list[tuple[int, Expr]] = []
+        for x in walk(self.whole(self.body(op))):
+            if x.op == "read" and isinstance(x.value, int):
+                v = self.values[x.value]
+                layout = self.layouts.get(v)
+                strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
+                offset = dims.add(*(dims.mul(i, s) for i, s in zip(x.args, strides, strict=True)))
+                found.append((estimate(v.numel), offset))
+        return found
+
+
+def _is_pointwise(op: Op) -> bool:
+    return op.expr is not None and op.expr.is_pointwise and op.kernel < 0
+
+
+def joined_axes(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> dict[Expr, Expr]:
+    """Each axis as an index expression over fewer axes: neighbours that lie one behind the other in all memory that is
+    read are one axis."""
+    table: dict[Expr, Expr] = {}
+    group: list[Axis] = []
+
+    for a in reduce:
+        if group and not _follows(group[-1], a, offsets):
+            as_one(group, f"m{len(table)}", table)
+            group = []
+        group.append(a)
+    as_one(group, f"m{len(table)}", table)
+    return table
+
+
+def as_one(group: Sequence[Axis], name: str, table: dict[Expr, Expr]) -> Axis:
+    """One axis for several, whose indices, as digits of its own, go into `table`."""
+    whole = Axis(name, dims.prod(a.extent for a in group))
+    rest: Expr = axis(whole)
+    for a in reversed(group[1:]):
+        table[axis(a)] = dims.mod(rest, a.extent)
+        rest = dims.floordiv(rest, a.extent)
+    table[axis(group[0])] = rest
+    return whole
+
+
+def _follows(a: Axis, b: Axis, offsets: Sequence[Expr]) -> bool:
+    """Whether a step along `a` is as long as all of `b`."""
+    for o in offsets:
+        outer, inner = (dims.coefficient(o, axis(x)) for x in (a, b))
+        if outer is None or inner is None or not dims.equal(outer, dims.mul(inner, b.extent)):
+            return False
+    return True
