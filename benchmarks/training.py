@@ -2,7 +2,7 @@
 
 Each network is a child process; children build side by side and time alone (`gpu_turns`). A step sets the gradients to
 None, runs the compiled network, a loss outside of it, and the backward pass; it is timed between two events, all
-contestants in turn. `peak_bytes` is what a step needs above the weights. Gradients are judged against the same step in
+contestants in turn. `peak_bytes` is what a step needs above the weights, with all that is kept between steps. Gradients are judged against the same step in
 float64: the RMS error of all of them together, and the largest ratio to eager's error over all parameters.
 """
 
@@ -184,7 +184,7 @@ class Run:
         for name in names:
             mine = copy.deepcopy(self.model)
             step = step_of(compiled(name, mine), mine, x.detach().clone().requires_grad_(x.requires_grad))
-            start = time.perf_counter()
+            start, before = time.perf_counter(), self.allocated()
             try:
                 for _ in range(4):
                     step()
@@ -194,7 +194,7 @@ class Run:
                 self.write(gpu_turns.BUILDING)
                 continue
             seconds = time.perf_counter() - start
-            self.rows[name] = {"build_s": seconds, "peak_bytes": self.peak(step, mine)}
+            self.rows[name] = {"build_s": seconds, "peak_bytes": self.peak(step, mine, before)}
             if name in (OURS, GRAPHS):
                 self.rows[name] |= {
                     "graphs": [str(c) for c in importlib.import_module("tilewright").compilations()]
@@ -203,14 +203,17 @@ class Run:
             self.write(gpu_turns.BUILDING)
         return steps
 
-    def peak(self, step: Step, model: nn.Module) -> int | None:
-        """Bytes that a step needs above what is there without it."""
+    def allocated(self) -> int:
+        """Bytes in use on the device."""
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+    def peak(self, step: Step, model: nn.Module, before: int) -> int | None:
+        """Bytes that a step needs above those that were in use `before` the contestant was built."""
         if self.device.type != "cuda":
             return None
         model.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
@@ -306,8 +309,8 @@ def run_child(item: str, path: Path, turns: gpu_turns.Turns, wanted: Mapping[str
     run.write(gpu_turns.TIMING)
     with turns.timing():
         run.time(steps, int(str(wanted["rounds"])))
-    if wanted["profile"]:
-        run.facts["profiles"] = {n: profiled(s) for n, s in steps.items()}
+        if wanted["profile"]:
+            run.facts["profiles"] = {n: profiled(s) for n, s in steps.items()}
     run.write(gpu_turns.DONE)
 
 

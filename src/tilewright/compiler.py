@@ -198,7 +198,7 @@ def compile_fx(
     run = Recorder()
     try:
         with _guard_free(gm), uncollected():
-            place = _placed(gm, frozen or {})
+            place = _placed(gm, frozen or {}, kind)
             graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen, ranges=ranges)))
             with no_python_dispatcher():
                 made = _generated(run, graph, options, place, output_shares(gm), traced_sizes(gm), trusted)
@@ -259,6 +259,8 @@ class _Place:
 
     device: str
     host: tuple[int, ...] = ()
+    late: bool = False
+    """Whether memory is taken when it is needed: a pass of training on a GPU."""
 
     @property
     def ordinal(self) -> int:
@@ -266,14 +268,15 @@ class _Place:
         return torch.device(self.device).index or 0
 
 
-def _placed(gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> _Place:
+def _placed(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> _Place:
     found = graph_device(gm)
     if found == "cpu":
         return _Place(found)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     live = [k for k, name in enumerate(names) if name not in frozen]
     outside = set(host_inputs(gm))
-    return _Place(found, tuple(i for i, k in enumerate(live) if k in outside))
+    host = tuple(i for i, k in enumerate(live) if k in outside)
+    return _Place(found, host, kind != "inference")
 
 
 def _on_host(graph: Graph) -> Graph:
@@ -296,7 +299,7 @@ def _generated(
 ) -> _Made:  # fmt: skip
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
     are those that it was traced with."""
-    planned = partial(build_plan, shares=shares, device=place.device, host=place.host)
+    planned = partial(build_plan, shares=shares, device=place.device, host=place.host, late=place.late)
     lacking = _missing(options, place.device)
     if lacking:
         warnings.warn(f"{lacking}: every op runs as a library call", RuntimeWarning, stacklevel=2)
@@ -326,7 +329,8 @@ def _generated(
     built = Builder(run, solver, covers, typical, place.ordinal).built([cover], symbols)
     STATS.kernels += built.programs
     kernels = numbered(cover, built.numbers)
-    plan = run("plan", lambda: planned(cover, kernels, names, core_ns=core_ns, alone_ns=alone_ns))
+    with seen_sizes(typical):
+        plan = run("plan", lambda: planned(cover, kernels, names, core_ns=core_ns, alone_ns=alone_ns))
     printer = _printer(names, target)
     reports = tuple(
         report_of(k, cover, n, sizes, partial(built.scheduled.__getitem__, i), printer)

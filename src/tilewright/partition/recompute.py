@@ -65,7 +65,8 @@ def _of_one_value(
 def _sources(
     graph: Graph, views: Collection[Value], producer: Mapping[Value, Op]
 ) -> dict[Value, frozenset[Value]]:
-    """The values behind each cheap pointwise result that are in memory, or would be if kernels ended there."""
+    """The values behind each cheap pointwise result, where all of them are in memory: what a kernel folds may be wanted
+    in the same kernel."""
     found: dict[Value, frozenset[Value]] = {}
     spent: dict[Value, int] = {}
     for op in graph.ops:
@@ -80,10 +81,10 @@ def _sources(
             maker = producer.get(v)
             if v in found:
                 behind |= found[v]
-            elif maker is not None and maker.expr is not None and maker.expr.is_pointwise:
-                break  # too much to compute again, or chosen for a kernel
-            else:
+            elif maker is None or maker.call is not None:
                 behind.add(v)
+            else:
+                break
         else:
             found[op.output], spent[op.output] = frozenset(behind), instructions
     return found

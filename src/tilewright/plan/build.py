@@ -27,6 +27,7 @@ from tilewright.plan.data import (
     Step,
     View,
 )
+from tilewright.plan.late import is_worth_it, touched, with_makes, with_own_memory
 
 Time = Callable[[Kernel | LibraryStep], Expr | None]
 """Nanoseconds that one core takes for a step; None where nothing is known."""
@@ -45,25 +46,28 @@ def build_plan(
     host: Sequence[int] = (),
     core_ns: Time = lambda step: None,
     alone_ns: int = 0,
+    late: bool = False,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
     output k may be, as in the program; other outputs get memory of their own. All is on
-    `device`; inputs numbered `host` are brought there. `core_ns` says how long
-    one core takes for a step; what takes at most `alone_ns` is left to the caller's thread. Raises VerifyError where a
-    value has no home or a size symbol cannot be found.
+    `device`; inputs numbered `host` are brought there. `core_ns` says how long one core takes for a step; what takes at
+    most `alone_ns` is left to the caller's thread. `late` takes memory when it is needed, for plans whose inputs are
+    given back while they run, or whose results pile up. Raises VerifyError where a value has no home or a size symbol
+    cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, core_ns).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, core_ns, late).build(tuple(symbols))
     return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns)
 
 
 class _Builder:
     def __init__(
-        self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None, core_ns: Time
+        self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None, core_ns: Time, late: bool
     ) -> None:
         self.cover = cover
         self.core_ns = core_ns
+        self.late = late
         self.graph: Graph = cover.graph
         self.kernels = kernels
         self.shares = tuple(shares) if shares is not None else (Shares.NOTHING,) * len(self.graph.outputs)
@@ -103,12 +107,16 @@ class _Builder:
         self._own_what_crosses()
         self._preconditions({b.symbol for b in bindings})
         kept = {o for o in outputs if isinstance(o, int)}
+        late = self.late and is_worth_it(self.segments)
+        if late:
+            self.buffers = list(with_own_memory(self.buffers))
+        segments = _with_frees(self.segments, self.buffers, kept)
         plan = Plan(
             inputs=inputs,  # pyright: ignore[reportArgumentType]
             arguments=tuple(arguments),
             bindings=bindings,
             buffers=tuple(self.buffers),
-            segments=_with_frees(self.segments, self.buffers, kept),
+            segments=with_makes(segments, self.buffers) if late else segments,
             outputs=outputs,
             written=tuple(sorted({w.input for w in graph.writes})),
             symbols=symbols,
@@ -128,7 +136,7 @@ class _Builder:
     def _own_what_crosses(self) -> None:
         """An arena ends with its segment: what a later segment reads gets memory of its own."""
         for number, segment in enumerate(self.segments):
-            for b in {self._root(x) for step in segment.steps for x in _touched(step)}:
+            for b in {self._root(x) for step in segment.steps for x in touched(step)}:
                 if self.buffers[b].home is Home.ARENA and self.buffers[b].segment < number:
                     self.buffers[b] = replace(self.buffers[b], home=Home.OUTPUT)
 
@@ -321,18 +329,6 @@ def _reused(call: LibraryCall) -> int | None:
     return 0 if any(r.alias_info is not None for r in schema.returns) else -1
 
 
-def _touched(step: Step) -> tuple[int, ...]:
-    match step:
-        case Launches():
-            return tuple(p for launch in step.launches for p in launch.params)
-        case Call():
-            return (*step.inputs, *step.outputs)
-        case View():
-            return (step.buffer,)
-        case Copy():
-            return (step.target, step.source)
-
-
 def _with_frees(
     segments: Sequence[Segment], buffers: Sequence[Buffer], kept: set[int]
 ) -> tuple[Segment, ...]:
@@ -347,12 +343,12 @@ def _with_frees(
 
     seen = {x for b in kept for x in chain(b)}
     seen |= {m.buffer for s in segments for m in s.measures}
-    releasable = (Home.LIBRARY, Home.VIEW, Home.INPUT)
+    releasable = (Home.LIBRARY, Home.VIEW, Home.INPUT, Home.OUTPUT)
     out: list[Segment] = []
     for segment in reversed(segments):
         frees: list[tuple[int, ...]] = []
         for step in reversed(segment.steps):
-            last = {x for b in _touched(step) for x in chain(b)} - seen
+            last = {x for b in touched(step) for x in chain(b)} - seen
             seen |= last
             frees.append(tuple(sorted(b for b in last if buffers[b].home in releasable)))
         out.append(replace(segment, frees=tuple(reversed(frees))))

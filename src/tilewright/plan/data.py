@@ -26,7 +26,7 @@ class Home(Enum):
     INPUT = "input"
     CONSTANT = "constant"
     OUTPUT = "output"
-    """A tensor of its own, made at the start of its segment; the caller gets it."""
+    """A tensor of its own, made at the start of its segment or where its segment says; the caller may get it."""
     ARENA = "arena"
     """A part of the segment's one allocation."""
     LIBRARY = "library"
@@ -144,6 +144,8 @@ class Segment:
     frees: tuple[tuple[int, ...], ...] = ()
     preconditions: tuple[Precondition, ...] = ()
     """What must hold of the sizes that are new here."""
+    makes: tuple[tuple[int, ...], ...] = ()
+    """`makes[i]` are the tensors of their own that are made in front of step i; empty: all are made first."""
 
 
 @dataclass(frozen=True, slots=True)

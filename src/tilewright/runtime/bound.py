@@ -93,12 +93,16 @@ class Part:
         ]
         places, self.arena_bytes = allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)
         self.place = dict(zip(arena, places, strict=True))
-        self.outputs = tuple(
-            (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
+        own = {
+            k: (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
             for k in mine
             if plan.buffers[k].home is Home.OUTPUT
-        )
-        if plan.device == "cpu" and any(self.layouts.bytes_of(plan, k) >= LARGE for k, *_ in self.outputs):
+        }
+        later = {k for made in segment.makes for k in made}
+        self.later = {k: o for k, o in own.items() if k in later}
+        """Tensors that are made in front of a step; `outputs` are made first."""
+        self.outputs = tuple(o for k, o in own.items() if k not in later)
+        if plan.device == "cpu" and any(self.layouts.bytes_of(plan, k) >= LARGE for k in own):
             self.make = large_maker(self.make)
 
     def lay_measured(self, measured: Sequence[int], tensors: Tensors) -> None:
@@ -126,7 +130,7 @@ def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
         blocks = [
             allocate.Block(layouts.bytes_of(plan, k), b.start, b.end)
             for k, b in mine
-            if b.home is Home.ARENA or b.home is Home.LIBRARY and k not in plan.outputs
+            if b.home is Home.ARENA or b.home in (Home.LIBRARY, Home.OUTPUT) and k not in plan.outputs
         ]
         total += allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)[1]
     return total
@@ -184,11 +188,13 @@ class Workspace:
         made: list[Act] = []
         segment = self.part.segment
         calls = any(isinstance(s, Call) for s in segment.steps)
-        pairs = list(zip(segment.steps, segment.frees, strict=True))
-        for alone, run in groupby(pairs, lambda pair: calls and self._is_alone(pair[0])):
+        makes = segment.makes or ((),) * len(segment.steps)
+        table = list(zip(segment.steps, makes, segment.frees, strict=True))
+        for alone, run in groupby(table, lambda row: calls and self._is_alone(row[0])):
             acts: list[Act] = []
             some = False
-            for step, frees in run:
+            for step, own, frees in run:
+                acts += [steps.making(*self.part.later[b], self.part.make, self.bases) for b in own]
                 acts += self._acts(step)
                 acts += [steps.freeing(frees)] if frees and calls else []
                 some |= isinstance(step, Call)

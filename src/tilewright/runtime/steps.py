@@ -21,7 +21,7 @@ from tilewright.ir.host import Number, number
 from tilewright.plan.data import Call
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.pool import running
-from tilewright.runtime.tensors import copy_into, relaid, same_layout
+from tilewright.runtime.tensors import Make, copy_into, relaid, same_layout
 
 Tensors = list[Tensor | None]
 Act = Callable[[Tensors], None]
@@ -101,6 +101,25 @@ def copying(target: int, source: int) -> Act:
         t, s = tensors[target], tensors[source]
         assert t is not None and s is not None
         copy_into(t, s)
+
+    return act
+
+
+def making(
+    b: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    make: Make,
+    bases: array[int],
+) -> Act:
+    """Make tensor `b`, unless the caller brought it, and tell the native side where it lies."""
+
+    def act(tensors: Tensors) -> None:
+        t = tensors[b]
+        if t is None:
+            t = tensors[b] = make(shape, strides, dtype)
+        bases[b] = t.data_ptr()
 
     return act
 

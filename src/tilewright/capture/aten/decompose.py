@@ -18,12 +18,18 @@ Decompositions = dict[OperatorBase, Callable[..., object]]
 _NOT_KEPT = ("aten.view.dtype", "aten.reshape.default", "aten.contiguous.default", "aten.to.dtype")
 
 
+_OF_THE_LIBRARY = (torch.ops.aten.embedding_dense_backward.default,)
+"""Composites that torch takes apart into something slower than its own kernel: sums at repeated indices, one by one."""
+
+
 def decompositions() -> Decompositions:
     """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
     table = core_aten_decompositions()
     for overload in TABLE:
         if str(overload) not in _NOT_KEPT:
             table.pop(overload, None)
+    for overload in _OF_THE_LIBRARY:
+        table.pop(overload, None)
     return dict(table.items())
 
 

@@ -1,0 +1,69 @@
+"""Memory that a plan takes when it is first written and gives back when it was last read.
+
+One arena for all that lies between kernels is the cheapest to have, but it is there from the first step to the last. A
+forward pass ends with what it saved, and a backward pass begins with it and gives it back step by step: there, large
+buffers are tensors of their own, made in front of the step that first writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.ir import dims
+from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
+from tilewright.tile.sizes import estimate
+
+LARGE_BYTES = 1 << 20
+"""A buffer of at least this size takes longer to fill than to ask for."""
+
+
+def is_worth_it(segments: Sequence[Segment]) -> bool:
+    """Whether anything waits between kernels: where none does, all of them are started at once."""
+    return any(isinstance(step, Call) for segment in segments for step in segment.steps)
+
+
+def with_own_memory(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+    """The buffers, large ones of the arena as tensors of their own."""
+    return tuple(
+        replace(b, home=Home.OUTPUT) if b.home is Home.ARENA and _bytes(b) >= LARGE_BYTES else b
+        for b in buffers
+    )
+
+
+def with_makes(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> tuple[Segment, ...]:
+    """Segments that say in front of which step each tensor of their own is made."""
+    made: set[int] = set()
+    out: list[Segment] = []
+    for segment in segments:
+        makes: list[tuple[int, ...]] = []
+        for step in segment.steps:
+            roots = {_root(buffers, b) for b in touched(step)}
+            now = sorted(b for b in roots - made if buffers[b].home is Home.OUTPUT)
+            made |= set(now)
+            makes.append(tuple(now))
+        out.append(replace(segment, makes=tuple(makes)))
+    return tuple(out)
+
+
+def touched(step: Step) -> tuple[int, ...]:
+    """The buffers that a step reads or writes."""
+    match step:
+        case Launches():
+            return tuple(p for launch in step.launches for p in launch.params)
+        case Call():
+            return (*step.inputs, *step.outputs)
+        case View():
+            return (step.buffer,)
+        case Copy():
+            return (step.target, step.source)
+
+
+def _root(buffers: Sequence[Buffer], b: int) -> int:
+    while buffers[b].source >= 0:
+        b = buffers[b].source
+    return b
+
+
+def _bytes(b: Buffer) -> int:
+    return estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes
