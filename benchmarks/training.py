@@ -2,8 +2,9 @@
 
 Each network is a child process; children build side by side and time alone (`gpu_turns`). A step sets the gradients to
 None, runs the compiled network, a loss outside of it, and the backward pass; it is timed between two events, all
-contestants in turn. `peak_bytes` is what a step needs above the weights, with all that is kept between steps. Gradients are judged against the same step in
-float64: the RMS error of all of them together, and the largest ratio to eager's error over all parameters.
+contestants in turn. `peak_bytes` is what a step needs above the weights, with all that is kept between steps.
+Gradients are judged against the same step in float64: the RMS error of all of them together, and the largest ratio to
+eager's error over all parameters.
 """
 
 from __future__ import annotations
