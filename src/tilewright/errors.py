@@ -111,6 +111,11 @@ class OutOfMemory(TilewrightError, MemoryError):
         )
 
 
+class BrokenPromise(TilewrightError):
+    """A library call gave something else than the captured program promises for it: another type, shape, device or
+    kind. For an op of one's own that is its fake kernel's fault."""
+
+
 class VerifyError(TilewrightError):
     """An IR value that breaks its own invariants: always a defect of Tilewright, never of the model."""
 

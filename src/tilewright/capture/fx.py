@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -200,13 +200,12 @@ class _Importer:
         """The declaration of the node's op if it has one, else its library call."""
         if node.target is loop_op:
             return self.loop(node, origin)
-        several = isinstance(val, (list, tuple))
-        metas: Sequence[object] = list(val) if isinstance(val, (list, tuple)) else [val]
+        metas, nested = _leaves(val)
         results = [self.result(t) if isinstance(t, torch.Tensor) else None for t in metas]
         entry = TABLE.get(node.target)
         reason = library_reason(node.target)
         made: tuple[object, ...] | None = None
-        if entry is not None:
+        if entry is not None and not nested:
             mark = len(self.b.ops)
             try:
                 made = self.declared(node, entry, results)
@@ -232,10 +231,15 @@ class _Importer:
                 )  # fmt: skip
             self.check_device(node, metas)
             made = self.called(call, inputs, results, metas)
+            call = self.b.ops[-1].call or call
         outputs = [v for v in made if isinstance(v, Value)]
+        if declared is not None:
+            places = [k for k, v in enumerate(made) if isinstance(v, Value)]
+            strides = tuple(r.strides for k in places if (r := results[k]) is not None)
+            call = replace(call, places=tuple(places), strides=strides)
         is_view = declared is not None and declared.view
         self.b.close_origin(origin, call if alone else None, inputs, outputs, view=is_view)
-        return made if several else made[0]
+        return _shaped_like(val, iter(made))
 
     def loop(self, node: fx.Node, origin: int) -> tuple[object, ...]:
         """A loop, whose body becomes a graph of its own."""
@@ -329,14 +333,15 @@ class _Importer:
         results: Sequence[_Result | None],
         metas: Sequence[object],
     ) -> tuple[object, ...]:
-        made = iter(self.b.library(call, inputs, [(r.shape, r.dtype) for r in results if r is not None]))
-        out: list[object] = []
-        for r, meta in zip(results, metas, strict=True):
-            if r is not None:
-                out.append(next(made))
-            else:
-                out.append(self.symbols.expr(meta) if isinstance(meta, _NUMBERS) else None)
-        return tuple(out)
+        """What an op made that runs as `call`: a value per tensor, an expression per host scalar, in their places."""
+        numbers = {k: self.symbols.expr(m) for k, m in enumerate(metas) if isinstance(m, _NUMBERS)}
+        binds = {k: e for k, e in numbers.items() if e.op == "symbol"}
+        tensors = {k: r for k, r in enumerate(results) if r is not None}
+        call = replace(call, places=(*tensors, *binds))
+        given = [(r.shape, r.dtype) for r in tensors.values()]
+        values = self.b.library(call, inputs, given, binds=tuple(binds.values()))
+        made: dict[int, object] = dict(zip(tensors, values, strict=True))
+        return tuple(made.get(k, numbers.get(k)) for k in range(len(metas)))
 
     def finish(self, node: fx.Node) -> Graph:
         (returned,) = node.args
@@ -401,6 +406,19 @@ def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
                     if isinstance(s, torch.SymInt):
                         return s.node.shape_env
     return None
+
+
+def _leaves(val: object) -> tuple[list[object], bool]:
+    """What a node makes, in order, and whether lists lie inside lists."""
+    if not isinstance(val, (list, tuple)):
+        return [val], False
+    parts = [_leaves(x)[0] if isinstance(x, (list, tuple)) else [x] for x in val]
+    return [x for part in parts for x in part], any(isinstance(x, (list, tuple)) for x in val)
+
+
+def _shaped_like(val: object, made: Iterator[object]) -> object:
+    """What was made, nested as `val`."""
+    return tuple(_shaped_like(x, made) for x in val) if isinstance(val, (list, tuple)) else next(made)
 
 
 def _plain_number(entry: object) -> object:

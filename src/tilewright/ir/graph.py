@@ -66,7 +66,8 @@ class LibraryCall:
     and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
     `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any); with
     `apart`, the call addresses storage by place, and each operand needs one of its own. `loop` is what the call does,
-    if that is known step by step."""
+    if that is known step by step. `places` says which of the callable's results, counted through nested lists, are the
+    op's (tensors, then the numbers that it binds); empty: the first ones."""
 
     name: str
     function: Callable[..., object]
@@ -87,6 +88,7 @@ class LibraryCall:
     key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
     apart: bool = False
+    places: tuple[int, ...] = ()
     loop: Loop | None = None
 
 

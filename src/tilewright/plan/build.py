@@ -229,7 +229,7 @@ class _Builder:
             if e.op == "symbol" and symbol_name(e) not in known:
                 fresh.append(Measure(symbol_name(e), outputs[-1], -1))
         self.steps.append(
-            Call(call, inputs, tuple(outputs), guarded=alias is None, core_ns=self.core_ns(step))
+            Call(call, inputs, tuple(outputs), alias is None, self.core_ns(step), self._place(op.origin))
         )
         if fresh:
             known |= {m.symbol for m in fresh}
@@ -237,6 +237,9 @@ class _Builder:
                 Segment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values()))
             )
             self.steps = []
+
+    def _place(self, origin: int) -> str:
+        return self.graph.origins[origin].place if origin >= 0 else ""
 
     def _number(self, dtype: DType) -> int:
         place = len(self.segments)

@@ -106,13 +106,14 @@ class Call:
     """Run a library call on `inputs`; its results become `outputs`, tensors first.
 
     With `guarded`, it is not known whether a result may be the memory of an operand. One core takes
-    about `core_ns` nanoseconds (None: nobody knows)."""
+    about `core_ns` nanoseconds (None: nobody knows). `place` is the one in the user's source."""
 
     call: LibraryCall
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     guarded: bool = False
     core_ns: Expr | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

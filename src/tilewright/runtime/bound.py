@@ -18,7 +18,7 @@ from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, Step
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Launching, Unit
 from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
-from tilewright.runtime.steps import Act, Tensors
+from tilewright.runtime.results import Act, Promise, Tensors, counting, receiving
 from tilewright.runtime.tensors import maker_on, torch_dtype
 from tilewright.runtime.whole import Outside, WholeCall
 
@@ -105,11 +105,25 @@ class Part:
         if plan.device == "cpu" and any(self.layouts.bytes_of(plan, k) >= LARGE for k in own):
             self.make = large_maker(self.make)
 
-    def lay_measured(self, measured: Sequence[int], tensors: Tensors) -> None:
-        """Results whose sizes were unknown when their call ended, in the layout that was promised."""
-        for b in measured:
-            if isinstance(tensors[b], Tensor):
-                steps.laying(b, self.layouts.shapes[b], self.layouts.strides[b])(tensors)
+    def promise(self, b: int) -> Promise:
+        """What a library call's result in buffer `b` must be, as far as sizes are known."""
+        spec, layouts = self.plan.buffers[b].spec, self.layouts
+        ready, rank = layouts.ready[b], len(spec.shape)
+        strides = layouts.strides[b] if ready and len(spec.strides) == rank else None
+        device = torch.device(self.plan.device)
+        return Promise(torch_dtype(spec.dtype), device, rank, layouts.shapes[b] if ready else None, strides)
+
+    def receive_measured(self, before: Segment, tensors: Tensors) -> None:
+        """Hold results whose sizes were unknown when their call, the last step of the segment `before`, ended against
+        what was promised."""
+        last = before.steps[-1] if before.steps else None
+        for k, b in enumerate(last.outputs if isinstance(last, Call) else ()):
+            if (
+                isinstance(last, Call)
+                and self.plan.buffers[b].home is not Home.NUMBER
+                and tensors[b] is not None
+            ):
+                receiving(last, k, self.promise(b))(tensors)
 
     def allocate_outputs(self, tensors: Tensors) -> None:
         """Make the tensors that leave the plan, but those that the caller brought."""
@@ -157,7 +171,9 @@ class Workspace:
                 self.bases[k] = constants[b.index].data_ptr()
                 self.lasting[k] = constants[b.index]
         self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
-        self.seen = self.addressed | sources | {o for o in plan.outputs if isinstance(o, int)}
+        self.seen = (
+            _tensors_seen(plan) if any(isinstance(s, Call) for s in part.segment.steps) else set[int]()
+        )
         self.runs: list[Callable[[], int]] = []
         self.acts = self._prepare()
         self.views = tuple(self.lasting.items())
@@ -270,17 +286,39 @@ class Workspace:
         return steps.launching(run)
 
     def _results(self, step: Call) -> list[Act]:
-        """What follows a call: its results in the layout that was promised, and their addresses for kernels."""
+        """What follows a call: its results are held against what was promised, and kernels get their addresses."""
         acts: list[Act] = []
-        layouts = self.part.layouts
-        for b in step.outputs:
+        for k, b in enumerate(step.outputs):
             if self.part.plan.buffers[b].home is Home.NUMBER:
+                acts.append(counting(step, k))
                 continue
-            if layouts.ready[b] and b in self.seen:
-                acts.append(steps.laying(b, layouts.shapes[b], layouts.strides[b]))
+            if b in self.seen:
+                acts.append(receiving(step, k, self.part.promise(b)))
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
         return acts
+
+
+def _tensors_seen(plan: Plan) -> set[int]:
+    """Buffers that some step or the caller reads or shows, and what these are views of."""
+    found = {o for o in plan.outputs if isinstance(o, int)}
+    for segment in plan.segments:
+        found |= {m.buffer for m in segment.measures} | set(_tensors_used(segment))
+        for step in segment.steps:
+            match step:
+                case Launches():
+                    found |= {p for launch in step.launches for p in launch.params}
+                case View():
+                    found.add(step.buffer)
+                case Call() | Copy():
+                    pass
+    todo = list(found)
+    while todo:
+        source = plan.buffers[todo.pop()].source
+        if source >= 0 and source not in found:
+            found.add(source)
+            todo.append(source)
+    return found
 
 
 def _tensors_used(segment: Segment) -> list[int]:

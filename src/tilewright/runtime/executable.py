@@ -18,7 +18,7 @@ from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.host import Number, number, size
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Binding, Call, Home, Launches, Plan, Segment, Spec
+from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
 from tilewright.plan.data import Part as Where
 from tilewright.runtime.bound import Part, Workspace, check_preconditions
 from tilewright.runtime.launch import Unit, raise_error
@@ -265,7 +265,7 @@ class Executable:
         for place, segment in enumerate(self.plan.segments):
             if place:
                 part = Part(self.plan, segment, place, sizes, self.unit)
-                part.lay_measured(_last_results(self.plan.segments[place - 1]), tensors)
+                part.receive_measured(self.plan.segments[place - 1], tensors)
             workspace = bound.workspace() if not place else Workspace(part, self.constants)
             held.append(workspace)
             part.allocate_outputs(tensors)
@@ -425,11 +425,6 @@ class Executable:
             else:
                 late.append((given, k))
         return late
-
-
-def _last_results(segment: Segment) -> tuple[int, ...]:
-    last = segment.steps[-1] if segment.steps else None
-    return last.outputs if isinstance(last, Call) else ()
 
 
 def _symbols(plan: Plan) -> list[Symbol]:

@@ -14,17 +14,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tilewright.errors import VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
 from tilewright.ir.host import Number, number
 from tilewright.plan.data import Call
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.pool import running
-from tilewright.runtime.tensors import Make, copy_into, relaid, same_layout
-
-Tensors = list[Tensor | None]
-Act = Callable[[Tensors], None]
+from tilewright.runtime.results import Act, Tensors, taken
+from tilewright.runtime.tensors import Make, copy_into
 
 
 def launching(run: Callable[[], int]) -> Act:
@@ -145,18 +142,6 @@ def pointing(b: int, bases: array[int], slot: int) -> Act:
     return act
 
 
-def laying(b: int, shape: Sequence[int], strides: tuple[int, ...]) -> Act:
-    """Make sure that the library's result `b` has the strides that its readers were compiled for."""
-
-    def act(tensors: Tensors) -> None:
-        t = tensors[b]
-        assert t is not None
-        if t.stride() != strides and not same_layout(shape, t.stride(), strides):
-            tensors[b] = relaid(t, strides)
-
-    return act
-
-
 def guarding(step: Call) -> Act:
     """Copy results that turn out to be memory of an operand."""
 
@@ -178,8 +163,12 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
     invoke = _invoker(function, args, kwargs)
     outputs = step.outputs
     name = CALLED + step.call.name
+    places = step.call.places or tuple(range(len(outputs)))
     if len(outputs) == 1:
         (only,) = outputs
+
+        def one(result: object) -> Tensor:
+            return cast(Tensor, taken(result, places, step)[0])
 
         def act(tensors: Tensors) -> None:
             try:
@@ -187,7 +176,7 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
             except Exception as error:
                 error.add_note(name)
                 raise
-            tensors[only] = _present(result)[0] if isinstance(result, (tuple, list)) else cast(Tensor, result)
+            tensors[only] = result if isinstance(result, Tensor) else one(result)
 
         return act
 
@@ -197,25 +186,14 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
         except Exception as error:
             error.add_note(name)
             raise
-        results = _present(made) if outputs else []
-        if len(results) < len(outputs):
-            raise VerifyError(
-                f"{len(outputs)} results were expected, {len(results)} came", phase="run", op=step.call.name
-            )
-        for b, t in zip(outputs, results, strict=False):
-            tensors[b] = t
+        for b, t in zip(outputs, taken(made, places, step), strict=True):
+            tensors[b] = cast(Tensor, t)  # `receiving` looks what it is
 
     return act_all
 
 
 CALLED = "in the call "
 """What a note begins with that names the call which raised."""
-
-
-def _present(results: object) -> list[Tensor]:
-    """The results of a call without those that were not asked for (torch returns None)."""
-    assert isinstance(results, (tuple, list))
-    return [cast(Tensor, r) for r in cast(Sequence[object], results) if r is not None]
 
 
 def void(result: object) -> None:
