@@ -24,7 +24,7 @@ import tilewright
 from tilewright.ir import reduction
 from tilewright.ir.dtype import bool_, f16, f32, f64, i32
 from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axis, call, const, integer, make, read, slot, symbol
-from tilewright.ir.graph import Builder, Graph, LibraryCall
+from tilewright.ir.graph import Builder, Graph, LibraryCall, Spare
 from tilewright.ir.identity import TOLD, counted_fields, identity
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.reduction import Reduction
@@ -40,6 +40,7 @@ ROOMS = (
 TOLD_ONLY = {
     "Value.id", "Origin.id", "Origin.name", "Origin.place", "Origin.node", "Precondition.op", "Precondition.place",
     "Op.name", "Op.origin", "Op.absorbed", "Graph.origins", "Kernel.reason", "LibraryStep.origins", "TileProgram.notes",
+    "LibraryCall.spare", "LibraryCall.refused",
 }  # fmt: skip
 """Fields that decide nothing: another one must be written down here, and why at its place."""
 
@@ -73,6 +74,7 @@ def samples(kind: Any) -> Iterator[Any]:
     plain: dict[Any, tuple[Any, ...]] = {
         bool: (False, True), int: (3, 5, -1), float: (0.5, -0.0, 0.0), str: ("some", "other"), object: (1, 1.0, True),
         Expr: (integer(7), symbol("n", 1, 9), symbol("n", 2, 9)), type(None): (None,), Tensor: (torch.ones(2),),
+        Spare: (Spare(LibraryCall("spare", first, ())),),
     }  # fmt: skip
     if kind in plain:
         yield from plain[kind]

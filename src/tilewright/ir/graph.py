@@ -67,7 +67,8 @@ class LibraryCall:
     `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any); with
     `apart`, the call addresses storage by place, and each operand needs one of its own. `loop` is what the call does,
     if that is known step by step. `places` says which of the callable's results, counted through nested lists, are the
-    op's (tensors, then the numbers that it binds); empty: the first ones."""
+    op's (tensors, then the numbers that it binds); empty: the first ones. `spare` is what the program asked for, where
+    this call stands in its place; `refused` says what else was offered and failed."""
 
     name: str
     function: Callable[..., object]
@@ -90,6 +91,19 @@ class LibraryCall:
     apart: bool = False
     places: tuple[int, ...] = ()
     loop: Loop | None = None
+    spare: Spare | None = field(default=None, metadata=TOLD)
+    refused: tuple[str, ...] = field(default=(), metadata=TOLD)
+
+
+class Spare:
+    """A call that does the same on the same operands, until the faster one has run once."""
+
+    def __init__(self, call: LibraryCall) -> None:
+        self.call: LibraryCall | None = call
+
+    def release(self) -> None:
+        """It is not needed any more, nor are the weights that it reads."""
+        self.call = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

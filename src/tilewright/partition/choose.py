@@ -6,6 +6,7 @@ for the pass over memory that stays. Equal regions are measured once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,7 +14,10 @@ from typing import Protocol
 from ..ir.expr import Expr, cost
 from ..ir.graph import Graph, LibraryCall, Op, Value
 from ..ir.identity import identity
+from ..ir.spare import behind
 from .epilogue import Finder, Run, merged
+
+LOG = logging.getLogger("tilewright")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +83,42 @@ def _with(graph: Graph, chosen: Mapping[Op, Op]) -> Graph:
 
 
 def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
-    """The ways to do `op` that fit: only `name` if that is one of them."""
+    """The ways to do `op` that fit: only `name` if that is one of them. A way that raises is none; if there is no
+    other, what the program asked for is the way."""
     call = op.call
     assert call is not None
     for wanted in (name, None):
-        found: dict[str, Op] = {}
+        found: dict[str, LibraryCall] = {}
         for rival in call.rivals:
-            made = rival.make() if wanted in (None, rival.name) else None
+            try:
+                made = rival.make() if wanted in (None, rival.name) else None
+            except Exception as error:
+                LOG.info("%s is no way to do %s", rival.name, op.name, exc_info=True)
+                call = dropped(call, rival.name, error)
+                continue
             if made is not None:
                 # The leading dims may be others than at capture.
-                made = replace(made, strides=call.strides) if call.rows is not None else made
-                found[rival.name] = replace(op, call=made)
+                found[rival.name] = replace(made, strides=call.strides) if call.rows is not None else made
         if found:
-            return found
-    raise AssertionError(f"no way to do {op.name} fits")
+            return {n: replace(op, call=behind(made, call)) for n, made in found.items()}
+    if call.spare is None or call.spare.call is None:
+        raise AssertionError(f"no way to do {op.name} fits")
+    return {PLAIN: replace(op, call=replace(call.spare.call, refused=call.refused))}
+
+
+PLAIN = "plain"
+"""The name of what the program asked for, as a way."""
+
+
+def dropped(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
+    """The call without an offer that raised, which it tells of."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    said = f"{name} failed: {lines[0]}"
+    return replace(
+        call,
+        rivals=tuple(r for r in call.rivals if r.name != name),
+        refused=tuple(dict.fromkeys((*call.refused, said))),
+    )
 
 
 def _task(op: Op, finder: Finder, judge: Judge) -> str:

@@ -5,6 +5,7 @@ Capture knows what a call can do (`LibraryCall.epilogues`); here it is decided w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,12 @@ from ..ir import dims
 from ..ir.expr import Expr, Slot, axes_of, axis, slot, transform, walk
 from ..ir.graph import Epilogue, Graph, LibraryCall, Op, Value
 from ..ir.pattern import COMMUTATIVE, Rewriter
+from ..ir.spare import followed
+from ..rewrite.normalise import interpret
 from ..rewrite.rules import IEEE_RULES
 from .frozen import Frozen
+
+LOG = logging.getLogger("tilewright")
 
 LONGEST = 8
 """Pointwise ops that may become one epilogue."""
@@ -21,11 +26,13 @@ LONGEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`ops` (the last makes the result) become the epilogue `call` of a library op; `second` is its further operand."""
+    """`ops` (the last makes the result) become the epilogue `call` of a library op; `second` is its further operand.
+    `besides` is what the ops read besides the result, with its tensor if that is frozen."""
 
     ops: tuple[Op, ...]
     call: LibraryCall
     second: Value | None
+    besides: tuple[Value, object | None] | None = None
 
 
 def absorb(graph: Graph, *, exact: bool = True) -> Graph:
@@ -91,11 +98,16 @@ class Finder:
             if epilogue.extra == "channel":
                 assert run.second is not None
                 vector = self.frozen.tensor(run.second)
-            made = epilogue.make(constants, vector)
+            try:
+                made = epilogue.make(constants, vector)
+            except Exception:
+                LOG.info("an epilogue is not offered", exc_info=True)
+                continue
             second = run.second if epilogue.extra == "equal" else None
             if made.reuses is not None and made.reuses >= 0 and not self._may_reuse(op, run, last):
                 continue
-            return Match(tuple(run.ops_of(last)), made, second)
+            besides = None if run.second is None else (run.second, vector)
+            return Match(tuple(run.ops_of(last)), made, second, besides)
         return None
 
     def _may_reuse(self, op: Op, run: Run, last: Op) -> bool:
@@ -252,7 +264,9 @@ def _fused(op: Op, match: Match) -> Op:
     second = () if match.second is None else (match.second,)
     origins = tuple(dict.fromkeys(o.origin for o in match.ops if o.origin >= 0 and o.origin != op.origin))
     assert op.call is not None
-    call = replace(call, strides=op.call.strides)  # the leading dims may be others than at capture
+    spare = followed(op.call.spare, op.output, match.ops, match.besides, interpret, call)
+    # The leading dims may be others than at capture.
+    call = replace(call, strides=op.call.strides, spare=spare, refused=op.call.refused)
     return replace(
         op, call=call, inputs=(*op.inputs, *second), outputs=last.outputs, absorbed=(*op.absorbed, *origins)
     )

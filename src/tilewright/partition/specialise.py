@@ -5,19 +5,23 @@ Capture knows the forms (`LibraryCall.specialise`, `rivals`, `rows`); here it is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..ir import dims
 from ..ir.expr import Expr, axis, read, substitute
 from ..ir.graph import Graph, Maker, Op, Value
+from ..ir.spare import offered
 from ..ir.tensor import TensorExpr, output_axes
 from ..rewrite.normalise import compose_views, substitute_values
 from ..target import Target
-from .choose import Judge, choose
+from .choose import Judge, choose, dropped
 from .epilogue import absorb
 from .frozen import Frozen
 from .library import live
+
+LOG = logging.getLogger("tilewright")
 
 
 def specialise(
@@ -52,10 +56,15 @@ def _packed(op: Op, frozen: Frozen, target: Target, maker: Maker | None) -> Op:
     if call is None or call.specialise is None:
         return op
     known = {k: t for k, v in enumerate(op.inputs) if (t := frozen.tensor(v)) is not None}
-    faster = call.specialise(call, known, maker, target)
+    try:
+        faster = call.specialise(call, known, maker, target)
+    except Exception as error:
+        LOG.info("no faster form of %s", op.name, exc_info=True)
+        return replace(op, call=dropped(call, call.name, error))
     if faster is None:
         return op
-    return replace(op, call=faster, inputs=tuple(v for k, v in enumerate(op.inputs) if k not in known))
+    left = tuple(v for k, v in enumerate(op.inputs) if k not in known)
+    return replace(op, call=offered(faster, call, known), inputs=left)
 
 
 # --- leading dims --------------------------------------------------------------------------------

@@ -110,9 +110,12 @@ class CallReport(Figures):
     reason: str
     results: tuple[str, ...]
     seconds: float | None = None
+    refused: tuple[str, ...] = ()
+    """Faster forms that failed while they were made, and why."""
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.how}, {self.reason}): {', '.join(self.ops)} -> {', '.join(self.results)}"
+        text = f"{self.name} ({self.how}, {self.reason}): {', '.join(self.ops)} -> {', '.join(self.results)}"
+        return "; ".join((text, *self.refused))
 
 
 Price = Callable[[LibraryStep, Sequence[Op]], float | None]
@@ -144,6 +147,7 @@ def calls_of(
             reason=call.reason,
             results=tuple(f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in op.outputs),
             seconds=price(step, done) if declared else None,
+            refused=call.refused,
         )
         found.append(report)
     return tuple(found)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Operand
+from tilewright.ir.graph import LibraryCall, Operand, Spare
 from tilewright.ir.host import Number, number
 from tilewright.plan.data import Call
 from tilewright.runtime.launch import raise_error
@@ -157,10 +158,14 @@ def guarding(step: Call) -> Act:
 
 def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
     """Run a library call; its host integers are evaluated now."""
-    function = unwrapped(step.call.function)
-    args = tuple(_fill(a, step.inputs, sizes) for a in step.call.args)
-    kwargs = {k: _fill(a, step.inputs, sizes) for k, a in step.call.kwargs}
-    invoke = _invoker(function, args, kwargs)
+    invoke = _prepared(step.call, step.inputs, sizes)
+
+    def go_on(other: Invoke) -> None:
+        nonlocal invoke
+        invoke = other
+
+    if step.call.spare is not None:
+        invoke = _tried(invoke, step, step.call.spare, sizes, go_on)
     outputs = step.outputs
     name = CALLED + step.call.name
     places = step.call.places or tuple(range(len(outputs)))
@@ -190,6 +195,43 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
             tensors[b] = cast(Tensor, t)  # `receiving` looks what it is
 
     return act_all
+
+
+Invoke = Callable[[Tensors], object]
+
+
+def _prepared(call: LibraryCall, inputs: Sequence[int], sizes: Mapping[str, Number]) -> Invoke:
+    args = tuple(_fill(a, inputs, sizes) for a in call.args)
+    kwargs = {k: _fill(a, inputs, sizes) for k, a in call.kwargs}
+    return _invoker(unwrapped(call.function), args, kwargs)
+
+
+def _tried(
+    invoke: Invoke, step: Call, spare: Spare, sizes: Mapping[str, Number], go_on: Callable[[Invoke], None]
+) -> Invoke:
+    """The first run of a call that stands for another one: if it raises, the other one runs, now and later."""
+
+    def first(tensors: Tensors) -> object:
+        plain = spare.call
+        try:
+            made = invoke(tensors)
+        except Exception as error:
+            if plain is None:
+                raise
+            other = _prepared(plain, step.inputs, sizes)
+            made = other(tensors)  # if this raises as well, it is the program that is wrong
+            warnings.warn(
+                f"{step.call.name} failed, so {plain.name} runs in its place: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            go_on(other)
+            return made
+        spare.release()
+        go_on(invoke)
+        return made
+
+    return first
 
 
 CALLED = "in the call "

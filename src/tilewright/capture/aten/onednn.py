@@ -31,6 +31,7 @@ from ...ir.graph import (
     Value,
 )
 from ...ir.ops.epilogue import activations, total
+from ...ir.spare import bound
 from ...target import Target
 from . import mkl
 
@@ -107,19 +108,8 @@ def _attention(
     held = frozen.get(mask.index) if mask is not None else None
     task = Attention(q, k, bool(args[dropout + 1]), scale, mask is not None and held is None, held)
     own = lambda: maker(task)  # noqa: E731
-    rivals = (Rival("own", own), Rival("library", lambda: _bound(call, frozen)))
+    rivals = (Rival("own", own), Rival("library", lambda: bound(call, frozen)))
     return replace(call, specialise=None, rivals=rivals, key=f"{task.causal} {scale} {mask is not None}")
-
-
-def _bound(call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
-    """The call with frozen operands in their places, on those that are left."""
-    if not frozen:
-        return replace(call, specialise=None)
-    count = 1 + max(a.index for a in (*call.args, *(v for _, v in call.kwargs)) if isinstance(a, Operand))
-    left = {k: Operand(n) for n, k in enumerate(k for k in range(count) if k not in frozen)}
-    put = lambda a: (left.get(a.index) or frozen[a.index]) if isinstance(a, Operand) else a  # noqa: E731
-    kwargs = tuple((name, put(a)) for name, a in call.kwargs)
-    return replace(call, args=tuple(map(put, call.args)), kwargs=kwargs, specialise=None)
 
 
 # --- what the library can do on its result -------------------------------------------------------

@@ -1,0 +1,89 @@
+"""What a program asked for, behind a faster call in its place: an offer that raises must never fail the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from torch import Tensor
+
+from .graph import LibraryCall, Op, Operand, Spare, Value
+
+Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
+
+
+def bound(call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
+    """The call with frozen operands in their places, on those that are left."""
+    if not frozen:
+        return replace(call, specialise=None)
+    count = 1 + max(a.index for a in (*call.args, *(v for _, v in call.kwargs)) if isinstance(a, Operand))
+    left = {k: Operand(n) for n, k in enumerate(k for k in range(count) if k not in frozen)}
+    put = lambda a: (left.get(a.index) or frozen[a.index]) if isinstance(a, Operand) else a  # noqa: E731
+    kwargs = tuple((name, put(a)) for name, a in call.kwargs)
+    return replace(call, args=tuple(map(put, call.args)), kwargs=kwargs, specialise=None)
+
+
+def offered(faster: LibraryCall, captured: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
+    """The faster call with the captured one behind it."""
+    plain = bound(captured, frozen)
+    return replace(faster, spare=Spare(plain if faster.rows is None else _on_any_rows(plain, faster.rows)))
+
+
+def behind(made: LibraryCall, offer: LibraryCall) -> LibraryCall:
+    """A way to do an offer, with what stands behind the offer."""
+    return replace(made, spare=offer.spare, refused=offer.refused)
+
+
+def followed(
+    spare: Spare | None, start: Value, ops: Sequence[Op], second: tuple[Value, object | None] | None,
+    evaluate: Evaluate, made: LibraryCall,
+) -> Spare | None:  # fmt: skip
+    """A spare whose result, `start`, goes through pointwise ops, as that of the call `made` does. What they read
+    besides is `second`: its value, and its tensor if it is frozen (else the last operand)."""
+    if spare is None or spare.call is None:
+        return None
+
+    def run(args: Sequence[object], kwargs: Mapping[str, object], operands: Sequence[object]) -> object:
+        known: dict[Value, object] = {start: plain.function(*args, **kwargs)}
+        if second is not None:
+            known[second[0]] = operands[-1] if second[1] is None else second[1]
+        for op in ops:
+            (known[op.output],) = evaluate(op, [known[v] for v in op.inputs])
+        result = known[ops[-1].output]
+        if made.reuses is None or made.reuses < 0:
+            return result
+        return cast(Tensor, operands[made.reuses]).copy_(cast(Tensor, result))
+
+    plain = spare.call
+    count = 1 + max((a.index for a in made.args if isinstance(a, Operand)), default=-1)
+    return Spare(_over(plain, run, count))
+
+
+def _on_any_rows(plain: LibraryCall, rows: int) -> LibraryCall:
+    """A call on [rows, K] for an operand with any leading dims."""
+
+    def run(args: Sequence[object], kwargs: Mapping[str, object], operands: Sequence[object]) -> object:
+        x = operands[rows]
+        assert isinstance(x, Tensor)
+        flat = x.reshape(-1, x.shape[-1])
+        out = plain.function(*(flat if a is x else a for a in args), **kwargs)
+        assert isinstance(out, Tensor)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    used = [a.index for a in (*plain.args, *(v for _, v in plain.kwargs)) if isinstance(a, Operand)]
+    return _over(plain, run, 1 + max(used, default=-1))
+
+
+_Run = Callable[[Sequence[object], Mapping[str, object], Sequence[object]], object]
+
+
+def _over(plain: LibraryCall, run: _Run, count: int) -> LibraryCall:
+    """A call of `run` with the arguments of `plain`, and with `count` operands as they are."""
+    names = tuple(name for name, _ in plain.kwargs)
+
+    def function(args: Sequence[object], values: Sequence[object], operands: Sequence[object]) -> object:
+        return run(args, dict(zip(names, values, strict=True)), operands)
+
+    held = plain.args, tuple(v for _, v in plain.kwargs), tuple(map(Operand, range(count)))
+    return LibraryCall(plain.name, function, held, strides=plain.strides, reason=plain.reason)

@@ -1,0 +1,134 @@
+"""An offer that raises is dropped and told of: while it is made, while its epilogue is, or in its first run."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tilewright
+from tilewright.capture.aten import mkl, onednn
+from tilewright.compiler import Trace
+from tilewright.plan.data import Call, Plan
+from tilewright.runtime import product
+
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    """A depthwise convolution, one with a sum behind it, and products, each with an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.pointwise = nn.Conv2d(8, 8, 1, bias=False)
+        self.out = nn.Linear(2048, 640)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.depthwise(x))
+        y = torch.relu(self.pointwise(y) + y)
+        return torch.nn.functional.gelu(self.out(y.flatten(2).flatten(1).reshape(2, 2, 2048)))
+
+
+@pytest.fixture
+def net() -> tuple[Net, Tensor]:
+    return Net().eval(), torch.randn(4, 8, 16, 8 * 2)[:, :, :, :16].contiguous()
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("could not create a primitive descriptor\nfor many reasons")
+
+
+def broken(made: Callable[..., object]) -> Callable[..., object]:
+    """What is made, but that does not run."""
+    return lambda *args, **kwargs: refuse
+
+
+def compiled(net: nn.Module, x: Tensor) -> tilewright.CompiledModel:
+    with torch.no_grad():
+        return tilewright.compile(net, (x,), freeze=True, options={"measure": False})
+
+
+def check(net: nn.Module, x: Tensor, found: Callable[..., object]) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), net(x))
+        torch.testing.assert_close(found(x), net(x))
+
+
+@pytest.fixture
+def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setattr(product.Products, "__call__", lambda self, task: None)
+    yield monkeypatch
+
+
+def test_packing_that_fails_is_no_offer(net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch) -> None:
+    """All ways to pack fail: the program's own calls run, and the report says what was offered."""
+    nothing_of_ours.setattr(onednn._Window, "pack", refuse)
+    nothing_of_ours.setattr(onednn, "_packed", refuse)
+    nothing_of_ours.setattr(mkl, "rivals", lambda *_: [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = compiled(*net)
+        check(*net, found)
+    told = [str(call) for call in found.calls]
+    assert len([t for t in told if "onednn failed: could not create a primitive descriptor" in t]) == 3
+    assert all("aten." in t and "many reasons" not in t for t in told)
+
+
+def test_code_of_ours_that_fails_is_no_offer(
+    net: tuple[Net, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product.Products, "__call__", refuse)
+    found = compiled(*net)
+    check(*net, found)
+    assert sum("own failed" in str(call) for call in found.calls) == 3
+
+
+def test_a_faster_form_that_fails_leaves_the_call(
+    net: tuple[Net, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "flushed", refuse)
+    found = compiled(*net)
+    check(*net, found)
+    assert any("failed" in str(call) for call in found.calls)
+
+
+def test_an_epilogue_that_fails_stays_apart(
+    net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch
+) -> None:
+    nothing_of_ours.setattr(onednn, "_activated", refuse)
+    check(*net, compiled(*net))
+
+
+@pytest.mark.parametrize("form", [onednn._Conv, onednn._Linear])
+def test_a_first_run_that_fails_is_done_by_the_program(
+    form: type, net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch
+) -> None:
+    """With what was fused into the call: activations, and the sum that takes the memory of an operand."""
+    nothing_of_ours.setattr(form, "function", broken(form.function))
+    nothing_of_ours.setattr(mkl, "rivals", lambda *_: [])
+    found = compiled(*net)
+    with pytest.warns(
+        RuntimeWarning, match=r"onednn.* failed, so aten.* runs in its place: could not create"
+    ):
+        check(*net, found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(*net, found)
+
+
+def test_what_stands_behind_a_call_is_let_go_after_its_first_run(net: tuple[Net, Tensor]) -> None:
+    found = compiled(*net)
+    trace = found.trace
+    assert isinstance(trace, Trace)
+    plan = trace["plan"]
+    assert isinstance(plan, Plan)
+    spares = [s.call.spare for g in plan.segments for s in g.steps if isinstance(s, Call)]
+    assert any(s is not None and s.call is not None for s in spares)
+    check(*net, found)
+    assert all(s is None or s.call is None for s in spares)
