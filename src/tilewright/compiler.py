@@ -44,7 +44,7 @@ from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
 from tilewright.partition.library import select
-from tilewright.partition.loops import with_bodies
+from tilewright.partition.loops import distinct, with_bodies
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
 from tilewright.plan import Home, Plan, build_plan
@@ -66,6 +66,7 @@ from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
 from tilewright.runtime.loop import LoopRunner
+from tilewright.runtime.loop_native import loop_function
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
@@ -295,10 +296,10 @@ def _missing(options: Options, where: str) -> str:
 
 def _generated(
     run: Recorder, graph: Graph, options: Options, place: _Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
-    trusted: bool,
+    trusted: bool, *, repeated: bool = False,
 ) -> _Made:  # fmt: skip
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
-    are those that it was traced with."""
+    are those that it was traced with. `repeated`: it runs step by step, many times."""
     planned = partial(build_plan, shares=shares, device=place.device, host=place.host, late=place.late)
     lacking = _missing(options, place.device)
     if lacking:
@@ -311,7 +312,10 @@ def _generated(
     solver = Solver(target, options)
     typical = typical_sizes(graph, sizes)
     covers = Covers(target, Store(default_root(options)), options, typical)
-    normal = _normal(run, graph, solver, options, typical, covers, sizes, late=trusted, device=place.device)
+    normal = _normal(
+        run, graph, solver, options, typical, covers, sizes, late=trusted, device=place.device,
+        repeated=repeated,
+    )  # fmt: skip
     normal, bodies = run("loops", lambda: _looped(normal, options, place, sizes))
     with seen_sizes(typical):
         laid = replace(normal, layouts=settled_layouts(normal))
@@ -345,12 +349,18 @@ def _looped(
 ) -> tuple[Graph, tuple[_Made, ...]]:
     """The graph with the body of each loop compiled, and how."""
     bodies: list[_Made] = []
+    alone = options.replace(measure=False)  # products of ours run without Python between steps
 
     def compiled(loop: Loop) -> LoopRunner:
-        kept = (Shares.NOTHING,) * len(loop.body.outputs)
-        made = _generated(Recorder(), loop.body, options, replace(place, host=()), kept, sizes, False)
+        body, order = distinct(loop.body)
+        kept = (Shares.NOTHING,) * len(body.outputs)
+        made = _generated(Recorder(), body, alone, replace(place, host=()), kept, sizes, False, repeated=True)
         bodies.append(made)
-        return LoopRunner(loop, executable(made.cover, made.plan, made.unit, options))
+        runs = executable(made.cover, made.plan, made.unit, options)
+        native = place.device == "cpu"
+        return LoopRunner(
+            loop, order, runs, loop_function(Store(default_root(options)), options) if native else None
+        )
 
     return with_bodies(graph, compiled), tuple(bodies)
 
@@ -382,7 +392,7 @@ def _machine(place: _Place, options: Options) -> Target:
 
 def _normal(
     run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers,
-    traced: Mapping[str, int], *, late: bool = False, device: str = "",
+    traced: Mapping[str, int], *, late: bool = False, device: str = "", repeated: bool = False,
 ) -> Graph:  # fmt: skip
     """The graph as partition takes it: library calls chosen, constants folded, frozen weights packed (`late`: by the
     first call). `sizes` are typical ones, and library calls are timed at those that were `traced`; kernels are timed on
@@ -391,7 +401,7 @@ def _normal(
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     found = run("map", lambda: mapped(frozen, solver, options, sizes, covers, device))
-    chosen = run("select", lambda: select(found.graph))
+    chosen = run("select", lambda: select(found.graph, repeated=repeated))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     parted = wide_scans(parted) if target.wide_scans else parted
     normal = run("normalise", lambda: normalise(parted, evaluate))

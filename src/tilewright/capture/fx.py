@@ -16,7 +16,7 @@ from ..errors import UnsupportedError, VerifyError
 from ..ir import dims
 from ..ir.dtype import DType, Kind, bool_
 from ..ir.expr import Expr
-from ..ir.graph import CHECK, Builder, Graph, Layout, LibraryCall, Operand, Value, Write
+from ..ir.graph import CHECK, Builder, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
 from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import library_reason, library_target
@@ -33,14 +33,18 @@ _MISSING = object()
 
 
 def from_fx(
-    gm: fx.GraphModule, *, frozen: Mapping[str, torch.Tensor] | None = None, ranges: Ranges | None = None
+    gm: fx.GraphModule,
+    *,
+    frozen: Mapping[str, torch.Tensor] | None = None,
+    ranges: Ranges | None = None,
+    repeated: bool = False,
 ) -> Graph:
     """The graph of `gm`, whose nodes carry `meta["val"]`. Placeholders named in `frozen` become constants of that
     tensor. Copies into a placeholder become `Graph.writes`. Sizes that `ranges` names are in those, not in the
-    ones that they were traced with. Installs no guard.
+    ones that they were traced with. `repeated` says that it runs step by step, many times. Installs no guard.
 
     Raises UnsupportedError for a size expression or a node that has no path, VerifyError for a defect of ours."""
-    return _Importer(gm, frozen or {}, ranges).run()
+    return _Importer(gm, frozen or {}, ranges, repeated).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,16 @@ class _Result:
 
 
 class _Importer:
-    def __init__(self, gm: fx.GraphModule, frozen: Mapping[str, torch.Tensor], ranges: Ranges | None) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        frozen: Mapping[str, torch.Tensor],
+        ranges: Ranges | None,
+        repeated: bool = False,
+    ) -> None:
         self.gm = gm
         self.frozen = frozen
-        self.ranges = ranges
+        self.ranges, self.repeated = ranges, repeated
         env = _shape_env(gm)
         self.device = graph_device(gm)
         self.symbols, self.claims = Symbols(env, ranges=ranges), Symbols(env, asserted=False, ranges=ranges)
@@ -219,7 +229,7 @@ class _Importer:
         if isinstance(added, Operand) and added.index == len(inputs) - 1:
             call = replace(call, bias=added.index, channel=1)
         if results[0] is not None and (len(results) == 1 or _used(node) <= {0}):
-            call = replace(call, specialise=specialiser(node.target, inputs, results[0].shape))
+            call = replace(call, specialise=self.specialiser(node, inputs, results[0].shape))
         alone = self.standing_alone(node)
         if made is None or by_place(node):
             call = self.relying(node, call, inputs)
@@ -241,11 +251,15 @@ class _Importer:
         self.b.close_origin(origin, call if alone else None, inputs, outputs, view=is_view)
         return _shaped_like(val, iter(made))
 
+    def specialiser(self, node: fx.Node, inputs: Sequence[Value], shape: Sequence[Expr]) -> Specialise | None:
+        """How to make the node's call faster."""
+        return specialiser(node.target, inputs, shape, repeated=self.repeated)
+
     def loop(self, node: fx.Node, origin: int) -> tuple[object, ...]:
         """A loop, whose body becomes a graph of its own."""
         held, steps, going, stacked, backwards, *given = map(self.argument, node.args)
         assert isinstance(held, fx.GraphModule) and isinstance(stacked, int)
-        body = from_fx(held, ranges=self.ranges)
+        body = from_fx(held, ranges=self.ranges, repeated=True)
         results = [self.result(t) for t in node.meta["val"]]
         call, inputs = loop_call(held, body, (steps, going, stacked, backwards), given)
         call = replace(call, strides=tuple(r.strides for r in results))

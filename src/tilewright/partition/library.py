@@ -8,6 +8,7 @@ from ..ir import dims
 from ..ir.expr import Expr, axes_of
 from ..ir.graph import Graph, LibraryCall, Op, Origin, Value
 from ..rewrite.normalise import binds, bound_symbols
+from .frozen import Frozen
 
 
 def is_contraction(op: Op) -> bool:
@@ -54,16 +55,25 @@ def _slides(op: Op, call: LibraryCall) -> bool:
     return len(_product(e.body[0])) > 1 and any(a.extent is not dims.ONE for a in e.axes[2:])
 
 
-def select(graph: Graph) -> Graph:
-    """Replace each captured node that contains a contraction by its library call. Its other ops go with it."""
+SMALL_STEP = 1 << 22
+"""Operations (2 x multiply-adds) up to which a product that no weight is frozen of is generated in the body of a loop:
+a call of the library would need Python in each step."""
+
+
+def select(graph: Graph, *, repeated: bool = False) -> Graph:
+    """Replace each captured node that contains a contraction by its library call. Its other ops go with it. In what is
+    `repeated` step by step, products with frozen weights are calls as well where they have a single row, and small
+    products of what is not frozen are none."""
     chosen: dict[int, Origin] = {}
+    frozen = Frozen(graph) if repeated else None
     for op in graph.ops:
         origin = graph.origins[op.origin] if op.origin >= 0 else None
         if (
             origin is not None
             and op.kernel < 0
             and origin.call is not None
-            and (is_contraction(op) or _slides(op, origin.call))
+            and (is_contraction(op) or _slides(op, origin.call) or frozen is not None)
+            and (frozen is None or _called_each_step(op, origin.call, frozen))
         ):
             chosen[op.origin] = origin
     ops: list[Op] = []
@@ -83,6 +93,17 @@ def select(graph: Graph) -> Graph:
         else:
             ops.append(op)
     return live(graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made]))
+
+
+def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
+    """Whether a product in the body of a loop is a call."""
+    if not (is_contraction(op) or is_vector_product(op)):
+        return _slides(op, call)
+    if call.specialise is not None and any(frozen.tensor(v) is not None for v in op.inputs):
+        return True
+    e = op.expr
+    work = None if e is None else dims.static(dims.prod([a.extent for a in (*e.axes, *e.reduce)]))
+    return is_contraction(op) and work is not None and 2 * work > SMALL_STEP
 
 
 def called(graph: Graph) -> Graph:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir.graph import Graph, LibraryCall, Loop, Op, Operand, Value
+from ..ir import dims
+from ..ir.expr import axis
+from ..ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
 from .frozen import Frozen
+from .library import live
 
 
 def with_bodies(graph: Graph, compiled: Callable[[Loop], Callable[..., object]]) -> Graph:
@@ -48,3 +51,28 @@ def _freeze(
     lies = tuple(call.lies[k] for k in kept)
     call = replace(call, args=(steps, gate, carried, sliced, outer, numbers), lies=lies)
     return tuple(op.inputs[k] for k in kept), call, loop
+
+
+def distinct(body: Graph) -> tuple[Graph, tuple[int, ...]]:
+    """The body with each of its results once, and which of those each result is."""
+    producer, outside = body.producer(), {*body.inputs, *body.constants}
+    results: list[Value] = []
+    for v in body.outputs:
+        assert isinstance(v, Value)
+        op = producer.get(v)
+        while op is not None and _is_identity(op) and op.inputs[0] not in outside:
+            v = op.inputs[0]
+            op = producer.get(v)
+        results.append(v)
+    once = tuple(dict.fromkeys(results))
+    layouts = {**body.layouts, **{v: Layout(dims.dense_strides(v.shape)) for v in once}}
+    return live(replace(body, outputs=once, layouts=layouts)), tuple(once.index(v) for v in results)
+
+
+def _is_identity(op: Op) -> bool:
+    """Whether an op only shows its operand as it is."""
+    e = op.expr
+    if e is None or not e.is_view() or len(op.inputs) != 1 or op.inputs[0].shape != op.output.shape:
+        return False
+    here = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in e.axes]
+    return list(e.body[0].args) == here and op.inputs[0].dtype == op.output.dtype

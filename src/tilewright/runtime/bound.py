@@ -185,9 +185,9 @@ class Workspace:
         return typed.as_strided(part.layouts.shapes[b], part.layouts.strides[b])
 
     def _roots(self, step: Launches) -> set[int]:
-        return {self._locate(p)[0] for launch in step.launches for p in launch.params}
+        return {self.locate(p)[0] for launch in step.launches for p in launch.params}
 
-    def _locate(self, b: int) -> tuple[int, int]:
+    def locate(self, b: int) -> tuple[int, int]:
         """Slot in `bases` and byte offset behind it where buffer `b` starts."""
         buffers = self.part.plan.buffers
         offset = 0
@@ -272,16 +272,20 @@ class Workspace:
         unit, steps = self.part.unit, self.part.segment.steps
         if unit is None or len(steps) != 1 or not isinstance(steps[0], Launches):
             return None
-        return unit.whole(self._located(steps[0]), self.bases, self.part.sizes, outside, self)
+        return unit.whole(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
 
-    def _located(self, step: Launches) -> list[Launching]:
-        return [(x.kernel, [self._locate(p) for p in x.params]) for x in step.launches]
+    def located(self, step: Launches) -> list[Launching]:
+        """Launches with the memory of their parameters."""
+        return [(x.kernel, [self.locate(p) for p in x.params]) for x in step.launches]
+
+    def left_alone(self, step: Launches) -> list[bool]:
+        """Which launches the caller's thread does alone."""
+        return [self._is_small(x.core_ns) for x in step.launches]
 
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
         assert unit is not None
-        alone = [self._is_small(x.core_ns) for x in step.launches]
-        run = unit.prepare(self._located(step), self.bases, self.part.sizes, alone)
+        run = unit.prepare(self.located(step), self.bases, self.part.sizes, self.left_alone(step))
         self.runs.append(run)
         return steps.launching(run)
 

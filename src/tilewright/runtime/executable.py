@@ -326,9 +326,9 @@ class Executable:
         """The plan for exact sizes."""
         return Bound(self.plan, sizes, self.unit, self.constants)
 
-    def sizes_of(self, args: Sequence[Argument]) -> dict[str, Number]:
-        """The sizes that `args`, which fit, determine."""
-        return solve(self.plan.bindings, args, self._readers)
+    def bound_for(self, args: Sequence[Argument]) -> Bound:
+        """The plan for the sizes of `args`."""
+        return self._bind(args)
 
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""

@@ -1,8 +1,9 @@
-"""Loops whose body is a plan of its own."""
+"""Loops whose body is a plan of its own: what their calls run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,23 +11,36 @@ from torch import Tensor
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
-from tilewright.runtime.executable import Argument, Executable
+from tilewright.runtime.executable import Argument, Bound, Executable
+from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
 from tilewright.runtime.tensors import torch_dtype
 
 MAX_STEPS = 1_000_000
 """A loop without a trip count that goes on beyond this is taken for one without end."""
-FIRST = 16
-"""Steps for which there is room at first where their number is not known; it doubles."""
 
 
 class LoopRunner:
-    """What the call of `loop` runs: its body, as `executable`, once a step. Safe to call from several threads."""
+    """What the call of `loop` runs: its body, as `executable`, once a step. Safe to call from several threads.
 
-    def __init__(self, loop: Loop, executable: Executable) -> None:
+    Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        order: Sequence[int],
+        executable: Executable,
+        native: Callable[..., int] | None = None,
+    ) -> None:
         self.loop = loop
+        self.order = tuple(order)
         self.executable = executable
+        self.native = native
+        self.places = None if native is None else native_places(loop, order, executable.plan)
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
+        self._lock = threading.Lock()
+        self._free: tuple[Bound | None, list[NativeLoop]] = (None, [])
+        """Native loops for the sizes seen last that nobody runs."""
 
     def __call__(
         self, steps: int | None, going: Tensor | None, carried: Sequence[Tensor], sliced: Sequence[Tensor],
@@ -37,7 +51,33 @@ class LoopRunner:
         most = 0 if going is not None and not bool(going) else steps
         if most is not None and most <= 0:
             return (*(x.clone() for x in state), *self._nothing(state, parts, (*rest, *numbers)))
-        return self._stepwise(most, state, parts, (*rest, *numbers))
+        if self.places is None:
+            return self._stepwise(most, state, parts, (*rest, *numbers))
+        bound = self.executable.bound_for(self._sample(state, parts, (*rest, *numbers)))
+        runs = self._taken(bound)
+        if runs is None:
+            return self._stepwise(most, state, parts, (*rest, *numbers))
+        ends, stacks, done = runs(most, MAX_STEPS if most is None else most, state, parts, rest)
+        if most is None and done >= MAX_STEPS and bool(runs.goes):
+            raise _endless()
+        with self._lock:
+            if self._free[0] is bound:
+                self._free[1].append(runs)
+        return (*ends, *stacks)
+
+    def _taken(self, bound: Bound) -> NativeLoop | None:
+        """A native loop for these sizes that nobody else runs; None where they make one impossible."""
+        assert self.places is not None and self.native is not None
+        with self._lock:
+            if self._free[0] is not bound:
+                self._free = (bound, [])
+            if self._free[1]:
+                return self._free[1].pop()
+        try:
+            return NativeLoop(self.loop, self.places, bound, self.native)
+        except LookupError:
+            self.places = None
+            return None
 
     def _stepwise(
         self, steps: int | None, state: list[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
@@ -45,18 +85,16 @@ class LoopRunner:
         """Step by step from Python: a body may hold any call."""
         loop = self.loop
         first = len(state) + loop.conditional
-        device = next((x.device for x in (*state, *sliced, *rest) if isinstance(x, Tensor)), None)
+        device = _device(state, sliced, rest)
         stacks: list[Tensor] = []
         done, goes = 0, True
         while goes and (steps is None or done < steps):
             if done >= MAX_STEPS and steps is None:
-                raise UnsupportedError(
-                    f"a loop does not end within {MAX_STEPS} steps", phase="run", op="loop"
-                )
+                raise _endless()
             place = steps - 1 - done if loop.backwards and steps is not None else done
             counter = torch.tensor(done, device=device)
             made = self.executable([counter, *state, *(x[place] for x in sliced), *rest])
-            tensors = [x for x in made if isinstance(x, Tensor)]
+            tensors = [x for k in self.order if isinstance(x := made[k], Tensor)]
             if not done:
                 room = FIRST if steps is None else steps
                 stacks = [x.new_empty((room, *x.shape)) for x in tensors[first:]]
@@ -69,15 +107,28 @@ class LoopRunner:
             done += 1
         return (*state, *(x if len(x) == done else x[:done].clone() for x in stacks))
 
+    def _sample(
+        self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> list[Argument]:
+        """What one step gets, with any elements."""
+        counter = torch.zeros((), dtype=torch.int64, device=_device(state, sliced, rest))
+        return [counter, *state, *(x[0] if len(x) else x.new_empty(x.shape[1:]) for x in sliced), *rest]
+
     def _nothing(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> list[Tensor]:
         """The stacks of no steps."""
-        counter = torch.tensor(0)
-        shaped = [x.new_empty(x.shape[1:]) for x in sliced]
-        sizes = self.executable.sizes_of([counter, *state, *shaped, *rest])
-        device = next((x.device for x in (*state, *sliced, *rest) if isinstance(x, Tensor)), None)
+        sizes = self.executable.bound_for(self._sample(state, sliced, rest)).sizes
+        device = _device(state, sliced, rest)
         return [
             torch.empty((0, *(size(n, sizes) for n in v.shape)), dtype=torch_dtype(v.dtype), device=device)
             for v in self._parts
         ]
+
+
+def _device(*groups: Sequence[Argument]) -> torch.device | None:
+    return next((x.device for group in groups for x in group if isinstance(x, Tensor)), None)
+
+
+def _endless() -> UnsupportedError:
+    return UnsupportedError(f"a loop does not end within {MAX_STEPS} steps", phase="run", op="loop")

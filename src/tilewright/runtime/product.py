@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -98,6 +99,28 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
     return get
 
 
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A product as the native side runs it: its function, the address of its task, and how many numbers each row of x
+    and of the result has."""
+
+    function: int
+    task: Callable[[], int]
+    length: int
+    columns: int
+
+
+_LINEAR: WeakKeyDictionary[Callable[..., object], Linear] = WeakKeyDictionary()
+
+
+def linear_of(function: Callable[..., object]) -> Linear | None:
+    """How the native side runs what a call calls, if it is a matrix product of ours."""
+    try:
+        return _LINEAR.get(function)
+    except TypeError:  # what is no plain function may have no weak references
+        return None
+
+
 Packed = Callable[[], Tensor]
 """Gives a packed weight, always the same."""
 
@@ -130,6 +153,7 @@ class Products:
         self.run = library.tw_product
         self.run.restype = None
         self.run.argtypes = [place, place, count, count, place, place, count]
+        self.address = ctypes.cast(self.run, place).value or 0
         self.run_depthwise = library.tw_depthwise
         self.run_depthwise.restype = None
         self.run_depthwise.argtypes = [place, place, count, place, count]
@@ -351,6 +375,7 @@ class _Form:
             run(address, x.data_ptr(), x.numel() // length, length, beside, out.data_ptr(), threads())
             return out
 
+        _LINEAR[linear] = Linear(self.owner.address, lambda: ctypes.addressof(native()), length, columns)
         return linear
 
     def convolve(self) -> Callable[..., Tensor]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -147,6 +148,27 @@ class NativeUnit:
         table, brief = self._table(launches, bases, sizes)
         make = self._launchers.whole if brief else None
         return None if make is None else call_of(make, table, bases, outside, owner)
+
+    def table_of(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
+    ) -> tuple[ctypes.Structure, int, bool]:
+        """The launches as the native side reads them, the address of what runs them, and whether that is the caller
+        alone (else see `spread`)."""
+        table, brief = self._table(launches, bases, sizes, alone)
+        function = self._launchers.here if brief else self._launchers.launch
+        address = ctypes.cast(cast(int, function), ctypes.c_void_p).value
+        assert address is not None
+        return table, address, brief
+
+    def spread(self, table: ctypes.Structure, threads: int) -> None:
+        """Run a table on that many threads from now on, unless their number is fixed."""
+        assert isinstance(table, _Run)
+        if not self._fixed:
+            table.threads = self._sign * threads
 
     def _table(
         self,

@@ -62,12 +62,16 @@ Attribute = tuple[str, tuple[float, ...], str]
 PLAIN: Attribute = ("none", (), "")
 
 
-def specialiser(target: object, inputs: Sequence[Value], shape: Sequence[Expr]) -> Specialise | None:
-    """How to make a call of op `target`, with a result of `shape`, faster; None if it is not one that can be."""
+def specialiser(
+    target: object, inputs: Sequence[Value], shape: Sequence[Expr], *, repeated: bool = False
+) -> Specialise | None:
+    """How to make a call of op `target`, with a result of `shape`, faster; None if it is not one that can be. What is
+    `repeated` step by step is worth it at any size."""
     if not torch.backends.mkldnn.is_available() or not all(v.dtype is f32 for v in inputs):
         return None
     if target in _PRODUCTS:
-        product = _Product(_PRODUCTS[target], tuple(inputs), tuple(shape))
+        least = 0 if repeated else SMALLEST
+        product = _Product(_PRODUCTS[target], tuple(inputs), tuple(shape), least)
         return product.specialise
     if target in (aten.convolution.default, aten._convolution.default) and len(shape) in (4, 5):
         return _Convolve(tuple(inputs), tuple(shape)).specialise
@@ -187,6 +191,8 @@ class _Product:
     slots: _Slots
     inputs: tuple[Value, ...]
     shape: tuple[Expr, ...]
+    least: int
+    """Operations from which packing pays."""
 
     def specialise(
         self, call: LibraryCall, frozen: Mapping[int, object], maker: Maker | None, target: Target
@@ -207,7 +213,7 @@ class _Product:
         if held is None:
             plain = target.slow_products and not frozen and work >= SMALLEST_PLAIN
             return self.plain(x, weight, bias) if plain else None
-        if not isinstance(held, Tensor) or work < SMALLEST or (bias is not None and vector is None):
+        if not isinstance(held, Tensor) or work < self.least or (bias is not None and vector is None):
             return None
         matrix = held.detach().t() if slots.transposed else held.detach()
         vector = flushed(vector) if isinstance(vector, Tensor) else None

@@ -1,0 +1,82 @@
+// Runs a loop whose body is a list of stages: kernels and products of ours on memory that is known beforehand. Nothing of
+// Python happens between two steps.
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define TW_API extern "C" __attribute__((visibility("default")))
+
+struct tw_stage {  // addresses are bases[slot] + offset (bytes)
+  int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes
+  void* function;  // what runs a launch table, or a product
+  const void* task;  // the table, or the product
+  int64_t x, x_offset, added, added_offset, out, out_offset;  // slots; added < 0: nothing is added
+  int64_t rows, stride;
+};
+
+struct tw_part {  // what each step reads or makes of a tensor: its address is `base` + place * `step` (bytes)
+  int64_t slot;
+  char* base;
+  int64_t step;
+};
+
+struct tw_state {  // a carried value is read in slot `in` and made in slot `out`
+  int64_t in, out;
+  char *first, *even, *odd;  // the value before the first step; two places that take turns
+  int64_t stacked;           // bytes of a step if all values are kept, one behind the other from `even` on; else 0
+};
+
+struct tw_loop {
+  char** bases;
+  const tw_stage* stages;
+  const tw_part* parts;
+  const tw_state* states;
+  int64_t count, part_count, state_count;
+  int64_t* counter;
+  const char* goes;  // the condition that the body makes; null: none
+  int64_t last;      // the place of the last step if places count down, else -1
+  int64_t threads;
+  int64_t done;      // steps that were run
+};
+
+typedef int64_t (*tw_launcher)(const void* table);
+typedef void (*tw_multiply)(const void* p, const float* x, int64_t rows, int64_t stride, const float* added, float* out, int64_t threads);
+
+namespace {
+int64_t run(const tw_stage& s, char* const* bases, int64_t threads) {
+  if (s.kind == 0) return ((tw_launcher)s.function)(s.task);
+  char *from = bases[s.x] + s.x_offset, *to = bases[s.out] + s.out_offset;
+  if (s.kind == 2) {
+    memcpy(to, from, (size_t)s.rows);
+    return 0;
+  }
+  const char* added = s.added < 0 ? nullptr : bases[s.added] + s.added_offset;
+  ((tw_multiply)s.function)(s.task, (const float*)from, s.rows, s.stride, (const float*)added, (float*)to, threads);
+  return 0;
+}
+}  // namespace
+
+// Runs steps from number `l->done` up to `end`, or until the condition forbids another one. Returns the code of a failed
+// check, 0 for none.
+TW_API int64_t tw_loop_run(tw_loop* l, int64_t end) {
+  for (int64_t t = l->done; t < end; t++) {
+    const int64_t place = l->last < 0 ? t : l->last - t, before = l->last < 0 ? place - 1 : place + 1;
+    *l->counter = t;
+    for (int64_t k = 0; k < l->part_count; k++) {
+      const tw_part& p = l->parts[k];
+      l->bases[p.slot] = p.base + place * p.step;
+    }
+    for (int64_t k = 0; k < l->state_count; k++) {
+      const tw_state& s = l->states[k];
+      char *even = s.stacked ? s.even + place * s.stacked : s.even, *odd = s.stacked ? s.even + before * s.stacked : s.odd;
+      const bool turn = !s.stacked && (t & 1);
+      l->bases[s.in] = t ? (turn ? even : odd) : s.first;
+      l->bases[s.out] = turn ? odd : even;
+    }
+    for (int64_t k = 0; k < l->count; k++)
+      if (int64_t error = run(l->stages[k], l->bases, l->threads)) return error;
+    l->done = t + 1;
+    if (l->goes && !*l->goes) break;
+  }
+  return 0;
+}
