@@ -25,7 +25,7 @@ def with_bodies(graph: Graph, compiled: Callable[[Loop], Callable[..., object]])
         inputs, call, loop = _freeze(op, call, call.loop, frozen)
         call = replace(call, function=compiled(loop), loop=loop, own=True)
         ops.append(replace(op, inputs=inputs, call=call))
-    return graph.with_ops(ops)
+    return live(graph.with_ops(ops))
 
 
 def _freeze(

@@ -39,8 +39,8 @@ class LoopRunner:
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
         self._lock = threading.Lock()
-        self._free: tuple[Bound | None, list[NativeLoop]] = (None, [])
-        """Native loops for the sizes seen last that nobody runs."""
+        self._free: tuple[Bound | None, object, list[NativeLoop]] = (None, None, [])
+        """The sizes seen last, the shapes that they come from, and native loops for them that nobody runs."""
 
     def __call__(
         self, steps: int | None, going: Tensor | None, carried: Sequence[Tensor], sliced: Sequence[Tensor],
@@ -51,28 +51,34 @@ class LoopRunner:
         most = 0 if going is not None and not bool(going) else steps
         if most is not None and most <= 0:
             return (*(x.clone() for x in state), *self._nothing(state, parts, (*rest, *numbers)))
-        if self.places is None:
-            return self._stepwise(most, state, parts, (*rest, *numbers))
-        bound = self.executable.bound_for(self._sample(state, parts, (*rest, *numbers)))
-        runs = self._taken(bound)
+        runs = None if self.places is None else self._taken(state, parts, (*rest, *numbers))
         if runs is None:
             return self._stepwise(most, state, parts, (*rest, *numbers))
         ends, stacks, done = runs(most, MAX_STEPS if most is None else most, state, parts, rest)
         if most is None and done >= MAX_STEPS and bool(runs.goes):
             raise _endless()
         with self._lock:
-            if self._free[0] is bound:
-                self._free[1].append(runs)
+            if self._free[0] is runs.bound:
+                self._free[2].append(runs)
         return (*ends, *stacks)
 
-    def _taken(self, bound: Bound) -> NativeLoop | None:
+    def _taken(
+        self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> NativeLoop | None:
         """A native loop for these sizes that nobody else runs; None where they make one impossible."""
+        key = (
+            [x.shape for x in state],
+            [x.shape[1:] for x in sliced],
+            [x.shape if isinstance(x, Tensor) else x for x in rest],
+        )
+        with self._lock:
+            if self._free[1] == key and self._free[2]:
+                return self._free[2].pop()
         assert self.places is not None and self.native is not None
+        bound = self.executable.bound_for(self._sample(state, sliced, rest))
         with self._lock:
             if self._free[0] is not bound:
-                self._free = (bound, [])
-            if self._free[1]:
-                return self._free[1].pop()
+                self._free = (bound, key, [])
         try:
             return NativeLoop(self.loop, self.places, bound, self.native)
         except LookupError:
@@ -98,21 +104,21 @@ class LoopRunner:
             if not done:
                 room = FIRST if steps is None else steps
                 stacks = [x.new_empty((room, *x.shape)) for x in tensors[first:]]
-            elif stacks and done == len(stacks[0]):
+            elif stacks and done == stacks[0].shape[0]:
                 stacks = [torch.cat((x, torch.empty_like(x))) for x in stacks]
             for stack, part in zip(stacks, tensors[first:], strict=True):
                 stack[place].copy_(part)
             goes = not loop.conditional or bool(tensors[0])
             state = tensors[loop.conditional : first]
             done += 1
-        return (*state, *(x if len(x) == done else x[:done].clone() for x in stacks))
+        return (*state, *(x if x.shape[0] == done else x[:done].clone() for x in stacks))
 
     def _sample(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> list[Argument]:
         """What one step gets, with any elements."""
         counter = torch.zeros((), dtype=torch.int64, device=_device(state, sliced, rest))
-        return [counter, *state, *(x[0] if len(x) else x.new_empty(x.shape[1:]) for x in sliced), *rest]
+        return [counter, *state, *(x[0] if x.shape[0] else x.new_empty(x.shape[1:]) for x in sliced), *rest]
 
     def _nothing(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]

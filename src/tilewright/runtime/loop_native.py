@@ -129,7 +129,7 @@ class NativeLoop:
 
     def __init__(self, loop: Loop, places: Places, bound: Bound, run: Callable[..., int]) -> None:
         """Raises LookupError where a buffer lies in another way than stages read it."""
-        self.loop, self.places, self.run = loop, places, run
+        self.loop, self.places, self.run, self.bound = loop, places, run, bound
         self.part = bound.first
         plan, self.layouts = self.part.plan, self.part.layouts
         self.plan = plan
@@ -154,6 +154,7 @@ class NativeLoop:
         stages = self._stages()
         self.count = len(stages)
         self.stages = (_Stage * max(1, self.count))(*stages)
+        self._prepare()
 
     def _hold(self, t: Tensor) -> Tensor:
         self.held.append(t)
@@ -230,38 +231,65 @@ class NativeLoop:
 
     # --- running ---
 
+    def _prepare(self) -> None:
+        """What all runs share: where carried values take turns, and the tables that the native side reads."""
+        loop, places = self.loop, self.places
+        self.made = places.made[loop.conditional : loop.conditional + loop.carried]
+        self.kept = places.made[loop.conditional + loop.carried :]
+        self.rings = [None if b in self.stacks else (self.empty(b), self.empty(b)) for b in self.made]
+        moving = (*places.sliced, *self.stacks)
+        self.parts = (_Part * max(1, len(moving)))(*(_Part(slot=b, step=self.bytes_of(b)) for b in moving))
+        self.states = (_State * max(1, loop.carried))()
+        for row, into, out, ring in zip(self.states, places.carried, self.made, self.rings, strict=False):
+            row.into, row.out = into, out
+            if ring is None:
+                row.stacked = self.bytes_of(out)
+            else:
+                row.even, row.odd = ring[0].data_ptr(), ring[1].data_ptr()
+        self.header = _Loop(
+            bases=self.bases.buffer_info()[0], stages=ctypes.addressof(self.stages), count=self.count,
+            parts=ctypes.addressof(self.parts), part_count=len(moving), states=ctypes.addressof(self.states),
+            state_count=loop.carried, counter=self.counter.data_ptr(),
+            goes=self.goes.data_ptr() if loop.conditional else None,
+        )  # fmt: skip
+        self.address = ctypes.addressof(self.header)
+
     def __call__(
         self, steps: int | None, most: int, state: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], int]:  # fmt: skip
         """The last carried values, what was stacked and how many steps there were: `steps` (more than none), or as many
         as the condition allows, at most `most`."""
-        loop, places = self.loop, self.places
+        header, backwards = self.header, self.loop.backwards and steps is not None
         room = FIRST if steps is None else steps
         stacks = {b: self.empty(b, room) for b in self.stacks}
-        for b, t in zip(places.outer, outer, strict=True):
+        for b, t in zip(self.places.outer, outer, strict=True):
             self.bases[b] = t.data_ptr()
-        made = places.made[loop.conditional : loop.conditional + loop.carried]
-        rings = {b: (self.empty(b), self.empty(b)) for b in made if b not in stacks}
-        header = _Loop(
-            bases=self.bases.buffer_info()[0], stages=ctypes.addressof(self.stages), count=self.count,
-            counter=self.counter.data_ptr(), goes=self.goes.data_ptr() if loop.conditional else None,
-            last=steps - 1 if loop.backwards and steps is not None else -1, threads=self._threads(),
-        )  # fmt: skip
+        for part, t in zip(self.parts, sliced, strict=False):
+            part.base = t.data_ptr()
+        for row, t in zip(self.states, state, strict=False):
+            row.first = t.data_ptr()
+        header.done, header.last, header.threads = (
+            0,
+            steps - 1 if backwards and steps else -1,
+            self._threads(),
+        )
         while True:
-            parts, states = self._pointed(state, sliced, stacks, rings)
-            header.parts, header.part_count = ctypes.addressof(parts), len(sliced) + len(stacks)
-            header.states, header.state_count = ctypes.addressof(states), loop.carried
-            if code := self.run(ctypes.addressof(header), min(room, most)):
+            self._point(stacks, len(sliced))
+            if code := self.run(self.address, min(room, most)):
                 raise_error(code)
             if header.done < room or steps is not None or header.done >= most or not bool(self.goes):
                 break
             room *= 2
             stacks = {b: torch.cat((x, torch.empty_like(x))) for b, x in stacks.items()}
         done = int(header.done)
-        last = (steps - done) if loop.backwards and steps is not None else done - 1
-        ends = [stacks[b][last].clone() if b in stacks else rings[b][(done - 1) % 2] for b in made]
-        kept = {b: x if len(x) == done else x[:done].clone() for b, x in stacks.items()}
-        return ends, [kept[b] for b in places.made[loop.conditional + loop.carried :]], done
+        last = room - done if backwards else done - 1
+        ends = [
+            (stacks[b][last] if ring is None else ring[(done - 1) % 2]).clone()
+            for b, ring in zip(self.made, self.rings, strict=True)
+        ]
+        if done != room:
+            stacks = {b: x[:done].clone() for b, x in stacks.items()}
+        return ends, [stacks[b] for b in self.kept], done
 
     def _threads(self) -> int:
         threads = torch.get_num_threads()
@@ -271,30 +299,13 @@ class NativeLoop:
                 self.part.unit.spread(table, threads)
         return threads
 
-    def _pointed(
-        self, state: Sequence[Tensor], sliced: Sequence[Tensor], stacks: dict[int, Tensor],
-        rings: dict[int, tuple[Tensor, Tensor]],
-    ) -> tuple[ctypes.Array[_Part], ctypes.Array[_State]]:  # fmt: skip
-        """Where the steps find their parts and carried values."""
-        loop, places = self.loop, self.places
-        made = places.made[loop.conditional : loop.conditional + loop.carried]
-        kept = {b: x for b, x in stacks.items() if b not in made}
-        moving = [*zip(places.sliced, sliced, strict=True), *kept.items()]
-        moving += [(b, stacks[b]) for b in made if b in stacks]
-        parts = (_Part * max(1, len(moving)))(
-            *(_Part(slot=b, base=t.data_ptr(), step=self.bytes_of(b)) for b, t in moving)
-        )
-        rows: list[_State] = []
-        for into, out, first in zip(places.carried, made, state, strict=True):
-            ring = rings.get(out)
-            even = stacks[out].data_ptr() if ring is None else ring[0].data_ptr()
-            rows.append(
-                _State(
-                    into=into, out=out, first=first.data_ptr(), even=even,
-                    odd=None if ring is None else ring[1].data_ptr(), stacked=self.bytes_of(out) if ring is None else 0,
-                )
-            )  # fmt: skip
-        return parts, (_State * max(1, len(rows)))(*rows)
+    def _point(self, stacks: dict[int, Tensor], first: int) -> None:
+        """Say where values are kept."""
+        for k, x in enumerate(stacks.values()):
+            self.parts[first + k].base = x.data_ptr()
+        for row, out, ring in zip(self.states, self.made, self.rings, strict=False):
+            if ring is None:
+                row.even = stacks[out].data_ptr()
 
 
 FIRST = 16
