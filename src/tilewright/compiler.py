@@ -354,7 +354,9 @@ def _looped(
     def compiled(loop: Loop) -> LoopRunner:
         body, order = distinct(loop.body)
         kept = (Shares.NOTHING,) * len(body.outputs)
-        made = _generated(Recorder(), body, alone, replace(place, host=()), kept, sizes, False, repeated=True)
+        made = _generated(
+            Recorder(), body, alone, replace(place, host=(), late=False), kept, sizes, False, repeated=True
+        )
         bodies.append(made)
         runs = executable(made.cover, made.plan, made.unit, options)
         native = place.device == "cpu"

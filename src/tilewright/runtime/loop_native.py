@@ -113,6 +113,8 @@ def native_places(loop: Loop, order: Sequence[int], plan: Plan) -> Places | None
             case Call():
                 if linear_of(step.call.function) is None or step.guarded or len(step.outputs) != 1:
                     return None
+            case _:
+                return None
     tensors = [b for b in plan.arguments if b >= 0]
     first, second = 1 + loop.carried, 1 + loop.carried + loop.sliced
     made = tuple(outputs[k] for k in order)
@@ -202,6 +204,8 @@ class NativeLoop:
                     stages.append(_Stage(kind=_COPY, added=-1, rows=size, **places))
                 case View():
                     pass
+                case _:
+                    raise LookupError
         return stages
 
     def _launches(self, step: Launches) -> _Stage:
