@@ -223,8 +223,9 @@ class Run:
         """Gradients beside float64's, without dropout and at a small batch."""
         model = copy.deepcopy(self.model)
         for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+            if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
+                for name in {"p", "drop_prob"} & vars(module).keys():
+                    setattr(module, name, 0.0)
         x = self.task.inputs(self.task.checked, self.device)
         exact = gradients(model.double(), x.double() if x.is_floating_point() else x, EAGER, autocast=False)
         model = model.float()
@@ -296,6 +297,23 @@ def profiled(step: Step) -> list[Facts]:
     return [{"kernel": e.key[:90], "count": e.count, "us": e.self_device_time_total} for e in kinds[:40]]
 
 
+def hosted(step: Step) -> list[str]:
+    """Where the host spends its time in ten steps, backward passes on the caller's thread: the 30 longest functions."""
+    import cProfile
+    import io
+    import pstats
+
+    profiler, text = cProfile.Profile(), io.StringIO()
+    with torch.autograd.set_multithreading_enabled(False):
+        step()
+        profiler.enable()
+        for _ in range(10):
+            step()
+        profiler.disable()
+    pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(30)
+    return [line[:150] for line in text.getvalue().splitlines() if line.strip()]
+
+
 def run_child(item: str, path: Path, turns: gpu_turns.Turns, wanted: Mapping[str, object]) -> None:
     """Build, check and time one network."""
     device = torch.device(str(wanted["device"]))
@@ -312,6 +330,7 @@ def run_child(item: str, path: Path, turns: gpu_turns.Turns, wanted: Mapping[str
         run.time(steps, int(str(wanted["rounds"])))
         if wanted["profile"]:
             run.facts["profiles"] = {n: profiled(s) for n, s in steps.items()}
+            run.facts["host"] = {n: hosted(s) for n, s in steps.items()}
     run.write(gpu_turns.DONE)
 
 

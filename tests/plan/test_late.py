@@ -89,3 +89,22 @@ def test_inference_has_one_arena() -> None:
         warnings.simplefilter("error")
         made = compile_fx(make_fx(chain, tracing_mode="fake")(*inputs()), Options(), trusted=True)
     assert not plan_of(made).segments[0].makes
+
+
+def test_kernels_alone_keep_no_large_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they run as if all their memory were there at the start."""
+    placed = compiler._placed
+    monkeypatch.setattr(compiler, "_placed", lambda *a: replace(placed(*a), late=True))
+
+    def columns(x: Tensor) -> list[Tensor]:
+        wide = torch.softmax(x, -1)
+        return [wide.cumsum(0).sum(1), wide.t().contiguous().cumsum(0)]
+
+    (x, _) = inputs()
+    made = compile_fx(make_fx(columns, tracing_mode="fake")(x), Options(), trusted=True, kind="forward")
+    plan = plan_of(made)
+    assert any(plan.segments[0].makes) and not any(b.home is Home.ARENA for b in plan.buffers)
+    for _ in range(2):
+        for got, want in zip(made.executable([x]), columns(x), strict=True):
+            assert isinstance(got, Tensor)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

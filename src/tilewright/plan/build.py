@@ -107,7 +107,7 @@ class _Builder:
         self._own_what_crosses()
         self._preconditions({b.symbol for b in bindings})
         kept = {o for o in outputs if isinstance(o, int)}
-        late = self.late and is_worth_it(self.segments)
+        late = self.late and is_worth_it(self.segments, self.buffers)
         if late:
             self.buffers = list(with_own_memory(self.buffers))
         segments = _with_frees(self.segments, self.buffers, kept)

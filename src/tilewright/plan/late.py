@@ -2,7 +2,8 @@
 
 One arena for all that lies between kernels is the cheapest to have, but it is there from the first step to the last. A
 forward pass ends with what it saved, and a backward pass begins with it and gives it back step by step: there, large
-buffers are tensors of their own, made in front of the step that first writes them.
+buffers are tensors of their own, made in front of the step that first writes them, and nothing large is kept between
+calls.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ from tilewright.ir import dims
 from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
 from tilewright.tile.sizes import estimate
 
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 1 << 18
 """A buffer of at least this size takes longer to fill than to ask for."""
 
 
-def is_worth_it(segments: Sequence[Segment]) -> bool:
-    """Whether anything waits between kernels: where none does, all of them are started at once."""
-    return any(isinstance(step, Call) for segment in segments for step in segment.steps)
+def is_worth_it(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> bool:
+    """Whether anything waits between kernels, so that memory comes and goes, or an arena would be large."""
+    waits = any(isinstance(step, Call) for segment in segments for step in segment.steps)
+    return waits or any(_is_large(b) for b in buffers)
 
 
 def with_own_memory(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
     """The buffers, large ones of the arena as tensors of their own."""
-    return tuple(
-        replace(b, home=Home.OUTPUT) if b.home is Home.ARENA and _bytes(b) >= LARGE_BYTES else b
-        for b in buffers
-    )
+    return tuple(replace(b, home=Home.OUTPUT) if _is_large(b) else b for b in buffers)
 
 
 def with_makes(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> tuple[Segment, ...]:
@@ -65,5 +64,5 @@ def _root(buffers: Sequence[Buffer], b: int) -> int:
     return b
 
 
-def _bytes(b: Buffer) -> int:
-    return estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes
+def _is_large(b: Buffer) -> bool:
+    return b.home is Home.ARENA and estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= LARGE_BYTES

@@ -49,6 +49,8 @@ def _is_quick(plan: Plan) -> bool:
     steps = [step for segment in plan.segments for step in segment.steps]
     if len(plan.segments) != 1 or not all(isinstance(step, Launches) for step in steps) or plan.written:
         return False
+    if any(plan.segments[0].makes):
+        return False
     outputs = [o for o in plan.outputs if isinstance(o, int) and plan.buffers[o].home is Home.OUTPUT]
     return len(set(outputs)) == len(plan.outputs) > 0
 
