@@ -73,7 +73,7 @@ def judge(program: Program, setting: Setting, device: str) -> Failure | None:
     """By the exact oracle where kernels are decided at random, else by eager."""
     if device != "cpu":
         torch.set_default_device(device)
-    if setting.schedules:
+    elif setting.schedules:
         return judged_exactly(program, setting)
     return judged(program, setting, device)
 

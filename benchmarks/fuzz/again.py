@@ -33,7 +33,9 @@ def told(
     object.__setattr__(program, "text", forward)
     if device != "cpu":
         torch.set_default_device(device)
-    return judged_exactly(program, setting) if setting.schedules else judged(program, setting, device)
+    elif setting.schedules:
+        return judged_exactly(program, setting)
+    return judged(program, setting, device)
 
 
 def again(

@@ -78,13 +78,6 @@ def _weights(r: Tensor, k: int) -> Tensor:
     return torch.randn(r.shape, generator=draw, device="cpu").to(r.device, r.dtype)
 
 
-def on(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Leaves on a device, in the same layouts."""
-    if device == "cpu":
-        return list(tensors)
-    return [t.detach().to(device).requires_grad_(t.requires_grad) for t in tensors]
-
-
 def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure | None:
     """The first failure of a program, or None."""
     torch._dynamo.reset()
@@ -93,7 +86,7 @@ def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure |
     for later in (False, True) if setting.dynamic and program.later else (False,):
         try:
             wanted = ran(
-                plain, on(device, program.inputs(setting.seed, later=later)), training=setting.training
+                plain, program.inputs(setting.seed, later=later, device=device), training=setting.training
             )
         except (RuntimeError, ValueError, IndexError, TypeError):
             return None  # eager refuses it
@@ -102,7 +95,9 @@ def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure |
             try:
                 compiled = compiled or _compiled(plain, program, setting, device)
                 got = ran(
-                    compiled, on(device, program.inputs(setting.seed, later=later)), training=setting.training
+                    compiled,
+                    program.inputs(setting.seed, later=later, device=device),
+                    training=setting.training,
                 )
             except InputError as refused:
                 return None if FIXED in str(refused) else Failure("crash", str(refused)[:600])
@@ -122,7 +117,7 @@ def _compiled(
 ) -> Callable[..., tuple[Tensor, ...]]:
     options = {"measure": False, **setting.options}
     if setting.door == "direct":
-        inputs = on(device, program.inputs(setting.seed))
+        inputs = program.inputs(setting.seed, device=device)
         dims = {g.name: {k: s for k, s in enumerate(g.sizes) if isinstance(s, str)} for g in program.givens}
         dims = {n: d for n, d in dims.items() if d} if setting.dynamic else None
         with nullcontext() if setting.training else torch.no_grad():
@@ -157,7 +152,7 @@ def _compared(
 
 
 def _exact(program: Program, setting: Setting, seed: int, later: bool, device: str) -> Outcome:
-    inputs = on(device, program.inputs(seed, later=later, double=True))
+    inputs = program.inputs(seed, later=later, double=True, device=device)
     return ran(function(program.source(), double=True), inputs, training=setting.training)
 
 
@@ -170,7 +165,7 @@ def _again(
     draws = min(MOST, max(FEWEST, ELEMENTS // max(1, fewest)))
     for seed in range(setting.seed, setting.seed + draws):
         outcomes = [
-            ran(f, on(device, program.inputs(seed, later=later)), training=setting.training)
+            ran(f, program.inputs(seed, later=later, device=device), training=setting.training)
             for f in (compiled, plain)
         ]
         trios.append((outcomes[0], outcomes[1], _exact(program, setting, seed, later, device)))

@@ -28,8 +28,10 @@ class Given:
     grad: bool = False
     bound: int = 2
 
-    def make(self, sizes: Mapping[str, int], seed: int, *, double: bool = False) -> Tensor:
-        """Random contents in the layout that is asked for; the same numbers in single and in `double`."""
+    def make(
+        self, sizes: Mapping[str, int], seed: int, *, double: bool = False, device: str = "cpu"
+    ) -> Tensor:
+        """Random contents in the layout that is asked for; the same numbers in single and in `double`, everywhere."""
         draw = torch.Generator().manual_seed(1009 * seed + int(self.name[1:]))
         shape = [sizes[s] if isinstance(s, str) else s for s in self.sizes]
         dtype = getattr(torch, self.dtype)
@@ -49,7 +51,7 @@ class Given:
             x = torch.randint(0, 2, stored, generator=draw, device="cpu") > 0
         else:
             x = torch.randint(0, self.bound, stored, generator=draw, device="cpu").to(dtype)
-        x = _laid(x, self.layout, shape)
+        x = _laid(x.to(device), self.layout, shape)
         return x.requires_grad_(self.grad)
 
 
@@ -97,9 +99,12 @@ class Program:
         lines.append(f"    return ({', '.join(self.outputs)},)")
         return "\n".join(lines) + "\n"
 
-    def inputs(self, seed: int, *, later: bool = False, double: bool = False) -> list[Tensor]:
+    def inputs(
+        self, seed: int, *, later: bool = False, double: bool = False, device: str = "cpu"
+    ) -> list[Tensor]:
         """Fresh inputs."""
-        return [g.make(self.later if later else self.sizes, seed, double=double) for g in self.givens]
+        sizes = self.later if later else self.sizes
+        return [g.make(sizes, seed, double=double, device=device) for g in self.givens]
 
 
 def function(source: str, *, double: bool = False) -> Callable[..., tuple[Tensor, ...]]:
