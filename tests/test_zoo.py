@@ -46,8 +46,9 @@ def test_a_doubtful_tensor_is_judged_over_more_steps() -> None:
         return Step([(exact + error).float()], [], []), Step([eager], [], []), Step([exact], [], [])
 
     assert judged("results", trio(1e-7), list)["passed"]
-    assert judged("results", trio(2.0e-6), lambda: [trio(0.0)] * 5)["passed"]
-    assert not judged("results", trio(2.0e-6), lambda: [trio(2.0e-6)] * 5)["passed"]
+    assert judged("results", trio(2.5e-6), lambda: [trio(1e-7)] * 5)["passed"]
+    assert not judged("results", trio(2.5e-6), lambda: [trio(2.5e-6)] * 5)["passed"]
+    assert not judged("results", trio(1e-5), lambda: [trio(1e-7)] * 5)["passed"]
     nothing = judged("results", (Step([], [], []), *trio(0.0)[1:]), list)
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
 
