@@ -82,8 +82,10 @@ def _weights(r: Tensor, k: int) -> Tensor:
     return torch.randn(r.shape, generator=draw, device="cpu").to(r.device, r.dtype)
 
 
-def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure | None:
-    """The first failure of a program, or None."""
+def judged(
+    program: Program, setting: Setting, device: str = "cpu", backend: str = "tilewright"
+) -> Failure | None:
+    """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails."""
     torch._dynamo.reset()
     plain = function(program.source())
     compiled: Callable[..., tuple[Tensor, ...]] | None = None
@@ -97,7 +99,7 @@ def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure |
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                compiled = compiled or _compiled(plain, program, setting, device)
+                compiled = compiled or _compiled(plain, program, setting, device, backend)
                 got = ran(
                     compiled,
                     program.inputs(setting.seed, later=later, device=device),
@@ -117,8 +119,10 @@ def judged(program: Program, setting: Setting, device: str = "cpu") -> Failure |
 
 
 def _compiled(
-    plain: Callable[..., tuple[Tensor, ...]], program: Program, setting: Setting, device: str
+    plain: Callable[..., tuple[Tensor, ...]], program: Program, setting: Setting, device: str, backend: str
 ) -> Callable[..., tuple[Tensor, ...]]:
+    if backend != "tilewright":
+        return torch.compile(plain, backend=backend, dynamic=setting.dynamic)
     options = {"measure": False, **setting.options}
     if setting.door == "direct":
         inputs = program.inputs(setting.seed, device=device)
