@@ -38,6 +38,7 @@ def squeezed(x: Tensor) -> Tensor:
 
 
 PROGRAMS: dict[str, tuple[Program, tuple[Tensor, ...]]] = {
+    "windows that share elements": (lambda x: (x * 2).unfold(-1, 3, 2), (torch.randn(2, 9),)),
     "flat": (lambda x: x.as_strided((24,), (1,)) * 2, (torch.randn(4, 6),)),
     "windows": (lambda x: x.sin().as_strided((5, 3), (2, 1), 1) * 2, (torch.randn(4, 6),)),
     "whole of a part": (lambda x: (x * 2)[1:].as_strided((3, 4), (4, 1), 2) * 2, (torch.randn(4, 6),)),

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -100,7 +101,7 @@ def through_autograd(
 
         return compile_one
 
-    with kept_whole():
+    with kept_whole(), _whole_tangents(gm):
         compiled = aot_autograd(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
@@ -110,6 +111,29 @@ def through_autograd(
             keep_inference_input_mutations=True,
         )(gm, example_inputs)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
+
+
+def _whole_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
+    """Under it, the gradient of a result that overlaps with itself (windows of one row) is taken in a layout that holds
+    all of it: torch expects it in the result's own strides, and copies it into them."""
+    results = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="output")[0].all_input_nodes]
+    config = torch._functorch.config
+    if any(isinstance(t, Tensor) and overlaps(t) for t in results):
+        return config.patch(guess_tangent_strides_as_outputs=False)
+    return nullcontext()
+
+
+def overlaps(t: Tensor) -> bool:
+    """Whether two elements of a tensor of known sizes may lie in one place."""
+    if t.layout != torch.strided or any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride())):
+        return False
+    end = 0
+    for step, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1:
+            if step <= end:
+                return True
+            end += step * (size - 1)
+    return False
 
 
 def _keep_saved() -> None:
