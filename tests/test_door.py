@@ -566,3 +566,16 @@ def test_named_dims_leave_no_marks_on_tensors() -> None:
     tilewright.compile(lambda x: x * 2, dims={"x": {1: "n"}})(x)
     assert vars(x) == {"note": "the caller's"}
     close(tilewright.compile(lambda x: x + torch.arange(4))(x), x + torch.arange(4))
+
+
+def test_results_of_one_call_share_a_size_from_data() -> None:
+    """One result tells the size, and the others have it: no reason to run the whole graph as captured."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+        return torch.exp(values) + 1, inverse * 2, counts + 1
+
+    compiled = tilewright.compile(program)
+    for x in (torch.tensor([1.0, 2, 2, 0]), torch.tensor([3.0, 3, 3, 3])):
+        close(compiled(x), program(x))
+    assert compiled.kernels and "nothing determines" not in str(compiled.coverage)

@@ -6,6 +6,19 @@ what to do next. It renders as one line, so that a log or a terminal keeps it wh
 
 from __future__ import annotations
 
+MOST_OF_A_MESSAGE = 4000
+MOST_OF_A_PLACE = 400
+"""Characters of each part of an error that are shown."""
+
+
+def shown(text: str, most: int) -> str:
+    """`text` as it may stand in a log: one line without control characters or changes of direction, and where it has
+    more than `most` characters, its beginning and end."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... ({len(text)} characters) ... {text[-most // 4 :]}"
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
 
 class TilewrightError(Exception):
     """Root of all errors that Tilewright raises on purpose.
@@ -24,13 +37,14 @@ class TilewrightError(Exception):
 
     def __str__(self) -> str:
         """One line: `[phase] message (op X, at Y). Hint: Z`."""
-        where = [text for text in (self.op and f"op {self.op}", self.place and f"at {self.place}") if text]
-        text = f"[{self.phase}] {self.message.rstrip('.')}"
+        op, place, hint = (shown(part, MOST_OF_A_PLACE) for part in (self.op, self.place, self.hint))
+        where = [text for text in (op and f"op {op}", place and f"at {place}") if text]
+        text = f"[{self.phase}] {shown(self.message.rstrip('.'), MOST_OF_A_MESSAGE)}"
         if where:
             text += f" ({', '.join(where)})"
-        if self.hint:
-            text += f". Hint: {self.hint}"
-        return " ".join(text.split())
+        if hint:
+            text += f". Hint: {hint}"
+        return text
 
 
 class InputError(TilewrightError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,17 +21,23 @@ from tilewright.capture.onnx import (
     split,
     typical_shapes,
 )
-from tilewright.capture.onnx.refuse import FITS, is_refusal
+from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.compiler import Compiled, Trace, compile_fx
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.options import Options
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.direct import Direct
+from tilewright.runtime.fallback import Region
 from tilewright.runtime.naming import Naming
 from tilewright.runtime.pieces import Pieces
 from tilewright.runtime.programs import ProgramWay
 from tilewright.runtime.steps import CALLED
+
+LOG = logging.getLogger("tilewright")
+
+MOST_NODES = 20_000
+"""A model of more nodes runs eagerly: compiling it would take minutes."""
 
 Cut = Callable[[], Split | FlatSplit]
 """Gives a model in segments."""
@@ -50,16 +57,22 @@ class Graphs:
     taken as equal while they are, and a call where they differ gets a graph in which each has its own symbol."""
 
     def __init__(
-        self, module: torch.nn.Module, dims: Sequence[Mapping[int, str]], cut: Cut | None, options: Options
+        self,
+        module: torch.nn.Module,
+        dims: Sequence[Mapping[int, str]],
+        nodes: Sequence[str],
+        cut: Cut | None,
+        options: Options,
     ) -> None:
-        """`cut` gives the model in segments, where control flow in it depends on data."""
-        self.ways: list[ProgramWay | Pieces] = []
+        """`nodes` are its nodes, by name. `cut` gives it in segments, where control flow in it depends on data."""
+        self.ways: list[ProgramWay | Pieces | Region] = []
         self._module = module
         self._dims = dims
+        self._nodes = nodes
         self._cut = cut
         self._options = options
 
-    def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces:
+    def chosen(self, inputs: Sequence[Tensor]) -> ProgramWay | Pieces | Region:
         """The graph for inputs like these. Raises what the model, or the phase that refuses it, says."""
         sizes: dict[str, int] = {}
         equal = True
@@ -69,9 +82,23 @@ class Graphs:
         for way in self.ways:
             if way.admits(inputs):
                 return way
-        return self._traced(inputs, equal)
+        return self._eager() if len(self._nodes) > MOST_NODES else self._traced(inputs, equal)
 
-    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces:
+    def _eager(self) -> Region:
+        """The whole model as a library region. Raises UnsupportedError under `strict`."""
+        why = f"more than {MOST_NODES} nodes"
+        if self._options.strict:
+            raise UnsupportedError(
+                f"the model has {len(self._nodes)} nodes",
+                phase="capture",
+                hint="cut it, or compile without strict",
+            )
+        LOG.warning("runs eagerly: %s", why)
+        made = Region(self._module, [op_of(n) for n in self._nodes], why)
+        self.ways.append(made)
+        return made
+
+    def _traced(self, inputs: Sequence[Tensor], equal: bool) -> ProgramWay | Pieces | Region:
         """A new graph: with every declared dim free and sizes 0 and 1 among them, else without these, else with dims of
         size 0 and 1 fixed."""
         wanted = self._dims
@@ -176,7 +203,7 @@ class FileWay:
         self._typical()
         return self._ways()[-1].trace or Trace()
 
-    def _ways(self) -> list[ProgramWay | Pieces]:
+    def _ways(self) -> list[ProgramWay | Pieces | Region]:
         return [w for _, graphs in self._kinds for w in graphs.ways]
 
     def unchanged(self) -> bool:
@@ -233,7 +260,7 @@ class FileWay:
                 return
         raise refused or InputError("no typical size fits", phase="input", hint="pass example_inputs")
 
-    def _chosen(self, inputs: Sequence[object]) -> tuple[ProgramWay | Pieces, Sequence[Tensor]]:
+    def _chosen(self, inputs: Sequence[object]) -> tuple[ProgramWay | Pieces | Region, Sequence[Tensor]]:
         """The graph for such inputs, and the tensors that it takes."""
         list(self.naming.place_of(dict(zip(self.names, inputs, strict=True))))
         tensors, nesting = flatten_inputs(inputs) if self._nests else (inputs, None)
@@ -246,15 +273,16 @@ class FileWay:
             if known == nesting:
                 return graphs
         module, options = self.module, self.options
+        nodes = [step.label for step in module.program.steps]
         if nesting is None:
             cut = (lambda: split(module)) if module.data_dependent else None
-            made = Graphs(module, [self._dims[n] for n in self.names], cut, options)
+            made = Graphs(module, [self._dims[n] for n in self.names], nodes, cut, options)
         else:
             dims = [
                 self._dims[self.names[owner]] or {d: f"?{k}.{d}" for d in range(t.dim())}
                 for k, (owner, t) in enumerate(zip(nesting.owners, tensors, strict=True))
             ]
             cut = (lambda: FlatSplit(split(module), nesting)) if module.data_dependent else None
-            made = Graphs(Flat(module, nesting), dims, cut, options)
+            made = Graphs(Flat(module, nesting), dims, nodes, cut, options)
         self._kinds.append((nesting, made))
         return made

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tilewright.errors import VerifyError
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr, Symbol
-from tilewright.plan.data import Binding, Buffer, Part, Plan, Segment, Spec
+from tilewright.plan.data import Binding, Buffer, Call, Part, Plan, Segment, Spec
 
 
 def symbol_name(s: Expr) -> str:
@@ -66,14 +66,21 @@ def check_bound(plan: Plan) -> None:
     """Raise VerifyError unless every symbol that the plan uses is bound by an input or measured before its use."""
     known = {b.symbol for b in plan.bindings}
     for number, segment in enumerate(plan.segments):
-        missing = sorted(set(_used(plan.buffers, segment, number)) - known)
-        if missing:
-            raise VerifyError(f"nothing determines the sizes {', '.join(missing)}", phase="plan")
+        late = _results_of_the_measured_call(segment)
+        used = [b for k, b in enumerate(plan.buffers) if b.segment == number and k not in late]
+        _check(used, known)
         known |= {m.symbol for m in segment.measures}
+        _check([plan.buffers[k] for k in sorted(late)], known)
 
 
-def _used(buffers: Sequence[Buffer], segment: Segment, number: int) -> Iterator[str]:
-    measured = {m.buffer for m in segment.measures}
-    for k, b in enumerate(buffers):
-        if b.segment == number and k not in measured:
-            yield from names_in((*b.spec.shape, *b.spec.strides, b.offset))
+def _check(buffers: Sequence[Buffer], known: set[str]) -> None:
+    missing = {n for b in buffers for n in names_in((*b.spec.shape, *b.spec.strides, b.offset))} - known
+    if missing:
+        raise VerifyError(f"nothing determines the sizes {', '.join(sorted(missing))}", phase="plan")
+
+
+def _results_of_the_measured_call(segment: Segment) -> set[int]:
+    """A segment that measures ends with the call whose results tell the sizes. All of them may have these sizes: one
+    result tells a size, and the others have it too."""
+    last = segment.steps[-1] if segment.measures and segment.steps else None
+    return set(last.outputs) if isinstance(last, Call) else set()

@@ -59,8 +59,8 @@ class Region:
         self, module: torch.nn.Module, names: Sequence[str], why: str = "control flow that depends on data"
     ) -> None:
         self._module = module
-        rows = tuple(Row(name, why, 1) for name in dict.fromkeys(names))
-        self.coverage = Coverage(len(rows), 0, 0, need=rows)
+        rows = tuple(Row(name, why, count) for name, count in Counter(names).items())
+        self.coverage = Coverage(len(names), 0, 0, need=rows)
         self.kernels: tuple[object, ...] = ()
         self.calls: tuple[object, ...] = ()
         self.cuda_graphs: tuple[str, ...] = ()

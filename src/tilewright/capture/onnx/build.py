@@ -43,12 +43,13 @@ from tilewright.capture.onnx.values import (
     as_tensor,
     size_limit,
 )
-from tilewright.errors import ModelError, TilewrightError, UnsupportedError
+from tilewright.errors import ModelError, TilewrightError, UnsupportedError, shown
 
 FOLD_BYTES = 16 << 20
 _TAKES_NARROW = frozenset({"DequantizeLinear", "Cast"})
 MAX_NODES = 1_000_000
 MAX_DEPTH = 64
+MOST_OF_A_NAME = 120
 _CPU = torch.device("cpu")
 
 
@@ -570,7 +571,8 @@ def opset_table(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
 
 def label_of(node: NodeProto, index: int) -> str:
     """How messages name a node."""
-    return f"{node.op_type} {node.name!r} (#{index})" if node.name else f"{node.op_type} (#{index})"
+    op, name = shown(node.op_type, MOST_OF_A_NAME), shown(node.name, MOST_OF_A_NAME)
+    return f"{op} {name!r} (#{index})" if name else f"{op} (#{index})"
 
 
 def schema_body(

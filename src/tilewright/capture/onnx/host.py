@@ -69,7 +69,20 @@ def _round(value: Number, dtype: torch.dtype) -> Number:
         if is_symbolic(value):
             return value
         return torch.tensor(value, dtype=torch.float64).to(dtype).item()
-    return to_int(value)
+    return _wrapped(to_int(value), dtype)
+
+
+def _wrapped(value: int, dtype: torch.dtype) -> int:
+    """An integer as its type keeps it: modulo 2^bits. Raises OverflowError for a symbolic one that does not fit at the
+    sizes at hand: as tensors, it wraps."""
+    limits = torch.iinfo(dtype)
+    if isinstance(value, torch.SymInt):
+        if value.node.has_hint() and not limits.min <= value.node.hint <= limits.max:
+            raise OverflowError(f"a size that is no {dtype}")
+        return value
+    return (
+        value if limits.min <= value <= limits.max else (value - limits.min) % (1 << limits.bits) + limits.min
+    )
 
 
 def _divide(a: Number, b: Number) -> Number:
@@ -86,13 +99,24 @@ def _mod(a: Number, b: Number) -> Number:
     return a % b
 
 
-def _binary(function: Callable[[Number, Number], Number], boolean: bool = False) -> Callable[..., Host]:
-    def run(a: Host, b: Host, **attributes: object) -> Host:
+def _power(a: Number, b: Number) -> Number:
+    if isinstance(a, int) and isinstance(b, int) and b >= 0:
+        return pow(a, b, 1 << 64)  # the integer types keep no more
+    return a**b
+
+
+def _binary(
+    function: Callable[[Number, Number], Number], boolean: bool = False
+) -> Callable[..., Host | None]:
+    def run(a: Host, b: Host, **attributes: object) -> Host | None:
         if attributes.get("fmod"):
-            return None  # type: ignore[return-value]
+            return None
         (x, y), shape = _broadcast([a, b])
         dtype = torch.bool if boolean else a.dtype
-        values = tuple(_round(function(p, q), dtype) for p, q in zip(x.values, y.values, strict=True))
+        try:
+            values = tuple(_round(function(p, q), dtype) for p, q in zip(x.values, y.values, strict=True))
+        except OverflowError:
+            return None
         return Host(values, shape, dtype)
 
     return run
@@ -104,7 +128,7 @@ for _name, _function in {
     "Mul": operator.mul,
     "Div": _divide,
     "Mod": _mod,
-    "Pow": operator.pow,
+    "Pow": _power,
 }.items():
     host_op(_name)(_binary(_function))
 
@@ -126,7 +150,7 @@ def _fold(function: Callable[[Number, Number], Number]) -> Callable[..., Host]:
         spread, shape = _broadcast(xs)
         result = list(spread[0].values)
         for x in spread[1:]:
-            result = [function(p, q) for p, q in zip(result, x.values, strict=True)]
+            result = [_round(function(p, q), xs[0].dtype) for p, q in zip(result, x.values, strict=True)]
         return Host(tuple(result), shape, xs[0].dtype)
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -20,6 +21,10 @@ from tilewright.capture.onnx.values import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
 OLDEST_OPSET = 7
+MAX_MODEL_BYTES = (1 << 31) - 1
+"""What protobuf reads as one message."""
+MAX_EXTENT = 1 << 60
+"""The product of a shape's sizes, those of 0 left out: strides beyond it overflow."""
 _EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 _SIZES = {torch.bool: 1}
 
@@ -98,16 +103,30 @@ def default_opset(model: onnx.ModelProto) -> int:
 
 def _parse(path: Path) -> Source:
     place = str(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _bad(f"cannot read the file: {error.strerror}", place, "check the path") from error
+    data = _read_whole(path, place)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError as error:
         raise _bad("not an ONNX model, or a damaged one: it does not parse", place) from error
     return Source(model, path.parent, place)
+
+
+def _read_whole(path: Path, place: str) -> bytes:
+    """The bytes of a plain file that protobuf can hold. A pipe or a device would never end."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise _bad(f"cannot read the file: {said}", place, "check the path") from error
+    info = os.fstat(handle)
+    plain = stat.S_ISREG(info.st_mode)
+    if not plain or info.st_size > MAX_MODEL_BYTES:
+        os.close(handle)
+        said = f"{info.st_size} bytes are more than a model file can have" if plain else "not a plain file"
+        raise _bad(said, place, "give the path of an ONNX file; large weights belong into files beside it")
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
 
 
 def _bad(message: str, place: str, hint: str = "is the file complete and an ONNX model?") -> ModelError:
@@ -149,13 +168,11 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     """
     place = f"tensor {proto.name!r}"
     if proto.data_type in NARROW:
-        if any(d < 0 for d in proto.dims):
-            raise _bad(f"negative size in {list(proto.dims)}", place)
+        _check_dims(proto.dims, place)
         return _narrow_tensor(proto, folder, place)
     dtype = torch_dtype(proto.data_type)
     dims = tuple(proto.dims)
-    if any(d < 0 for d in dims):
-        raise _bad(f"negative size in {list(dims)}", place)
+    _check_dims(dims, place)
     count = math.prod(dims)
     if proto.data_location == TensorProto.EXTERNAL:
         raw: bytes | bytearray | None = _external(proto, folder, count * dtype.itemsize, place)
@@ -176,6 +193,13 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     except (ValueError, TypeError, OverflowError) as error:
         raise _bad(f"inconsistent data: {error}", place) from error
     return tensor_of_array(np.array(array)).to(dtype)
+
+
+def _check_dims(dims: Sequence[int], place: str) -> None:
+    if any(d < 0 for d in dims):
+        raise _bad(f"negative size in {list(dims)}", place)
+    if math.prod(max(d, 1) for d in dims) > MAX_EXTENT:
+        raise _bad(f"a shape of {list(dims)} is too large", place)
 
 
 def _field_count(proto: TensorProto) -> int:
