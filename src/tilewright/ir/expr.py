@@ -316,19 +316,27 @@ def register_index(op: str, build: Callable[..., Expr]) -> None:
 
 def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     """Replace nodes top down: `visit` returns a replacement (not visited again) or None to descend. Shared
-    nodes once."""
+    nodes once. Expressions may be of any depth."""
     memo: dict[Expr, Expr] = {}
-
-    def go(x: Expr) -> Expr:
-        done = memo.get(x)
-        if done is None:
-            done = visit(x)
-            if done is None:
-                done = rebuild(x, tuple([go(a) for a in x.args])) if x.args else x
-            memo[x] = done
-        return done
-
-    return go(e)
+    opened: set[Expr] = set()
+    todo = [e]
+    while todo:
+        x = todo[-1]
+        if x in memo:
+            todo.pop()
+            continue
+        if x not in opened:
+            found = visit(x)
+            if found is not None or not x.args:
+                memo[x] = x if found is None else found
+                continue
+            opened.add(x)
+            missing = [a for a in reversed(x.args) if a not in memo]
+            if missing:
+                todo += missing
+                continue
+        memo[x] = rebuild(x, tuple([memo[a] for a in x.args]))
+    return memo[e]
 
 
 def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
@@ -343,14 +351,22 @@ def walk(e: Expr) -> tuple[Expr, ...]:
 
 def _below(e: Expr) -> tuple[Expr, ...]:
     """The nodes of `walk` without `e` itself, which the memo must not keep alive."""
-    known = e.below_memo
-    if known is None:
-        found: dict[Expr, None] = {}
-        for a in e.args:
-            found.update(dict.fromkeys(_below(a)))
-            found[a] = None
-        known = e.below_memo = tuple(found)
-    return known
+    if e.below_memo is None:
+        todo = [e]
+        while todo:
+            x = todo[-1]
+            missing = [a for a in x.args if a.below_memo is None]
+            if missing:
+                todo += missing
+                continue
+            todo.pop()
+            if x.below_memo is None:
+                found: dict[Expr, None] = {}
+                for a in x.args:
+                    found.update(dict.fromkeys(a.below_memo or ()))
+                    found[a] = None
+                x.below_memo = tuple(found)
+    return e.below_memo or ()
 
 
 def leaves(e: Expr, op: str) -> list[Expr]:
@@ -377,13 +393,19 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod
 
 def show(e: Expr) -> str:
     """`e` as text, for people and goldens."""
+    texts: dict[Expr, str] = {}
+    for x in walk(e):
+        texts[x] = _shown(x, [texts[a] for a in x.args])
+    return texts[e]
+
+
+def _shown(e: Expr, inner: list[str]) -> str:
     if e.op == "const":
         return f"{e.value}"
     if isinstance(e.value, (Axis, Symbol)):
         return e.value.name
     if isinstance(e.value, Slot):
         return f"{e.value.side}{e.value.index}"
-    inner = [show(a) for a in e.args]
     if e.op == "read":
         return f"%{e.value}[{', '.join(inner)}]"
     if e.op == "var":

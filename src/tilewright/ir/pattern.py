@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Generic, Literal, TypeVar
 
 from ..errors import VerifyError
-from .expr import Const, Expr, rebuild
+from .expr import Const, Expr, rebuild, walk
 
 Proof = Literal["ieee", "ring", "field", "exp", "order", "real only"]
 """What shows that a law holds: `ieee` for every float value (NaN, infinities, signed zero included, as torch
@@ -139,13 +139,21 @@ class Rewriter:
         self.applied: dict[str, int] = {}
 
     def __call__(self, e: Expr) -> Expr:
-        """`e` rewritten until no rule applies anywhere in it."""
+        """`e`, of any depth, rewritten until no rule applies anywhere in it."""
         found = self._done.get(e)
         if found is None:
-            found = self._settle(e)
-            if len(self._done) > MEMO:
-                self._done.clear()
-            self._done[e] = self._done[found] = found
+            for x in walk(e):
+                found = self._done.get(x)
+                found = self._finished(x) if found is None else found
+        assert found is not None
+        return found
+
+    def _finished(self, e: Expr) -> Expr:
+        """`e`, of which all that is inside is done."""
+        found = self._settle(e)
+        if len(self._done) > MEMO:
+            self._done.clear()
+        self._done[e] = self._done[found] = found
         return found
 
     def _settle(self, e: Expr) -> Expr:

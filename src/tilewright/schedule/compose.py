@@ -48,6 +48,8 @@ class _Composer:
         self.params = (*kernel.inputs, *kernel.outputs)
         self.slot = {v: k for k, v in enumerate(kernel.inputs)}
         self.pointwise: dict[Value, tuple[tuple[Axis, ...], Expr]] = {}
+        """Elements of pointwise results over axes p0, p1, ..: the same in all ops, so that a reader at its own place
+        finds them as they are."""
         self.folded: dict[Value, tuple[int, int]] = {}
         self.items: list[Item] = []
         self.fresh = 0
@@ -80,11 +82,16 @@ class _Composer:
     def add(self, op: Op) -> None:
         assert op.expr is not None, f"{op.name} is a library call"
         expr = op.expr
-        fresh = {a: self.axis(a.extent) for a in (*expr.axes, *expr.reduce)}
+        if expr.reduction is None:
+            axes = tuple(Axis(f"p{k}", a.extent) for k, a in enumerate(expr.axes))
+            self.fresh += len(axes)
+        else:
+            axes = tuple(self.axis(a.extent) for a in (*expr.axes, *expr.reduce))
+        fresh = dict(zip((*expr.axes, *expr.reduce), axes, strict=True))
         table = {axis(a): _plain(b) for a, b in fresh.items()}
         body = tuple(_TOGETHER(self.inline(substitute(b, table), op)) for b in expr.body)
         if expr.reduction is None:
-            self.pointwise[op.output] = (tuple(fresh[a] for a in expr.axes), body[0])
+            self.pointwise[op.output] = (axes, body[0])
             return
         self.fold(op, expr, fresh, body)
 
@@ -102,22 +109,15 @@ class _Composer:
 
     def inline(self, body: Expr, op: Op) -> Expr:
         """Reads of values made in the kernel become their expressions; halves are computed in fp32."""
-
-        memo: dict[Expr, Expr] = {}
-
-        def go(x: Expr) -> Expr:
-            done = memo.get(x)
-            if done is None:
-                args = tuple(go(a) for a in x.args)
-                if x.op == "read":
-                    assert isinstance(x.value, int)
-                    done = self.element(op.inputs[x.value], args, op)
-                else:
-                    done = self.widened(x, args)
-                memo[x] = done
-            return done
-
-        return go(body)
+        done: dict[Expr, Expr] = {}
+        for x in walk(body):
+            args = tuple(done[a] for a in x.args)
+            if x.op == "read":
+                assert isinstance(x.value, int)
+                done[x] = self.element(op.inputs[x.value], args, op)
+            else:
+                done[x] = self.widened(x, args)
+        return done[body]
 
     def widened(self, x: Expr, args: tuple[Expr, ...]) -> Expr:
         if x.op == "const" and x.dtype.is_half:
@@ -143,8 +143,8 @@ class _Composer:
         index = tuple(checked_index(i, size) for i, size in zip(index, v.shape, strict=True))
         if v in self.pointwise:
             axes, body = self.pointwise[v]
-            table = {axis(a): i for a, i in zip(axes, index, strict=True)}
-            moved = with_tests(substitute(body, table), index)
+            table = {axis(a): i for a, i in zip(axes, index, strict=True) if i is not axis(a)}
+            moved = with_tests(substitute(body, table) if table else body, index)
             if all(x.op != "checked" for x in walk(moved)):
                 return moved
             inside: Expr | None = None

@@ -296,11 +296,19 @@ class Evaluation(ABC):
 
 def plain_reads(e: Expr) -> list[Expr]:
     """What `e` reads whatever the values of conditions and folds are."""
-    if e.op == "read":
-        return [] if any(x.op in ("value", "read", "checked") for a in e.args for x in walk(a)) else [e]
-    if e.op in ("where", "checked", "value"):
-        return []
-    return list(dict.fromkeys(r for a in e.args for r in plain_reads(a)))
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    todo = [e]
+    while todo:
+        x = todo.pop()
+        if x in seen or x.op in ("where", "checked", "value"):
+            continue
+        seen.add(x)
+        if x.op != "read":
+            todo += reversed(x.args)
+        elif all(y.op not in ("value", "read", "checked") for a in x.args for y in walk(a)):
+            found[x] = None
+    return list(found)
 
 
 def _shared(roots: Sequence[Expr]) -> set[Expr]:

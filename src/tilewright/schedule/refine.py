@@ -417,7 +417,13 @@ def _watched(form: Form) -> set[Axis]:
     """Classes that an expression looks at other than through an affine address."""
     found: set[Axis] = set()
 
-    def look(e: Expr) -> None:
+    seen: set[Expr] = set()
+    todo = [b for i in form.items for b in i.body]
+    while todo:
+        e = todo.pop()
+        if e in seen:
+            continue
+        seen.add(e)
         if e.op == "axis" and isinstance(e.value, Axis):
             found.add(e.value)
         elif e.op == "read":
@@ -425,16 +431,10 @@ def _watched(form: Form) -> set[Axis]:
             found.update(
                 x.value for x in axes_of(e.args[0]) if isinstance(x.value, Axis) and x.value not in affine
             )
-            for x in walk(e.args[0]):
-                if x.op == "read":
-                    look(x)
+            todo += [x for x in walk(e.args[0]) if x.op == "read"]
         elif e.op != "value":
-            for x in e.args:
-                look(x)
-
+            todo += e.args
     for i in form.items:
-        for b in i.body:
-            look(b)
         affine = set(_terms(i.offset))
         found.update(
             x.value for x in axes_of(i.offset) if isinstance(x.value, Axis) and x.value not in affine

@@ -284,11 +284,28 @@ def concat(b: Builder, pieces: Sequence[Value], dim: int) -> Value:
         start = ends[k - 1] if k else dims.ZERO
         return read(k, [*index[:at], dims.sub(index[at], start), *index[at + 1 :]], pieces[k].dtype)
 
-    body = piece(len(pieces) - 1)
-    for k in range(len(pieces) - 2, -1, -1):
-        body = where(call("lt", index[at], ends[k]), piece(k), body)
+    body = _piece_at(index[at], ends, [piece(k) for k in range(len(pieces))])
     (out,) = b.emit("concat", tuple(pieces), TensorExpr(axes, (body,)))
     return out
+
+
+IN_A_ROW = 16
+"""Pieces among which one test after the other finds the right one; of more, halves are told apart first, so that no
+expression is deep."""
+
+
+def _piece_at(place: Expr, ends: Sequence[Expr], pieces: Sequence[Expr]) -> Expr:
+    """The element at `place`, of the first piece that ends behind it."""
+    if len(pieces) > IN_A_ROW:
+        half = len(pieces) // 2
+        first, second = (
+            _piece_at(place, ends[part], pieces[part]) for part in (slice(half), slice(half, None))
+        )
+        return where(call("lt", place, ends[half - 1]), first, second)
+    body = pieces[-1]
+    for end, piece in zip(reversed(ends[:-1]), reversed(pieces[:-1]), strict=True):
+        body = where(call("lt", place, end), piece, body)
+    return body
 
 
 def stack(b: Builder, pieces: Sequence[Value], dim: int) -> Value:
@@ -297,13 +314,9 @@ def stack(b: Builder, pieces: Sequence[Value], dim: int) -> Value:
     shape = (*pieces[0].shape[:at], dims.integer(len(pieces)), *pieces[0].shape[at:])
     axes = output_axes(shape)
     index = [position(a) for a in axes]
-    body = read(len(pieces) - 1, index[:at] + index[at + 1 :], pieces[0].dtype)
-    for k in range(len(pieces) - 2, -1, -1):
-        body = where(
-            call("lt", index[at], dims.integer(k + 1)),
-            read(k, index[:at] + index[at + 1 :], pieces[k].dtype),
-            body,
-        )
+    ends = [dims.integer(k + 1) for k in range(len(pieces))]
+    parts = [read(k, index[:at] + index[at + 1 :], p.dtype) for k, p in enumerate(pieces)]
+    body = _piece_at(index[at], ends, parts)
     (out,) = b.emit("stack", tuple(pieces), TensorExpr(axes, (body,)))
     return out
 
