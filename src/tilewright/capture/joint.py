@@ -90,11 +90,12 @@ def through_autograd(
     """The callable for Dynamo. With `freeze`, parameters and buffers of an inference graph become constants; they are
     compared on each call (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
+    given = [*_held(gm), *example_inputs]
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
             _keep_saved()
-            fixed = _frozen_inputs(graph, example_inputs) if freeze and kind == "inference" else {}
+            fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
             return _boxed(runner, kind, recorder)
@@ -233,6 +234,16 @@ def _writes_back(variable: object, changes: Mapping[str, object] | None) -> bool
 
 
 # --- frozen weights ---
+
+
+def _held(gm: fx.GraphModule) -> list[Tensor]:
+    """The weights that a captured graph holds itself, in the order in which they become its first inputs: torch leaves
+    them there while another compiler's freezing is switched on."""
+    held = {
+        **dict(gm.named_parameters(remove_duplicate=False)),
+        **dict(gm.named_buffers(remove_duplicate=False)),
+    }
+    return list(held.values())
 
 
 def _frozen_inputs(graph: fx.GraphModule, example_inputs: Sequence[object]) -> dict[int, Tensor]:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -79,7 +80,7 @@ class TracedWay:
         self.oblivious = oblivious
         self.device: torch.device | None = None
         self.recorder = session.recorder = Recorder()
-        self._compiled = torch.compile(target, backend=session.backend, fullgraph=True)
+        self._compiled = _on_its_own_account(target, session.backend)
         self._around: Surroundings | None = None
         self._direct: dict[int, tuple[Executable, Executable | None]] = {}
 
@@ -174,7 +175,6 @@ class TracedWay:
         with ExitStack() as stack:
             if getattr(torch._dynamo.config, "trace_autograd_ops", None) is not None:
                 stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
-            # Targets may share their code (modules of one class); each is compiled on its own account.
             limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
             stack.enter_context(torch._dynamo.config.patch(limits))
             if self.naming:
@@ -213,6 +213,30 @@ class TracedWay:
         if short is not None and (self._around is None or not self._around.unchanged()):
             self._around = around
         return short
+
+
+_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def _on_its_own_account(
+    target: Callable[..., object], backend: Callable[..., object]
+) -> Callable[..., object]:
+    """`target` through Dynamo. Targets may share their code (modules of one class), and torch gives up on code that was
+    compiled too often: what is compiled here must not count for what the user compiles, nor the other way round."""
+    if _ISOLATES:
+        apart: dict[str, Any] = {"isolate_recompiles": True}
+        return torch.compile(target, backend=backend, fullgraph=True, **apart)
+    return torch.compile(_with_own_code(target), backend=backend, fullgraph=True)
+
+
+def _with_own_code(target: Callable[..., object]) -> Callable[..., object]:
+    """A function that calls `target`, whose code object, by which torch counts, is nobody else's."""
+
+    def call(*args: object, **kwargs: object) -> object:
+        return target(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 @contextmanager

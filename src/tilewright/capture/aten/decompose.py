@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey  # pyright: ignore[reportPrivateImportUsage]
 from torch._decomp import core_aten_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
+from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OperatorBase, OpOverload
+from torch._prims_common import suggest_memory_format
 
 from .registry import TABLE
 
@@ -49,14 +53,52 @@ def kept_whole() -> Generator[None]:
         if overload.name().endswith(".vec"):
             overload.py_kernels.update(dict.fromkeys(_KEYS, _by_size(overload)))
         _forget(overload)
+    for overload in _gradients():
+        taken.append((overload, {}))
+        overload.py_kernels[DispatchKey.Meta] = _gradient_form(overload)
+        _forget(overload)
     try:
         yield
     finally:
         for overload, kernels in taken:
-            for key in _KEYS:
+            for key in (*_KEYS, DispatchKey.Meta) if not kernels else _KEYS:
                 overload.py_kernels.pop(key, None)
             overload.py_kernels.update(kernels)
             _forget(overload)
+
+
+@cache
+def _gradients() -> tuple[OpOverload, ...]:
+    """The backward passes of resampling ops of which torch knows the result's form for constant sizes alone."""
+    packets = (getattr(torch.ops.aten, n, None) for n in _GRADIENTS)
+    overloads = (packet.default for packet in packets if packet is not None)
+    return tuple(o for o in overloads if DispatchKey.Meta not in o.py_kernels)
+
+
+_GRADIENTS = tuple(
+    f"{how}_backward"
+    for how in (
+        *("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+        *(f"upsample_nearest{k}d" for k in (1, 2, 3)),
+        *(f"_upsample_nearest_exact{k}d" for k in (1, 2, 3)),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    )
+)
+
+
+def _gradient_form(overload: OpOverload) -> Callable[..., Tensor]:
+    """An empty tensor of the input's sizes, of any kind, laid out as torch lays out that of a small one."""
+
+    def form(grad: Tensor, output_size: list[int], input_size: list[int], *how: object) -> Tensor:
+        given = suggest_memory_format(grad)
+        small = torch.empty([2] * grad.dim(), device="meta", dtype=grad.dtype)
+        small = small.contiguous(memory_format=given)
+        with no_python_dispatcher():
+            probe = overload(small, [2] * len(output_size), [2] * grad.dim(), *how)
+        made = given if probe.is_contiguous(memory_format=given) else torch.contiguous_format
+        return torch.empty(input_size, device=grad.device, dtype=grad.dtype, memory_format=made)
+
+    return form
 
 
 def _forget(overload: OpOverload) -> None:
