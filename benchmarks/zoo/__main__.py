@@ -113,12 +113,13 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
     counts: dict[str, Counter[str]] = {}
     shares: list[float] = []
     ratios: dict[str, list[float]] = {}
-    ops = generated = 0
+    ops = generated = needed = 0
     for _, part, facts in judged_parts(models):
         counts.setdefault(part, Counter())[outcome(facts)] += 1
         if facts.get("ops"):
             ops += int(facts["ops"])  # type: ignore[call-overload]
             generated += int(facts["generated"])  # type: ignore[call-overload]
+            needed += int(facts.get("needed", 0))  # type: ignore[call-overload]
             shares.append(facts["generated"] / facts["ops"])  # type: ignore[operator]
         if facts.get("inductor_cpu_s"):
             ratios.setdefault(part, []).append(facts["cpu_s"] / facts["inductor_cpu_s"])  # type: ignore[operator]
@@ -126,6 +127,7 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
     return {
         "models": sum(kinds.values()), "kinds": dict(kinds), "parts": {p: dict(c) for p, c in counts.items()},
         "ops": ops, "generated": generated, "generated_share": generated / max(1, ops),
+        "needed_share": needed / max(1, ops),
         "generated_share_geomean": _geomean(shares),
         "compile_cpu_over_inductor": {p: _geomean(r) for p, r in ratios.items()},
     }  # fmt: skip

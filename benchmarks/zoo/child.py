@@ -136,6 +136,7 @@ def _shares() -> record.Facts:
     covered = [c.coverage for c in tilewright.compilations()]
     return {
         "graphs": len(covered), "ops": sum(c.ops for c in covered), "generated": sum(c.generated for c in covered),
+        "needed": sum(r.count for c in covered for r in c.need),
         "calls": sorted({str(r.name) for c in covered for r in (*c.choice, *c.need, *c.own)}),
         "by_need": sorted({f"{r.name} ({r.reason})" for c in covered for r in c.need}),
         "fallbacks": tilewright.stats().fallbacks,
