@@ -101,6 +101,37 @@ def test_output_strides_are_those_of_eager() -> None:
     same(got, wanted)
 
 
+RETURNED: dict[str, Program] = {
+    "the input itself": torch.alias_copy,
+    "the input in two forms": lambda x: (torch.alias_copy(x), x.clone(), x.contiguous()),
+    "a library's result": lambda x: x.index_add(1, torch.tensor([0]), x[:, :1]),
+    "a kernel's result": lambda x: ((x + 1).contiguous(), x + 1, torch.t_copy(x[0, 0])),
+}
+
+
+@pytest.mark.parametrize("name", list(RETURNED))
+def test_each_output_has_its_own_strides(name: str) -> None:
+    """One value may be returned in several forms, and a copy of an input lies as the copy, not as the input."""
+    got, wanted, *_ = both(RETURNED[name], torch.randn(2, 5, 4, 6).permute(0, 2, 1, 3))
+    same(got, wanted)
+
+
+WHOLE_NUMBERS: dict[str, Program] = {
+    "average": lambda x: torch.nn.functional.avg_pool2d(x, 2),
+    "average by a divisor": lambda x: torch.nn.functional.avg_pool2d(x, 2, divisor_override=3),
+    "remainder": lambda x: x.fmod(3),
+    "range": lambda x: torch.arange(0, 5, 2.5, dtype=torch.int64) + x.sum(),
+    "range of halves": lambda x: torch.arange(0.5, 7.7, 1.5, dtype=torch.int32) + x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", list(WHOLE_NUMBERS))
+def test_whole_numbers_are_generated(name: str) -> None:
+    got, wanted, *_ = both(WHOLE_NUMBERS[name], torch.randint(-9, 9, (1, 2, 4, 4)))
+    same(got, wanted)
+    assert not tilewright.stats().fallbacks
+
+
 def test_overlapping_inputs_one_written() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)

@@ -360,11 +360,14 @@ class _Importer:
     def finish(self, node: fx.Node) -> Graph:
         (returned,) = node.args
         outputs: list[Value | Expr | None] = []
+        forms: list[Layout | None] = []
         for a in returned if isinstance(returned, (list, tuple)) else (returned,):
             entry = self.argument(a)
             if isinstance(entry, Value):
                 assert isinstance(a, fx.Node)
-                self.layouts.setdefault(entry, Layout(self.result(a.meta["val"]).strides))
+                layout = Layout(self.result(a.meta["val"]).strides)
+                self.layouts.setdefault(entry, layout)
+                forms += [None] * (len(outputs) - len(forms)) + [layout]
                 outputs.append(entry)
             elif isinstance(entry, _NUMBERS):
                 outputs.append(self.symbols.expr(entry))
@@ -376,7 +379,7 @@ class _Importer:
             graph = self.b.finish(self.inputs, outputs)
         except ValueError as bad:
             raise VerifyError(str(bad), phase="capture") from bad
-        return replace(graph, layouts=self.layouts, writes=tuple(self.writes))
+        return replace(graph, layouts=self.layouts, writes=tuple(self.writes), returned=tuple(forms))
 
 
 def mutations(gm: fx.GraphModule) -> list[fx.Node]:

@@ -303,8 +303,9 @@ class Write:
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """`inputs` are tensors or host scalars (an Expr, usually a symbol) in calling order; `outputs` likewise.
-    `layouts` gives the strides of graph inputs and outputs (by value). `constants` holds frozen tensors by value.
-    `preconditions` are those that only the sizes of a call can tell."""
+    `layouts` gives the strides of graph inputs and outputs (by value), and `returned` those that the caller expects, by
+    place among the outputs (None: any), since one value may be returned in several forms. `constants` holds frozen
+    tensors by value. `preconditions` are those that only the sizes of a call can tell."""
 
     inputs: tuple[Value | Expr, ...]
     ops: tuple[Op, ...]
@@ -314,6 +315,7 @@ class Graph:
     constants: Mapping[Value, object] = field(default_factory=dict)
     writes: tuple[Write, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
+    returned: tuple[Layout | None, ...] = ()
 
     def producer(self) -> dict[Value, Op]:
         """Value -> the op that makes it."""

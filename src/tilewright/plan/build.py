@@ -10,7 +10,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, LibraryCall, Shares, Value
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.plan.bind import bind_symbols, check_bound, names_in, symbol_name
 from tilewright.plan.data import (
@@ -28,6 +28,7 @@ from tilewright.plan.data import (
     View,
 )
 from tilewright.plan.late import is_worth_it, touched, with_makes, with_own_memory
+from tilewright.plan.verify import check_memory
 
 Time = Callable[[Kernel | LibraryStep], Expr | None]
 """Nanoseconds that one core takes for a step; None where nothing is known."""
@@ -58,6 +59,7 @@ def build_plan(
     cannot be found.
     """
     plan = _Builder(cover, kernels, shares, core_ns, late).build(tuple(symbols))
+    check_memory(plan)
     return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns)
 
 
@@ -195,7 +197,8 @@ class _Builder:
         for v in kernel.outputs:
             if v not in self.number:
                 self._add(v, Home.ARENA)
-        launch = Launch(number, tuple(self._of(v) for v in params), self.core_ns(kernel))
+        places = tuple(self._of(v) for v in params)
+        launch = Launch(number, places, self.core_ns(kernel), stores=len(kernel.outputs))
         last = self.steps[-1] if self.steps else None
         if isinstance(last, Launches):
             self.steps[-1] = Launches((*last.launches, launch))
@@ -258,11 +261,11 @@ class _Builder:
                 out.append(v)
                 continue
             b = self._of(v)
-            out.append(self._leave(v, b, taken, self.shares[k]))
+            layout = self.graph.returned[k] if k < len(self.graph.returned) else None
+            out.append(self._leave(layout or self.graph.layouts.get(v), b, taken, self.shares[k]))
         return tuple(out)
 
-    def _leave(self, v: Value, b: int, taken: set[int], shares: Shares) -> int:
-        layout = self.graph.layouts.get(v)
+    def _leave(self, layout: Layout | None, b: int, taken: set[int], shares: Shares) -> int:
         wanted = layout.strides if layout else self.buffers[b].spec.strides
         root = self._root(b)
         home = self.buffers[root].home

@@ -86,12 +86,13 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run generated kernel number `kernel` on these buffers; one core takes about `core_ns` nanoseconds (None: nobody
-    knows)."""
+    """Run generated kernel number `kernel` on these buffers, the last `stores` of which it makes; one core takes about
+    `core_ns` nanoseconds (None: nobody knows)."""
 
     kernel: int
     params: tuple[int, ...]
     core_ns: Expr | None = None
+    stores: int = 0
 
 
 @dataclass(frozen=True, slots=True)

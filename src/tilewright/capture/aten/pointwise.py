@@ -314,6 +314,10 @@ def _arange(c: Call, start: Number, end: Number, step: Number = 1, **_: object) 
     if any(isinstance(v, Expr) for v in parts):
         raise NoDeclaration("symbolic float range")
     first, last, by = (float(v) for v in parts if not isinstance(v, Expr))
+    if c.dtype is i64:  # torch counts these in whole numbers, other integers as they are written
+        first, last, by = math.trunc(first), math.trunc(last), math.trunc(by)
+    if by == 0:
+        raise NoDeclaration("a step that is no whole number")
     count = dims.integer(math.ceil((last - first) / by))
     if not c.dtype.is_float:
         return ops.iota(c.b, count, c.number(int(first), i64), c.number(int(by), i64), c.dtype)

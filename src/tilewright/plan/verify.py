@@ -1,0 +1,184 @@
+"""The law of memory in plans, checked: every buffer that is read is there and holds the value that it is read as.
+
+A buffer without a source owns memory; the others are views of one that does, or results of calls that are. What owns
+memory has a version, which a write into it raises. A value is the version that its buffer was made with: who reads a
+buffer whose memory has another version by now would get another value. Kernels and copies make each buffer once, before
+any reader; nothing is touched before its memory is taken or after it is given back; two buffers share a part of the
+arena only if one is done before the other begins; and no arena leaves its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch._ops import OpOverload
+
+from tilewright.errors import VerifyError
+from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.plan.data import Call, Copy, Home, Launch, Launches, Plan, Segment, Step, View
+
+_GIVEN = (Home.INPUT, Home.CONSTANT)
+
+
+def check_memory(plan: Plan) -> None:
+    """Raise VerifyError, with the step and the buffer, unless `plan` keeps the law of memory."""
+    walk = _Walk(plan)
+    for number, segment in enumerate(plan.segments):
+        walk.segment(number, segment)
+    walk.leave()
+
+
+def written_operands(call: LibraryCall) -> tuple[int, ...]:
+    """The operands, by number, whose memory a call writes into: as its schema says, else the one it reuses."""
+    schema = getattr(call.function, "_schema", None) if isinstance(call.function, OpOverload) else None
+    if schema is None:
+        return (call.reuses,) if call.reuses is not None and call.reuses >= 0 else ()
+    named = dict(call.kwargs)
+    given = [
+        call.args[k] if k < len(call.args) else named.get(a.name) for k, a in enumerate(schema.arguments)
+    ]
+    written = (
+        x for a, x in zip(schema.arguments, given, strict=True) if a.alias_info and a.alias_info.is_write
+    )
+    return tuple(
+        o.index
+        for x in written
+        for o in (x if isinstance(x, (list, tuple)) else (x,))
+        if isinstance(o, Operand)
+    )
+
+
+class _Walk:
+    """What is true of each buffer while a plan runs step by step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.buffers = plan.buffers
+        self.roots: list[int] = []
+        for k, b in enumerate(plan.buffers):
+            if b.source >= k:
+                self.fail(k, "is a view of what is not there yet")
+            self.roots.append(k if b.source < 0 else self.roots[b.source])
+        self.made = {k: 0 for k, b in enumerate(plan.buffers) if b.home in _GIVEN}
+        """The version of its memory that each buffer was made with."""
+        self.versions = [0] * len(plan.buffers)
+        self.taken: set[int] = {k for k, b in enumerate(plan.buffers) if b.home is not Home.OUTPUT}
+        """What has memory: tensors of their own get theirs when they are made."""
+        self.gone: set[int] = set()
+        self.number = self.clock = 0
+        self.step = ""
+
+    def fail(self, b: int, what: str, place: str = "") -> None:
+        home = self.plan.buffers[b].home.value
+        raise VerifyError(
+            f"buffer b{b} ({home}) {what}", phase="plan", op=getattr(self, "step", ""), place=place
+        )
+
+    # --- steps ---
+
+    def segment(self, number: int, segment: Segment) -> None:
+        """Go through a segment."""
+        self.number, self.clock = number, 0
+        if not segment.makes:
+            self.taken |= {k for k, b in enumerate(self.buffers) if b.segment == number}
+        for k, step in enumerate(segment.steps):
+            self.taken |= set(segment.makes[k]) if segment.makes else set()
+            for part, reads, writes, makes in _accesses(step):
+                self.step = part
+                self.access(reads, writes, makes, kernel=isinstance(step, Launches))
+            self.step = f"what step {k} gives back"
+            self.gone |= set(segment.frees[k]) if segment.frees else set()
+        for m in segment.measures:
+            self.step = f"the size {m.symbol}"
+            self.read(m.buffer, kernel=False)
+
+    def access(
+        self, reads: Iterable[int], writes: Iterable[int], makes: Iterable[int], *, kernel: bool
+    ) -> None:
+        """One kernel, call, view or copy: what it reads, into which of that it writes, and what it makes."""
+        reads, makes = tuple(reads), tuple(makes)
+        for b in reads:
+            self.read(b, kernel=kernel)
+        for b in (*reads, *makes):
+            self.clock = max(self.clock, self.buffers[self.roots[b]].start if self.in_arena(b) else 0)
+        for b in (*reads, *makes):
+            if self.in_arena(b) and not self.clock < self.buffers[self.roots[b]].end:
+                self.fail(b, "is used when its part of the arena is another's")
+        for b in writes:
+            self.versions[self.roots[b]] += 1
+        for b in makes:
+            self.make(b)
+
+    def in_arena(self, b: int) -> bool:
+        return self.buffers[self.roots[b]].home is Home.ARENA
+
+    def read(self, b: int, *, kernel: bool) -> None:
+        """A value is read; kernels address views without a tensor of their own."""
+        root = self.roots[b]
+        of = root if kernel and self.buffers[b].home is Home.VIEW else b
+        while kernel and self.buffers[of].home is Home.VIEW:
+            of = self.buffers[of].source
+        if of not in self.made or root not in self.made:
+            self.fail(b, "is read before it is made")
+        if of in self.gone or root in self.gone and kernel:
+            self.fail(b, "is read after its memory was given back")
+        if self.made[of] != self.versions[root]:
+            self.fail(b, "is read after something else was written there")
+        if self.in_arena(b) and self.buffers[root].segment != self.number:
+            self.fail(b, "lies in the arena of another segment")
+
+    def make(self, b: int) -> None:
+        """A value comes to be."""
+        root, home = self.roots[b], self.buffers[b].home
+        if home is Home.INPUT:
+            self.versions[b] += 1
+            return
+        if b in self.made:
+            self.fail(b, "is made twice")
+        if home is Home.CONSTANT:
+            self.fail(b, "is written, and is a constant")
+        if root not in self.taken:
+            self.fail(b, "is made before it has memory")
+        if root != b and root not in self.made:
+            self.fail(b, "shows what is not made yet")
+        if self.in_arena(b) and self.buffers[root].segment != self.number:
+            self.fail(b, "lies in the arena of another segment")
+        self.made[b] = self.versions[root]
+
+    def leave(self) -> None:
+        """What the caller gets."""
+        for k, b in enumerate(self.plan.outputs):
+            if not isinstance(b, int):
+                continue
+            self.step = f"output {k}"
+            root = self.roots[b]
+            if self.buffers[root].home is Home.ARENA:
+                self.fail(b, "leaves the plan, and its memory does not")
+            if b not in self.made:
+                self.fail(b, "leaves the plan and is never made")
+            if b in self.gone:
+                self.fail(b, "leaves the plan after its memory was given back")
+            if self.buffers[root].home is not Home.INPUT and self.made[b] != self.versions[root]:
+                self.fail(b, "leaves the plan after something else was written there")
+
+
+_Access = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _accesses(step: Step) -> Iterator[_Access]:
+    """The parts of a step in order: a name, what it reads, into which operands it writes, what it makes."""
+    match step:
+        case Launches():
+            for x in step.launches:
+                yield _launch(x)
+        case Call():
+            written = tuple(step.inputs[k] for k in written_operands(step.call) if k < len(step.inputs))
+            yield f"{step.call.name} {step.place}".rstrip(), step.inputs, written, step.outputs
+        case View():
+            yield f"the view b{step.buffer}", (), (), (step.buffer,)
+        case Copy():
+            yield f"the copy of b{step.source}", (step.source,), (), (step.target,)
+
+
+def _launch(x: Launch) -> _Access:
+    loads = x.params[: len(x.params) - x.stores]
+    return f"kernel {x.kernel}", loads, (), x.params[len(x.params) - x.stores :]
