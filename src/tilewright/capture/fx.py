@@ -23,6 +23,7 @@ from .aten.library import library_reason, library_target
 from .aten.onednn import specialiser
 from .body import loop_call
 from .device import graph_device
+from .higher import with_loop_ops
 from .loop import loop_op
 from .memory import Memory, NodeMemory, by_place
 from .symbols import Ranges, Symbols
@@ -44,7 +45,7 @@ def from_fx(
     ones that they were traced with. `repeated` says that it runs step by step, many times. Installs no guard.
 
     Raises UnsupportedError for a size expression or a node that has no path, VerifyError for a defect of ours."""
-    return _Importer(gm, frozen or {}, ranges, repeated).run()
+    return _Importer(with_loop_ops(gm), frozen or {}, ranges, repeated).run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import save_states_apart, without_idle_draws
+from tilewright.capture.recurrent import recurrent_loops
 from tilewright.errors import UnsupportedError
 
 Runner = Callable[[list[object]], list[object]]
@@ -102,7 +103,7 @@ def through_autograd(
 
         return compile_one
 
-    with kept_whole(), _whole_tangents(gm):
+    with kept_whole(), recurrent_loops(), _whole_tangents(gm):
         compiled = aot_autograd(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),

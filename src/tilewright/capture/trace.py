@@ -22,6 +22,7 @@ from tilewright.capture.environment import conditions
 from tilewright.capture.exported import Exported
 from tilewright.capture.fx import mutations
 from tilewright.capture.loop import keeping_loops
+from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError
 from tilewright.ir.dims import ZERO, coefficient, mul, static, symbols_of
@@ -62,7 +63,7 @@ def trace(
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
             fakes = [_fake(mode, t, dims) for t, dims in zip(inputs, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
-            with mode, kept_whole(), keeping_loops():
+            with mode, kept_whole(), keeping_loops(), recurrent_loops():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
                 if mutations(gm):  # composites that torch took apart below its functionalisation
                     pure = torch.func.functionalize(gm, remove="mutations")

@@ -1,0 +1,92 @@
+"""Torch's recurrent layers over many steps as scans: torch itself takes them apart step by step."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._decomp import decompositions as torchs
+from torch._higher_order_ops.scan import scan_op
+
+MOST_UNROLLED = 64
+"""Steps up to which a layer is taken apart step by step."""
+
+Layer = Callable[..., tuple[Tensor, object]]
+_NAMES = ("one_layer_rnn", "one_layer_lstm")
+
+
+@contextmanager
+def recurrent_loops() -> Generator[None]:
+    """While active, torch's rules for RNN, GRU and LSTM layers (those that it does not hand to a library) make one scan
+    of each layer and direction with more than `MOST_UNROLLED` steps, gradients included."""
+    plain: dict[str, Layer] = {name: getattr(torchs, name) for name in _NAMES}
+    setattr(torchs, _NAMES[0], _rnn(plain[_NAMES[0]]))
+    setattr(torchs, _NAMES[1], _lstm(plain[_NAMES[1]]))
+    try:
+        yield
+    finally:
+        for name, layer in plain.items():
+            setattr(torchs, name, layer)
+
+
+def _is_long(x: Tensor) -> bool:
+    steps = x.shape[0]
+    return isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED
+
+
+def _rnn(plain: Layer) -> Layer:
+    def layer(
+        inp: Tensor, hidden: Tensor, params: Sequence[Tensor], has_biases: bool,
+        hidden_fn: Callable[..., Tensor], reverse: bool = False,
+    ) -> tuple[Tensor, object]:  # fmt: skip
+        if not _is_long(inp):
+            return plain(inp, hidden, params, has_biases, hidden_fn, reverse=reverse)
+        held = (params[1], params[3]) if has_biases else (params[1],)
+
+        def step(h: Tensor, now: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+            after = hidden_fn(now, h, None, None, weight, bias)
+            return [after, after.clone()]
+
+        made, last = _scanned(step, [hidden], inp, params, has_biases, held, reverse)
+        return made, last[0]
+
+    return layer
+
+
+def _lstm(plain: Layer) -> Layer:
+    def layer(
+        inp: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
+    ) -> tuple[Tensor, object]:  # fmt: skip
+        if not _is_long(inp):
+            return plain(inp, hidden, params, has_biases, reverse=reverse)
+        projects = len(params) in (3, 5)
+        held = (params[1], *params[3:]) if has_biases else tuple(params[1:])
+
+        def step(h: Tensor, c: Tensor, now: Tensor, weight: Tensor, *rest: Tensor) -> list[Tensor]:
+            bias = rest[0] if has_biases else None
+            down = rest[-1] if projects else None
+            h, c = torchs.lstm_cell(now, h, c, weight, bias, down, chunk_dim=2)
+            return [h, c, h.clone()]
+
+        made, last = _scanned(step, list(hidden), inp, params, has_biases, held, reverse)
+        return made, tuple(last)
+
+    return layer
+
+
+def _scanned(
+    step: Callable[..., list[Tensor]], hidden: Sequence[Tensor], inp: Tensor, params: Sequence[Tensor],
+    has_biases: bool, held: tuple[Tensor, ...], reverse: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The results of all steps, and the last state."""
+    projected = F.linear(inp, params[0], params[2] if has_biases else None)
+    slices = projected.flip(0) if reverse else projected
+    *last, made = scan_op(step, [h.unsqueeze(0) for h in hidden], [slices], held)
+    made = made.squeeze(1)
+    return made.flip(0) if reverse else made, [h.squeeze(0) for h in last]
