@@ -83,11 +83,12 @@ LOG = logging.getLogger("tilewright")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One finished phase: name, seconds, and its result."""
+    """One finished phase: name, seconds, its result, and the seconds that processors worked for this process."""
 
     name: str
     seconds: float
     result: object
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +173,9 @@ class Recorder:
 
     def __call__(self, name: str, phase: Callable[[], T]) -> T:
         """Run one phase."""
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         result = phase()
-        done = Phase(name, time.perf_counter() - start, result)
+        done = Phase(name, time.perf_counter() - start, result, time.process_time() - worked)
         self.trace = replace(self.trace, phases=(*self.trace.phases, done))
         return result
 
