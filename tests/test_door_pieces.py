@@ -43,7 +43,7 @@ def test_what_lies_between_data_dependent_branches_is_compiled(tmp_path: Path) -
     assert tilewright.stats().graphs == graphs
 
 
-def test_a_loop_on_data_is_a_region_of_its_own(tmp_path: Path) -> None:
+def test_a_loop_on_data_is_one_op(tmp_path: Path) -> None:
     """exp(x) is generated, then x is doubled until its sum is large, then a softmax is generated."""
     double = body(
         [
@@ -66,5 +66,5 @@ def test_a_loop_on_data_is_a_region_of_its_own(tmp_path: Path) -> None:
     for n in (2, 5):
         x = torch.randn(n, 4)
         torch.testing.assert_close(compiled(x), module(x))
-    assert len(compiled.coverage.need) == 1 and "grow" in compiled.coverage.need[0].name
-    assert compiled.coverage.generated == 2
+    assert not compiled.coverage.need and [row.reason for row in compiled.coverage.own] == ["loop"]
+    assert compiled.coverage.generated == 5

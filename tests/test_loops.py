@@ -263,3 +263,35 @@ def test_a_recurrent_layer_is_a_loop(kind: str, direction: str, tmp_path: Path) 
 def test_what_a_layer_may_have_besides(kind: str, attributes: dict[str, object], tmp_path: Path) -> None:
     proto, given = layer(kind, 40, states=False, **attributes)
     check(proto, tmp_path / "m.onnx", given(40))
+
+
+def test_a_loop_inside_a_loop_reads_what_both_stand_in(tmp_path: Path) -> None:
+    inner = body(
+        [
+            node("Mul", ["k", "half"], ["k1"]),
+            node("Add", ["k1", "xi"], ["k2"]),
+            node("Add", ["k2", "h0"], ["k3"]),
+            node("Identity", ["d"], ["d2"]),
+        ],
+        [value("j", [], TensorProto.INT64), value("d", [], TensorProto.BOOL), value("k", [2, WIDTH])],
+        [value("d2", [], TensorProto.BOOL), value("k3", [2, WIDTH])],
+    )
+    outer = body(
+        [
+            node("Gather", ["x", "i"], ["xi"], axis=0),
+            node("Loop", ["six", "", "h"], ["h2"], body=inner),
+            node("Identity", ["c"], ["c2"]),
+            node("ReduceSum", ["h2"], ["each"], keepdims=0),
+        ],
+        [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("h", [2, WIDTH])],
+        [value("c2", [], TensorProto.BOOL), value("h2", [2, WIDTH]), value("each", [])],
+    )
+    nodes = [
+        node("Shape", ["x"], ["s"], start=0, end=1),
+        node("Squeeze", ["s"], ["n"]),
+        node("Loop", ["n", "", "h0"], ["last", "all"], body=outer),
+    ]
+    inputs = [value("x", ["n_", 2, WIDTH]), value("h0", [2, WIDTH])]
+    proto = model(nodes, inputs, ["last", "all"], weights() | {"six": np.array(6)})
+    compiled = check(proto, tmp_path / "m.onnx", feed(12), feed(70))
+    assert loops_of(compiled) == ["loop", "loop"]
