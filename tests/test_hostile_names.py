@@ -76,7 +76,11 @@ def test_sources_are_those_of_the_renamed_model(kind: str, tmp_path: Path) -> No
     assert not Path("pwned").exists()
 
 
-@pytest.mark.parametrize("kind", list(HOSTILE))
+SHOWN = ["newline", "right to left", "control", "rich", "long"]
+"""Names that would change what a terminal shows."""
+
+
+@pytest.mark.parametrize("kind", SHOWN)
 def test_reports_are_short_and_printable(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A node that runs as a library call is named, in a form that a terminal and a log survive."""
     path = save(tmp_path, HOSTILE[kind])
@@ -90,7 +94,7 @@ def test_reports_are_short_and_printable(kind: str, tmp_path: Path, caplog: pyte
     assert all(c.isprintable() or c == "\n" for c in got.output)
 
 
-@pytest.mark.parametrize("kind", list(HOSTILE))
+@pytest.mark.parametrize("kind", SHOWN)
 def test_errors_are_one_short_line(kind: str, tmp_path: Path) -> None:
     compiled = tilewright.compile(save(tmp_path, HOSTILE[kind]))
     for call in (
