@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ import torch
 
 from benchmarks.gradients import functions, nets, training
 from benchmarks.gradients.judge import PRECISIONS, Case, judged
+from benchmarks.gradients.variants import LAYOUTS
 from benchmarks.record import provenance, write_json
 from benchmarks.sweep import Facts, Sweep, serve, spread
 
@@ -27,24 +29,25 @@ STATES = ("right", "wrong", "crashed", "refused", "excluded")
 
 
 def names(programs: str, precisions: str) -> list[str]:
-    """All cases as `program|precision|static or dynamic`: of the named programs and precisions, or of all."""
+    """All cases as `program|precision|static or dynamic`: of the named programs and precisions, or of all. Each program
+    comes once before any comes twice, in another variant than the one before it."""
     wanted = [w for w in programs.split(",") if w]
     types = [w for w in precisions.split(",") if w] or list(PRECISIONS)
+    variants = [(precision, batch) for precision in types for batch in ("dynamic", "static")]
+    taken = [p for p in PROGRAMS.values() if p.name in wanted or not wanted]
     return [
         f"{p.name}|{precision}|{batch}"
-        for precision in types
-        for batch in ("static", "dynamic")
-        for p in PROGRAMS.values()
-        if (p.name in wanted or not wanted)
-        and not (p.fixed and batch == "dynamic")
-        and not (p.plain and precision != "fp32")
+        for turn in range(len(variants))
+        for k, p in enumerate(taken)
+        for precision, batch in [variants[(k + turn) % len(variants)]]
+        if not (p.fixed and batch == "dynamic") and not (p.plain and precision != "fp32")
     ]
 
 
-def entry(name: str, device: str) -> Facts:
-    """One case, in all layouts."""
+def entry(name: str, device: str, layouts: Sequence[str]) -> Facts:
+    """One case, in some layouts."""
     program, precision, batch = name.split("|")
-    case = Case(PROGRAMS[program], PRECISIONS[precision], batch == "dynamic", device)
+    case = Case(PROGRAMS[program], PRECISIONS[precision], batch == "dynamic", device, tuple(layouts))
     outcomes = judged(case)
     count = Counter(o.state for o in outcomes.values())
     failures = [
@@ -70,24 +73,24 @@ def report(name: str, facts: Facts) -> None:
 @click.option("--budget", type=float, default=float("inf"), help="seconds")
 @click.option("--programs", default="", help="by name, separated by commas")
 @click.option("--precisions", default="", help="fp32, bf16, fp16, separated by commas")
+@click.option("--layouts", default=",".join(LAYOUTS), show_default=True, help="separated by commas")
 @click.option("--shard", default="", help="n/m: every m-th case, from the n-th")
 @click.option("--workers", default=1, show_default=True)
 @click.option("--worker", is_flag=True, hidden=True)
 def main(
-    path: Path | None, device: str, budget: float, programs: str, precisions: str, shard: str, workers: int,
-    worker: bool,
+    path: Path | None, device: str, budget: float, programs: str, precisions: str, layouts: str, shard: str,
+    workers: int, worker: bool,
 ) -> None:  # fmt: skip
     """Run and print one line per case that is not right, then the sums."""
     if worker:
         warnings.simplefilter("ignore")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        serve(lambda name: entry(name, device))
+        serve(lambda name: entry(name, device, layouts.split(",")))
         return
     cases = spread(names(programs, precisions), shard)
     ledger = path.with_suffix(path.suffix + "l") if path is not None else None
-    entries = Sweep("benchmarks.gradients", ("--device", device), workers, budget, ledger=ledger).run(
-        cases, report
-    )
+    arguments = ("--device", device, "--layouts", layouts)
+    entries = Sweep("benchmarks.gradients", arguments, workers, budget, ledger=ledger).run(cases, report)
     sums = {s: sum(e.get(s, 0) for e in entries.values()) for s in STATES}
     totals: Facts = {
         "programs": len({c.split("|")[0] for c in entries}), "cases": sum(sums.values()), **sums,

@@ -126,9 +126,9 @@ CONVOLUTIONS = {
 }
 NORMS = {
     "batch norm": partial(nn.BatchNorm2d, 6),
-    "batch norm, not affine": partial(nn.BatchNorm2d, 6, affine=False),
-    "batch norm, untracked": partial(nn.BatchNorm2d, 6, track_running_stats=False),
-    "batch norm, cumulative": partial(nn.BatchNorm2d, 6, momentum=None),
+    "batch norm without weights": partial(nn.BatchNorm2d, 6, affine=False),
+    "batch norm untracked": partial(nn.BatchNorm2d, 6, track_running_stats=False),
+    "batch norm cumulative": partial(nn.BatchNorm2d, 6, momentum=None),
     "instance norm": partial(nn.InstanceNorm2d, 6, affine=True),
     "group norm": partial(nn.GroupNorm, 3, 6),
     "one group": partial(nn.GroupNorm, 1, 6),
@@ -180,7 +180,7 @@ PROGRAMS: tuple[Program, ...] = (
     function("glu", lambda x: F.glu(x, 1), "B,12,5"),
     function("gelu of tanh", lambda x: F.gelu(x, approximate="tanh"), "B,40"),
     module(
-        "conv, norm, relu",
+        "conv norm relu",
         lambda: nn.Sequential(
             nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 1)
         ),

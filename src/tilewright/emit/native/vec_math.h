@@ -167,8 +167,9 @@ template <class V> TW_INLINE V log2_core(V x) {
 template <class V> TW_INLINE V log10_core(V x) {
   V e, f = split_core(x, &e);
   V y = log_tail(f);
-  V r = fused(y, 4.342944819e-1f, e * 1.259148040e-7f);  // log10(2) = 0.3010299 + this
-  return log_ends(x, fused(e, 3.010298908e-1f, fused(f, 4.342944819e-1f, r)));
+  V r = fused(y, 4.342944819e-1f, e * 1.048888e-7f);  // log10(2) = 0.30102989 + this
+  r = fused(f, -3.205518097e-3f, r);                  // log10(e) = 0.4375 - this
+  return log_ends(x, fused(e, 3.010298908e-1f, fused(f, 0.4375f, r)));
 }
 template <class V> TW_INLINE V log1p_core(V x) {
   typedef ints_of<V> I;

@@ -1,0 +1,29 @@
+"""Where tensors lie in memory: their strides, and those that torch's tracing promises for a program's results.
+
+Some kernels of eager torch give other strides than torch's own fake kernels say. A traced program can only keep the
+promise, so results are as they should be if their strides are eager's or the promised ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def strides(t: Tensor) -> list[int]:
+    """Those of a tensor that say anything: of dims longer than 1, none of an empty tensor."""
+    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] if t.numel() else []
+
+
+def promised(call: Callable[..., object], *args: object) -> list[list[int]]:
+    """The strides of the tensors in a result, by torch's fake kernels; none if those cannot tell."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
+    try:
+        with mode:
+            return [strides(t) for t in tree_leaves(call(*fakes)) if isinstance(t, Tensor)]
+    except Exception:  # noqa: BLE001  what has no fake kernel promises nothing
+        return []
