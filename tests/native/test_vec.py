@@ -31,7 +31,7 @@ ULPS = {
     "expm1": 1.5,
     "log": 1.0,
     "log2": 1.5,
-    "log10": 2.5,
+    "log10": 1.6,
     "log1p": 1.5,
     "tanh": 1.4,  # 0.85 with
     "sigmoid": 2.5,
