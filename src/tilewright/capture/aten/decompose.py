@@ -26,13 +26,18 @@ _OF_THE_LIBRARY = (torch.ops.aten.embedding_dense_backward.default,)
 """Composites that torch takes apart into something slower than its own kernel: sums at repeated indices, one by one."""
 
 
+_STRIDES_OF_THEIR_OWN = (torch.ops.aten.index_add.default, torch.ops.aten.index_copy.default)
+"""Composites whose parts leave the result as its operand lies; the op's own kernel makes it row-major, and the program
+goes on with that."""
+
+
 def decompositions() -> Decompositions:
     """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
     table = core_aten_decompositions()
     for overload in TABLE:
         if str(overload) not in _NOT_KEPT:
             table.pop(overload, None)
-    for overload in _OF_THE_LIBRARY:
+    for overload in (*_OF_THE_LIBRARY, *_STRIDES_OF_THEIR_OWN):
         table.pop(overload, None)
     return dict(table.items())
 
