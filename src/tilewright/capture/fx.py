@@ -19,7 +19,7 @@ from ..ir.expr import Expr
 from ..ir.graph import CHECK, Builder, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
 from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
-from .aten.library import library_reason, library_target
+from .aten.library import collective, library_reason, library_target
 from .aten.onednn import specialiser
 from .body import loop_call
 from .device import graph_device
@@ -337,9 +337,13 @@ class _Importer:
             not (isinstance(target, OpOverload) and target._schema.is_mutable)  # pyright: ignore[reportPrivateUsage]
             and reason != "random"
         )
-        if node.is_impure():
+        group = collective(target, args, dict(kwargs))
+        if node.is_impure() or group is not None:
             pure = False
-        return LibraryCall(_display(target), target, args, kwargs, tuple(strides), reason, pure), inputs
+        call = LibraryCall(_display(target), target, args, kwargs, tuple(strides), reason, pure)
+        if group is not None:
+            call = replace(call, group=group, starts=bool(group), reuses=-1 if group else 0)
+        return call, inputs
 
     def called(
         self,

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import save_states_apart, without_idle_draws
+from tilewright.capture.opaque import around_opaque
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.errors import UnsupportedError
 
@@ -92,6 +93,7 @@ def through_autograd(
     compared on each call (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
     given = [*_held(gm), *example_inputs]
+    build = around_opaque(build)
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:

@@ -68,7 +68,11 @@ class LibraryCall:
     `apart`, the call addresses storage by place, and each operand needs one of its own. `loop` is what the call does,
     if that is known step by step. `places` says which of the callable's results, counted through nested lists, are the
     op's (tensors, then the numbers that it binds); empty: the first ones. `spare` is what the program asked for, where
-    this call stands in its place; `refused` says what else was offered and failed."""
+    this call stands in its place; `refused` says what else was offered and failed.
+
+    A call with a `group` (None: any other call) is a collective: all processes of the group make the same ones in the
+    same order, so that none is merged, dropped, repeated, run while compiling or moved past another (none is `pure`).
+    One that `starts` may read its operands until another one, whose own group is empty, has waited for its results."""
 
     name: str
     function: Callable[..., object]
@@ -93,6 +97,13 @@ class LibraryCall:
     loop: Loop | None = None
     spare: Spare | None = field(default=None, metadata=TOLD)
     refused: tuple[str, ...] = field(default=(), metadata=TOLD)
+    group: str | None = None
+    starts: bool = False
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether other processes make this call too."""
+        return self.group is not None
 
 
 class Spare:

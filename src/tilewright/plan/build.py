@@ -80,6 +80,8 @@ class _Builder:
         self.shown: set[int] = set()
         """View buffers that already have a tensor."""
         self.clock = 0
+        self.started: dict[int, tuple[int, ...]] = {}
+        """Results of collectives that nothing has waited for yet, with the buffers that these may still read."""
 
     def build(self, symbols: tuple[str, ...]) -> Plan:
         graph = self.graph
@@ -107,6 +109,8 @@ class _Builder:
         self._writes()
         self.segments.append(Segment(tuple(self.steps)))
         self._own_what_crosses()
+        for operands in self.started.values():
+            self._own(operands)
         self._preconditions({b.symbol for b in bindings})
         kept = {o for o in outputs if isinstance(o, int)}
         late = self.late and is_worth_it(self.segments, self.buffers)
@@ -141,6 +145,20 @@ class _Builder:
             for b in {self._root(x) for step in segment.steps for x in touched(step)}:
                 if self.buffers[b].home is Home.ARENA and self.buffers[b].segment < number:
                     self.buffers[b] = replace(self.buffers[b], home=Home.OUTPUT)
+
+    def _own(self, buffers: Sequence[int]) -> None:
+        """Give buffers memory of their own instead of a part of an arena."""
+        for b in map(self._root, buffers):
+            if self.buffers[b].home is Home.ARENA:
+                self.buffers[b] = replace(self.buffers[b], home=Home.OUTPUT)
+
+    def _wait(self, results: Sequence[int]) -> None:
+        """Keep what the collectives read up to now that made `results`: others may have read it until now."""
+        for operands in [self.started.pop(r) for r in map(self._root, results) if r in self.started]:
+            for b in operands:
+                self._extend(b)
+            here = len(self.segments)
+            self._own([b for b in operands if self.buffers[self._root(b)].segment != here])
 
     # --- buffers ---
 
@@ -221,6 +239,10 @@ class _Builder:
             )
             for k, v in enumerate(op.outputs)
         ]
+        if call.is_collective:
+            self._wait(inputs)
+        if call.starts:
+            self.started |= dict.fromkeys(outputs, inputs)
         fresh = [
             Measure(symbol_name(size), b, d)
             for v, b in zip(op.outputs, outputs, strict=True)

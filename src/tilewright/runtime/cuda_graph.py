@@ -55,6 +55,8 @@ def refusal(plan: Plan) -> str:
     for s in steps:
         if isinstance(s, Call) and s.call.reason in UNCAPTURED:
             return f"{s.call.name} ({s.call.reason})"
+        if isinstance(s, Call) and s.call.is_collective:
+            return f"{s.call.name} (other processes take part)"
         if isinstance(s, Call) and not s.call.pure and not _is_seeded(s):
             return f"{s.call.name} (has effects)"
     if any(b.home is Home.NUMBER for b in plan.buffers):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_with_rng_state
@@ -42,10 +44,24 @@ def library_target(target: object) -> object:
     return _ALIASING.get(target, target)
 
 
+def collective(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> str | None:
+    """The group of processes among which `target` is a collective with these arguments; empty for one that waits for
+    another, None for an op of this process alone."""
+    if not isinstance(target, OpOverload):
+        return None
+    for place, argument in enumerate(target._schema.arguments):  # pyright: ignore[reportPrivateUsage]
+        if argument.name == "group_name":
+            found = args[place] if place < len(args) else kwargs.get("group_name", argument.default_value)
+            return str(found) or "default"
+    return "" if target.namespace.startswith("_c10d_functional") else None
+
+
 def library_reason(target: object) -> str:
     """One or two words: why the op `target` has no declaration."""
     if target in (torch.get_rng_state, run_with_rng_state):
         return "random"
+    if collective(target, (), {}) is not None:
+        return "collective"
     if not isinstance(target, OpOverload):
         return "control flow" if isinstance(target, HigherOrderOperator) else "no declaration"
     name = target.overloadpacket.__name__

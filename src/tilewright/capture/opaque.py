@@ -1,0 +1,72 @@
+"""Values that only pass through a captured graph: neither tensors nor numbers, such as the mesh of tensors that are
+spread over processes, which torch lifts into a graph's inputs and hands back among its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+Runner = Callable[[list[object]], list[object]]
+Build = Callable[[fx.GraphModule, str, Mapping[str, Tensor]], Runner]
+
+
+def around_opaque(build: Build) -> Build:
+    """`build` for graphs through which such values pass: what it builds never sees them. A graph that computes with one
+    is left as it is."""
+
+    def one(gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        opaque = _opaque(gm)
+        if not opaque or any(user.op != "output" for node in opaque for user in node.users):
+            return build(gm, kind, frozen)
+        live = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name not in frozen]
+        taken = [k for k, n in enumerate(live) if n in opaque]
+        number = {live[k]: place for place, k in enumerate(taken)}
+        returned = [
+            (k, number[a]) for k, a in enumerate(_returned(gm)) if isinstance(a, fx.Node) and a in number
+        ]
+        return _passing(build(_without(gm, opaque), kind, frozen), taken, returned)
+
+    return one
+
+
+def _passing(runner: Runner, taken: Sequence[int], returned: Sequence[tuple[int, int]]) -> Runner:
+    """`runner` on what is left of the arguments; `returned` pairs numbers of results with what was `taken`."""
+    last_first = tuple(reversed(taken))
+
+    def run(args: list[object]) -> list[object]:
+        held = [args.pop(k) for k in last_first][::-1]
+        results = list(runner(args))
+        args.clear()
+        for k, place in returned:
+            results[k] = held[place]
+        return results
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  (torch's sign that the list may be emptied)
+    return run
+
+
+def _opaque(gm: fx.GraphModule) -> list[fx.Node]:
+    """The placeholders of what is no tensor and no number."""
+    plain = (Tensor, bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool, type(None))
+    return [n for n in gm.graph.nodes if n.op == "placeholder" and not isinstance(n.meta.get("val"), plain)]
+
+
+def _returned(gm: fx.GraphModule) -> Sequence[object]:
+    (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
+    return returned if isinstance(returned, (list, tuple)) else (returned,)
+
+
+def _without(gm: fx.GraphModule, opaque: Sequence[fx.Node]) -> fx.GraphModule:
+    """The graph without these placeholders; None stands for them among the results."""
+    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            results = tuple(None if a in opaque else a for a in _returned(gm))
+            ended = graph.output(map_arg(results, made.__getitem__))
+            ended.meta.update(node.meta)
+        elif node not in opaque:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    return fx.GraphModule(gm, graph)
