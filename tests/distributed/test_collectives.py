@@ -28,7 +28,7 @@ def group() -> Iterator[str]:
     """A group of two in which nobody answers."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield dist.group.WORLD.group_name  # type: ignore[union-attr]
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
     dist.destroy_process_group()
 
 
@@ -108,7 +108,7 @@ def test_an_operand_lives_until_behind_its_wait(group: str) -> None:
     part = Part(plan, plan.segments[0], 0, {}, None)
     between = [
         b
-        for b, place in part.place.items()
+        for b in part.place
         if b != operand and plan.buffers[operand].start < plan.buffers[b].start < plan.buffers[made].start
     ]
     size = part.layouts.bytes_of(plan, operand)
@@ -152,7 +152,7 @@ def test_modules_with_tensors_over_processes_compile(group: str) -> None:
     fast = torch.compile(block, backend="tilewright")
     before = len(tilewright.compilations())
     x = torch.randn(4, 16, requires_grad=True)
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
     fast(x).sum().backward()
     forward, backward = tilewright.compilations()[before:]
     assert (forward.kind, backward.kind) == ("forward", "backward")

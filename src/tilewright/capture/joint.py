@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, fx
@@ -24,20 +23,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import save_states_apart, without_idle_draws
-from tilewright.capture.opaque import around_opaque
+from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.errors import UnsupportedError
-
-Runner = Callable[[list[object]], list[object]]
-"""Runs a built graph: flat arguments in (the list is emptied), flat results out."""
-
-
-class Build(Protocol):
-    """Compiles one functional graph. `kind` is inference, forward or backward; `frozen` are placeholders by name."""
-
-    def __call__(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
-        """The runner of `gm`; it takes the arguments that are not frozen."""
-        ...
 
 
 @dataclass(slots=True)

@@ -4,13 +4,21 @@ spread over processes, which torch lifts into a graph's inputs and hands back am
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
 Runner = Callable[[list[object]], list[object]]
-Build = Callable[[fx.GraphModule, str, Mapping[str, Tensor]], Runner]
+"""Runs a built graph: flat arguments in (the list is emptied), flat results out."""
+
+
+class Build(Protocol):
+    """Compiles one functional graph. `kind` is inference, forward or backward; `frozen` are placeholders by name."""
+
+    def __call__(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        """The runner of `gm`; it takes the arguments that are not frozen."""
+        ...
 
 
 def around_opaque(build: Build) -> Build:
@@ -64,8 +72,8 @@ def _without(gm: fx.GraphModule, opaque: Sequence[fx.Node]) -> fx.GraphModule:
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in gm.graph.nodes:
         if node.op == "output":
-            results = tuple(None if a in opaque else a for a in _returned(gm))
-            ended = graph.output(map_arg(results, made.__getitem__))
+            results = [made.get(a) if isinstance(a, fx.Node) else a for a in _returned(gm)]
+            ended = graph.output(tuple(results))  # pyright: ignore[reportArgumentType]  (as torch had them)
             ended.meta.update(node.meta)
         elif node not in opaque:
             made[node] = graph.node_copy(node, made.__getitem__)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, axis, both, const, make, substitute, transform, walk, where
+from ..ir.expr import Axis, Expr, axes_of, axis, both, const, leaves, make, substitute, transform, walk, where
 from ..ir.graph import Layout, Value
 from ..ir.kernel import Kernel
 from .checks import inside_of
@@ -152,9 +152,10 @@ def _values(item: Item) -> list[Expr]:
 
 @lru_cache(1 << 14)
 def _terms(offset: Expr) -> dict[Axis, Expr]:
-    """Axis -> its coefficient, for the axes in which an offset is affine. Do not change the result."""
+    """Axis -> its coefficient, for the axes in which an offset is affine, in the order in which it names them: which
+    classes are joined first depends on it, and must not differ between processes. Do not change the result."""
     out: dict[Axis, Expr] = {}
-    for x in axes_of(offset):
+    for x in leaves(offset, "axis"):
         factor = dims.coefficient(offset, x)
         if factor is not None and isinstance(x.value, Axis):
             out[x.value] = factor
