@@ -142,12 +142,13 @@ def bench_(request: Request, against: str, seconds: float) -> int:
 @click.option(
     "-k", type=click.FloatRange(0.0), help="Errors allowed, in units of eager's own. [default: 2; half 3]"
 )
+@click.option("--backward", is_flag=True, help="A training step: its loss, gradients and buffers.")
 @verb
-def check_(request: Request, k: float | None) -> int:
+def check_(request: Request, k: float | None, backward: bool) -> int:
     """Compare MODEL's outputs with float64, beside eager's own error. Exit code 4 if they are worse."""
     from tilewright.cli import work
 
-    return work.check_model(request, k)
+    return work.check_model(request, k, backward=backward)
 
 
 @cli.command("explain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.accuracy import compare_trees, in_float64
+from tilewright.cli import training
 from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape, typical_inputs
 from tilewright.cli.request import CHECK_FAILED, OK, Request
 from tilewright.cli.show import Cell, Json, size
@@ -287,18 +289,39 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
         raise InputError(f"cannot write outputs: {error}", phase="cli", place=str(folder)) from error
 
 
-def check_model(request: Request, k: float | None) -> int:
-    """`check`: the fp64 rule for every output; CHECK_FAILED if one fails."""
+def _trained(
+    request: Request, model: Model, inputs: tuple[Tensor, ...]
+) -> tuple[Compiled, tuple[object, object, object]]:
+    """A training step: compiled, as torch runs it, and in float64."""
+    if isinstance(model.target, Path):
+        raise InputError(
+            "a file has no parameters to train", phase="check", hint="give package.module:function"
+        )
+    copied = training.in_training(model.target)
+    compiled = compile_for(request, replace(model, target=copied), None)
+    ours = training.step(compiled, copied, inputs)
+    return compiled, (ours, training.in_eager(model.eager, inputs), training.in_double(model.eager, inputs))
+
+
+def _inferred(
+    request: Request, model: Model, inputs: tuple[Tensor, ...]
+) -> tuple[Compiled, tuple[object, object, object]]:
+    """The results: compiled, as torch runs it, and in float64."""
+    compiled = compile_for(request, model, inputs)
+    ours = measure.flatten(compiled(*(value.clone() for value in inputs)))
+    eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
+    return compiled, (ours, eager, measure.flatten(in_float64(model.eager)(*inputs)))
+
+
+def check_model(request: Request, k: float | None, *, backward: bool = False) -> int:
+    """`check`: the fp64 rule for every output, or for what a training step makes; CHECK_FAILED if one fails."""
     with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
         model = load(request.model)
         free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
         typical = free and not request.files and not request.shapes
         inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
-        compiled = compile_for(request, model, inputs)
-        ours = measure.flatten(compiled(*(value.clone() for value in inputs)))
-        eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
-        exact = measure.flatten(in_float64(model.eager)(*inputs))
-        verdict = compare_trees(ours, eager, exact, k=k)
+        compiled, results = (_trained if backward else _inferred)(request, model, inputs)
+        verdict = compare_trees(*results, k=k)
     if typical:
         sizes = " ".join(
             f"{n}={'x'.join(map(str, t.shape))}" for n, t in zip(model.names, inputs, strict=True)

@@ -1,0 +1,74 @@
+"""One training step as a program whose results can be judged: its loss, its gradients and its buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tilewright.errors import InputError
+
+Result = dict[str, dict[str, Tensor]]
+
+
+@torch.enable_grad()
+def step(run: Callable[..., object], module: nn.Module, inputs: Sequence[Tensor]) -> Result:
+    """`run(*inputs)`, which computes what `module` does, forward and backward: the loss, the gradients of parameters
+    and of floating inputs that it reaches, and the buffers as it leaves them.
+
+    The loss weights every element of every floating result differently, so that no error cancels. Raises InputError if
+    nothing of the result can be differentiated."""
+    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    results = [t for t in tree_leaves(run(*given)) if isinstance(t, Tensor) and t.requires_grad]
+    if not results:
+        raise InputError("no result of the model can be differentiated", phase="check")
+    losses = [(t * _weights(t)).sum() for t in results]
+    loss = torch.stack([one.to(losses[0].dtype) for one in losses]).sum()
+    wanted = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    wanted |= {f"input {n}": x for n, x in enumerate(given) if x.requires_grad}
+    found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    reached: list[Tensor | None] = list(found)
+    gradients = {n: g for n, g in zip(wanted, reached, strict=True) if g is not None}
+    buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
+    return {"loss": {"": loss.detach()}, "gradients": gradients, "buffers": buffers}
+
+
+def _weights(t: Tensor) -> Tensor:
+    """Numbers between -1 and 1, the same in every precision but for rounding."""
+    count = torch.arange(t.numel(), dtype=torch.float64, device=t.device)
+    return (count * 0.7 + 0.3).cos().reshape(t.shape).to(t.dtype) / max(1, t.numel()) ** 0.5
+
+
+def in_training(module: nn.Module) -> nn.Module:
+    """A copy in training mode, but for parts that draw random numbers: two runs of these cannot be compared."""
+    copied = copy.deepcopy(module).train()
+    for part in copied.modules():
+        if isinstance(part, DRAWING):
+            part.eval()
+    return copied
+
+
+DRAWING = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+    *(nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+)
+
+
+def in_eager(module: nn.Module, inputs: Sequence[Tensor]) -> Result:
+    """The step as torch runs it, on a copy."""
+    copied = in_training(module)
+    return step(copied, copied, inputs)
+
+
+def in_double(module: nn.Module, inputs: Sequence[Tensor]) -> Result:
+    """The step on a copy in float64, from the same inputs. What the program itself narrows stays narrow."""
+    copied = in_training(module).double()
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return step(copied, copied, [x.double() if x.is_floating_point() else x for x in inputs])
+    finally:
+        torch.set_default_dtype(usual)

@@ -1,0 +1,93 @@
+"""`check --backward` judges the loss, the gradients and the buffers of a training step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+import tilewright.door
+from tilewright.cli.command import cli
+
+SOURCE = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)), (torch.randn(16, 6),)
+
+def whole():
+    return nn.Embedding(4, 3).requires_grad_(False), (torch.tensor([1, 2]),)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "trainable.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trainable", raising=False)
+    return tmp_path
+
+
+class Bent(torch.autograd.Function):
+    """The same forward, with gradients that are a thousandth too large."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 1.001
+
+
+def check(*words: str) -> tuple[int, dict[str, object]]:
+    result = CliRunner().invoke(cli, ["check", *words, "--backward", "--json", "-"], catch_exceptions=False)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_step_that_is_right_passes(here: Path) -> None:
+    code, facts = check("trainable:make")
+    outputs = facts["outputs"]
+    assert isinstance(outputs, list)
+    names = " ".join(str(o["output"]) for o in outputs)
+    assert code == 0 and facts["passed"] is True
+    for part in ("loss", "gradients", "input 0", "1.weight", "buffers", "running_var", "num_batches_tracked"):
+        assert part in names
+
+
+@pytest.mark.parametrize("wrong", ["gradient", "buffer"])
+def test_a_step_that_is_wrong_fails(wrong: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bent(module: torch.nn.Module, *_: object, **__: object) -> object:
+        def run(x: Tensor) -> Tensor:
+            result = module(x)
+            if wrong == "gradient":
+                return Bent.apply(result)  # pyright: ignore[reportReturnType]
+            module.get_buffer("1.running_mean").data.add_(1e-4)
+            return result
+
+        run.coverage = "none"  # pyright: ignore[reportFunctionMemberAccess]
+        return run
+
+    monkeypatch.setattr(tilewright.door, "compile", bent)
+    code, facts = check("trainable:make")
+    outputs = facts["outputs"]
+    assert isinstance(outputs, list)
+    failed = " ".join(str(o["output"]) for o in outputs if not o["passed"])
+    assert (
+        code == 4
+        and ("gradients" if wrong == "gradient" else "running_mean") in failed
+        and "loss" not in failed
+    )
+
+
+def test_what_cannot_be_trained_is_refused(here: Path) -> None:
+    code, facts = check("trainable:whole")
+    assert code == 2 and "error" in facts
