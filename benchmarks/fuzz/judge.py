@@ -130,7 +130,7 @@ def _compiled(
         dims = {n: d for n, d in dims.items() if d} if setting.dynamic else None
         with nullcontext() if setting.training else torch.no_grad():
             return tilewright.compile(plain, tuple(inputs), dims=dims, options=options)
-    return torch.compile(plain, backend="tilewright", dynamic=setting.dynamic, options=options)
+    return torch.compile(plain, backend=tilewright.backend, dynamic=setting.dynamic, options=options)
 
 
 def _compared(

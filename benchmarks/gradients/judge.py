@@ -173,7 +173,8 @@ class Trial:
         self.start = copy.deepcopy(self.ours.state_dict())
         torch._dynamo.reset()
         options = {"options": {"measure": False}} if backend == "tilewright" else {}
-        self.compiled = torch.compile(self.ours, backend=backend, **options)
+        named: object = tilewright.backend if backend == "tilewright" else backend
+        self.compiled = torch.compile(self.ours, backend=named, **options)
 
     def run(self, seed: int) -> list[list[tuple[Named, Named, Named]]]:
         """Steps from the start with inputs of a seed: by batch and copy, what the three have."""

@@ -84,7 +84,7 @@ def _settled(p: Program, drawn: Sequence[Program | None], dynamic: bool, gradien
     ]
     run, _ = joined([p])
     tilewright.reset()
-    compiled = torch.compile(run, backend="tilewright", dynamic=dynamic, options=dict(OPTIONS))
+    compiled = torch.compile(run, backend=tilewright.backend, dynamic=dynamic, options=dict(OPTIONS))
     ours: list[Sequence[Tensor | None]] = []
     want: list[Reference] = []
     for q in [p, *alike]:
@@ -220,7 +220,7 @@ class _Found:
 def _compiled(programs: Sequence[Program], dynamic: bool, gradients: bool) -> _Found:
     run, args = joined(programs)
     tilewright.reset()
-    compiled = torch.compile(run, backend="tilewright", dynamic=dynamic, options=dict(OPTIONS))
+    compiled = torch.compile(run, backend=tilewright.backend, dynamic=dynamic, options=dict(OPTIONS))
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

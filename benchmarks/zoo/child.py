@@ -181,7 +181,7 @@ def part(found: Made, training: bool, channels_last: bool, peer: bool) -> record
         draws = [redrawn(inputs, seed) for seed in range(DRAWS)]
         return [(once(compiled, own, d), once(eager_model, eager_model, d), exactly(d)) for d in draws]
 
-    compiled = torch.compile(own, backend="tilewright")
+    compiled = torch.compile(own, backend=tilewright.backend)
     ours, facts = attempt("tilewright", lambda: once(compiled, own))
     first = (ours, once(eager_model, eager_model), exactly(inputs))
     for name in ("results", "gradients", "buffers"):

@@ -37,7 +37,7 @@ def with_makes(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> tuple[
     for segment in segments:
         makes: list[tuple[int, ...]] = []
         for step in segment.steps:
-            roots = {_root(buffers, b) for b in touched(step)}
+            roots = {root_of(buffers, b) for b in touched(step)}
             now = sorted(b for b in roots - made if buffers[b].home is Home.OUTPUT)
             made |= set(now)
             makes.append(tuple(now))
@@ -58,7 +58,8 @@ def touched(step: Step) -> tuple[int, ...]:
             return (step.target, step.source)
 
 
-def _root(buffers: Sequence[Buffer], b: int) -> int:
+def root_of(buffers: Sequence[Buffer], b: int) -> int:
+    """The buffer whose memory buffer `b` is."""
     while buffers[b].source >= 0:
         b = buffers[b].source
     return b

@@ -14,7 +14,8 @@ from tilewright.errors import NoElements
 from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number, size
 from tilewright.plan.bind import names_in
-from tilewright.plan.data import Call, Copy, Home, Launches, Plan, Segment, Step, View
+from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
+from tilewright.plan.late import root_of
 from tilewright.runtime import steps
 from tilewright.runtime.launch import Launching, Unit
 from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
@@ -208,14 +209,28 @@ class Workspace:
         table = list(zip(segment.steps, makes, segment.frees, strict=True))
         for alone, run in groupby(table, lambda row: calls and self._is_alone(row[0])):
             acts: list[Act] = []
-            some = False
-            for step, own, frees in run:
-                acts += [steps.making(*self.part.later[b], self.part.make, self.bases) for b in own]
-                acts += self._acts(step)
-                acts += [steps.freeing(frees)] if frees and calls else []
-                some |= isinstance(step, Call)
+            rows = list(run)
+            for copies, group in groupby(rows, lambda row: isinstance(row[0], Copy)):
+                together = list(group)
+                for part in [together] if copies else [[row] for row in together]:
+                    own = [b for _, made_first, _ in part for b in made_first]
+                    acts += [steps.making(*self.part.later[b], self.part.make, self.bases) for b in own]
+                    acts += self._acts_of([step for step, *_ in part])
+                    last = tuple(b for *_, frees in part for b in frees)
+                    acts += [steps.freeing(last)] if last and calls else []
+            some = any(isinstance(step, Call) for step, *_ in rows)
             made += steps.alone(acts) if alone and some else acts
         return tuple(made)
+
+    def _acts_of(self, together: Sequence[Step]) -> list[Act]:
+        """What one step does, or copies that follow each other."""
+        copies = [(step.target, step.source) for step in together if isinstance(step, Copy)]
+        if len(copies) <= 1 or self.part.plan.device == "cpu":
+            return [act for step in together for act in self._acts(step)]
+        return [
+            steps.copying(*group[0]) if len(group) == 1 else steps.copying_all(group)
+            for group in independent(copies, self.part.plan.buffers)
+        ]
 
     def _acts(self, step: Step) -> list[Act]:
         match step:
@@ -323,6 +338,22 @@ def _tensors_seen(plan: Plan) -> set[int]:
             found.add(source)
             todo.append(source)
     return found
+
+
+def independent(copies: Sequence[tuple[int, int]], buffers: Sequence[Buffer]) -> list[list[tuple[int, int]]]:
+    """(target, source) pairs in order, in groups of which none writes what another reads or writes."""
+    groups: list[list[tuple[int, int]]] = [[]]
+    read: set[int] = set()
+    written: set[int] = set()
+    for pair in copies:
+        target, source = (root_of(buffers, b) for b in pair)
+        if target in read | written or source in written:
+            groups.append([])
+            read, written = set(), set()
+        groups[-1].append(pair)
+        read.add(source)
+        written.add(target)
+    return groups
 
 
 def _tensors_used(segment: Segment) -> list[int]:

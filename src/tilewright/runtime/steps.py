@@ -24,6 +24,8 @@ from tilewright.runtime.pool import running
 from tilewright.runtime.results import Act, Tensors, taken
 from tilewright.runtime.tensors import Make, copy_into
 
+_copy_each: Callable[[list[Tensor], list[Tensor]], None] = getattr(torch, "_foreach_copy_")  # noqa: B009 (torch hides it)
+
 
 def launching(run: Callable[[], int]) -> Act:
     """Run prepared launch records."""
@@ -99,6 +101,27 @@ def copying(target: int, source: int) -> Act:
         t, s = tensors[target], tensors[source]
         assert t is not None and s is not None
         copy_into(t, s)
+
+    return act
+
+
+def copying_all(pairs: Sequence[tuple[int, int]]) -> Act:
+    """Copy each (target, source) pair of buffers: those that lie alike in a few kernels for all, others one by one. No
+    target may be memory that another pair reads or writes."""
+
+    def act(tensors: Tensors) -> None:
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for target, source in pairs:
+            t, s = tensors[target], tensors[source]
+            assert t is not None and s is not None
+            if t.dtype is s.dtype and t.is_contiguous() and s.is_contiguous():
+                targets.append(t)
+                sources.append(s)
+            else:
+                copy_into(t, s)
+        if targets:
+            _copy_each(targets, sources)
 
     return act
 
