@@ -25,6 +25,7 @@ from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import save_states_apart, without_idle_draws
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
+from tilewright.capture.saved import save_sources
 from tilewright.errors import UnsupportedError
 
 
@@ -66,6 +67,7 @@ def split(
         for half in halves:
             shown(half)
     save_states_apart(*halves)
+    save_sources(*halves, num_fwd_outputs)
     return halves
 
 

@@ -1,0 +1,105 @@
+"""What a forward pass saves: the value that views and widening casts start from, not what they lead to.
+
+The cut between the passes counts bytes but not whose memory they are: it saves the transpose of a weight beside the
+weight, and halves as singles. Views cost nothing in the backward pass, and a cast is a part of what reads it.
+"""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_VIEWS = frozenset(
+    {
+        aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten.unsqueeze.default,
+        aten.squeeze.dims, aten.squeeze.dim, aten.expand.default, aten.detach.default, aten.alias.default,
+    }
+)  # fmt: skip
+_CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
+
+def save_sources(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Save the source of each saved tensor that views and widening casts of fixed sizes make, and make it again in the
+    backward graph. The first `count` outputs of `forward` are the program's."""
+    (output,) = forward.graph.find_nodes(op="output")
+    returned: list[object] = list(output.args[0])  # pyright: ignore[reportArgumentType]
+    program = {a for a in returned[:count] if isinstance(a, fx.Node)}
+    places = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    held = [a for a in returned[count:] if isinstance(a, fx.Node)]
+    moved: dict[fx.Node, list[fx.Node]] = {}
+    for node in held:
+        chain = _chain(node, program)
+        if chain and node.name in places and not node.meta.get("saved_tensor_with_no_vc_check", False):
+            moved[node] = chain
+    if not moved:
+        return
+    kept: dict[fx.Node, fx.Node] = {n: places[n.name] for n in held if n.name in places and n not in moved}
+    saved: list[object] = returned[:count]
+    for a in returned[count:]:
+        if not isinstance(a, fx.Node) or a not in moved:
+            saved.append(a)
+            continue
+        *above, source = moved[a]
+        if source not in kept:
+            kept[source] = _renamed(backward, places[a.name], source)
+            saved.append(source)
+        _made_again(backward, places[a.name], kept[source], above)
+    output.args = (tuple(saved),)
+    forward.recompile()
+    backward.recompile()
+
+
+def _chain(node: fx.Node, program: set[fx.Node]) -> list[fx.Node]:
+    """`node`, what it is a view or wider form of, and so on to the source, which an op of this graph makes and the
+    program does not return; empty if `node` is its own source."""
+    found = [node]
+    while _is_step(found[-1]):
+        before = found[-1].args[0]
+        assert isinstance(before, fx.Node)
+        if before.op != "call_function" or before in program:
+            break
+        found.append(before)
+    return found if len(found) > 1 else []
+
+
+def _is_step(node: fx.Node) -> bool:
+    """Whether a node is a view of its operand, or the same numbers in more bits; with fixed sizes only."""
+    before = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(before, fx.Node) or len(node.all_input_nodes) != 1:
+        return False
+    old, new = before.meta.get("val"), node.meta.get("val")
+    if not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.device != new.device:
+        return False
+    if any(isinstance(n, torch.SymInt) for t in (old, new) for n in (*t.shape, *t.stride())):
+        return False
+    if node.target in _VIEWS:
+        return True
+    widens = old.dtype in (torch.float16, torch.bfloat16) and new.dtype is torch.float32
+    return node.target in _CASTS and widens and old.stride() == new.stride()
+
+
+def _renamed(backward: fx.GraphModule, place: fx.Node, source: fx.Node) -> fx.Node:
+    """A placeholder for `source` in front of `place`."""
+    with backward.graph.inserting_before(place):
+        new = backward.graph.placeholder(source.name)
+    new.meta = dict(source.meta)
+    return new
+
+
+def _made_again(backward: fx.GraphModule, place: fx.Node, start: fx.Node, above: list[fx.Node]) -> None:
+    """Put what leads from `start` to the value of `place` in the place of that: `above` from the last step to the
+    first."""
+    last = backward.graph.find_nodes(op="placeholder")[-1]
+    value = start
+    for node in reversed(above):
+        with backward.graph.inserting_after(last if value is start else value):
+            assert callable(node.target)
+            value = backward.graph.call_function(node.target, (value, *node.args[1:]), dict(node.kwargs))
+        value.meta = dict(node.meta)
+    place.replace_all_uses_with(value)
+    backward.graph.erase_node(place)
