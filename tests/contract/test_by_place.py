@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
 import tilewright
+from tilewright.errors import InputError
 
 Program = Callable[..., Tensor]
 
@@ -88,3 +89,15 @@ def test_a_storage_that_is_known_in_part_is_refused() -> None:
         with pytest.raises(BackendCompilerFailed, match="no more than a part"):
             strict(x[1:])
     assert tilewright.stats().fallbacks
+
+
+def test_an_input_that_begins_elsewhere_is_never_read_at_the_wrong_place() -> None:
+    base = torch.arange(40.0)
+    absolute = torch.compile(lambda x: x.as_strided((3,), (2,), 0) * 2, backend="tilewright")
+    relative = torch.compile(lambda x: x.as_strided((3,), (2,)) * 2, backend="tilewright")
+    with torch.no_grad():
+        assert absolute(base[:8]).tolist() == [0, 4, 8]
+        with pytest.raises(InputError, match="begins at element 4"):
+            absolute(base[4:12])
+        for start in (0, 4):
+            torch.testing.assert_close(relative(base[start : start + 8]), base[start : start + 6 : 2] * 2)

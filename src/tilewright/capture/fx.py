@@ -78,6 +78,7 @@ class _Importer:
         self.places: dict[fx.Node, int] = {}
         self.layouts: dict[Value, Layout] = {}
         self.writes: list[Write] = []
+        self.placed: dict[int, Expr] = {}
 
     def run(self) -> Graph:
         for node in mutations(self.gm):
@@ -243,6 +244,9 @@ class _Importer:
             self.check_device(node, metas)
             made = self.called(call, inputs, results, metas)
             call = self.b.ops[-1].call or call
+        placed = self.memory.placed(node)
+        if placed is not None and placed[0] in self.places:
+            self.placed[self.places[placed[0]]] = placed[1].offset
         outputs = [v for v in made if isinstance(v, Value)]
         if declared is not None:
             places = [k for k, v in enumerate(made) if isinstance(v, Value)]
@@ -384,7 +388,13 @@ class _Importer:
             graph = self.b.finish(self.inputs, outputs)
         except ValueError as bad:
             raise VerifyError(str(bad), phase="capture") from bad
-        return replace(graph, layouts=self.layouts, writes=tuple(self.writes), returned=tuple(forms))
+        return replace(
+            graph,
+            layouts=self.layouts,
+            writes=tuple(self.writes),
+            returned=tuple(forms),
+            placed=tuple(self.placed.items()),
+        )
 
 
 def mutations(gm: fx.GraphModule) -> list[fx.Node]:

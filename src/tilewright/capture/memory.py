@@ -55,6 +55,18 @@ class Memory:
             if lying is not None and isinstance(made, Value) and (at is node or lying.fills(made.shape)):
                 yield made, lying
 
+    def placed(self, node: fx.Node) -> tuple[fx.Node, Lying] | None:
+        """The input whose storage the node's op addresses by a place that the program names, and how it lies there."""
+        first = by_place(node)[:1]
+        named = node.args[-1] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        if not first or named is None or isinstance(named, (list, tuple)):
+            return None
+        (root,) = first
+        while (source := _shown(root)) is not None:
+            root = source
+        lying = self.lying(root) if root.op == "placeholder" else None
+        return None if lying is None else (root, lying)
+
     def fills(self, node: fx.Node) -> bool:
         """Whether the tensor of `node` is proved to show every element of its storage."""
         lying, made = self.lying(node), self.entries.get(node)

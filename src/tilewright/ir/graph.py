@@ -327,6 +327,8 @@ class Graph:
     writes: tuple[Write, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
     returned: tuple[Layout | None, ...] = ()
+    placed: tuple[tuple[int, Expr], ...] = ()
+    """Inputs, by number, whose storage the program addresses by place, and the offset that they must have there."""
 
     def producer(self) -> dict[Value, Op]:
         """Value -> the op that makes it."""

@@ -126,6 +126,7 @@ class _Builder:
             outputs=outputs,
             written=tuple(sorted({w.input for w in graph.writes})),
             symbols=symbols,
+            placed=graph.placed,
         )
         check_bound(plan)
         return plan

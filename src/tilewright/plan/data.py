@@ -169,6 +169,8 @@ class Plan:
     """Size symbols in the order in which generated code receives them."""
     device: str = "cpu"
     """Where all buffers are."""
+    placed: tuple[tuple[int, Expr], ...] = ()
+    """Inputs whose storage is addressed by place, and the offset that they must have there."""
     host: tuple[int, ...] = ()
     """Inputs that come as CPU tensors without dims, and are brought to the device."""
     alone_ns: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -47,7 +47,12 @@ Quick = Callable[[list[Argument]], list[Result] | None]
 
 def _is_quick(plan: Plan) -> bool:
     steps = [step for segment in plan.segments for step in segment.steps]
-    if len(plan.segments) != 1 or not all(isinstance(step, Launches) for step in steps) or plan.written:
+    if (
+        plan.placed
+        or len(plan.segments) != 1
+        or not all(isinstance(step, Launches) for step in steps)
+        or plan.written
+    ):
         return False
     if any(plan.segments[0].makes):
         return False
@@ -242,6 +247,8 @@ class Executable:
             made = bound.run(args)
             if made is not None:
                 return made
+        if self.plan.placed:
+            _check_placed(self.plan, bound.sizes, args)
         tensors = self._template[:]
         for k, b, _ in bound.inputs:
             tensors[b] = cast(Tensor | None, args[k])
@@ -427,6 +434,17 @@ class Executable:
             else:
                 late.append((given, k))
         return late
+
+
+def _check_placed(plan: Plan, sizes: Mapping[str, Number], args: Sequence[Argument]) -> None:
+    """Raise InputError unless inputs whose storage is addressed by place begin where they did when compiled."""
+    for k, offset in plan.placed:
+        t, wanted = args[k], number(offset, sizes)
+        if isinstance(t, Tensor) and t.storage_offset() != wanted:
+            raise InputError(
+                f"input {k} begins at element {t.storage_offset()} of its storage, which the program reads by place",
+                phase="input", place=f"input {k}", hint=f"it was compiled for element {wanted}",
+            )  # fmt: skip
 
 
 def _symbols(plan: Plan) -> list[Symbol]:
