@@ -20,7 +20,8 @@ from torch import nn
 
 def make():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)), (torch.randn(16, 6),)
+    net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3))
+    return net, (torch.randn(16, 6),)
 
 def whole():
     return nn.Embedding(4, 3).requires_grad_(False), (torch.tensor([1, 2]),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import BrokenPromise
+from tilewright.ir.graph import LibraryCall
+from tilewright.plan import Call
+from tilewright.runtime.results import Promise, receiving
 
 Kernel = Callable[..., Any]
 
@@ -149,3 +153,20 @@ def test_statistics_in_half_types(half: torch.dtype) -> None:
     wanted, got = program(x, *given), compiled(program, x, *given)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a.float(), b.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_a_number_in_the_hosts_memory_stays_there_unless_a_kernel_reads_it() -> None:
+    """As the state of the generator does that an attention op with dropout leaves."""
+    call = LibraryCall("op", torch.sin, (), ())
+    step = Call(call, (), (0,))
+    promise = Promise(torch.int64, torch.device("cuda:0"), 0, (), ())
+    seed = torch.tensor(7)
+    tensors: list[Tensor | None] = [seed]
+    receiving(step, 0, promise, by_kernels=False)(tensors)
+    assert tensors[0] is seed
+    with pytest.raises(BrokenPromise, match="cuda:0 was promised"):
+        receiving(step, 0, promise)(tensors)
+    with pytest.raises(BrokenPromise, match="cuda:0 was promised"):
+        receiving(step, 0, replace(promise, rank=1, shape=(1,), strides=(1,)), by_kernels=False)(
+            [torch.ones(1).long()]
+        )

@@ -312,7 +312,7 @@ class Workspace:
                 acts.append(counting(step, k))
                 continue
             if b in self.seen:
-                acts.append(receiving(step, k, self.part.promise(b)))
+                acts.append(receiving(step, k, self.part.promise(b), by_kernels=b in self.addressed))
             if b in self.addressed:
                 acts.append(steps.pointing(b, self.bases, b))
         return acts

@@ -203,15 +203,17 @@ class Graphs:
                 state = self._sizes.setdefault(bound, _Sizes())
         with state.lock:
             if state.captured is None or not _stands(state.captured, args):
-                if not self._ready(state, args) or state.captures >= MOST_CAPTURES:
+                if not self._ready(state, args, plain.plan.host) or state.captures >= MOST_CAPTURES:
                     return None
                 self._capture(plain, state, args)
                 if state.captured is None:
                     return None
             return self._replay(state, state.captured, args, plain.plan)
 
-    def _ready(self, state: _Sizes, args: Sequence[Argument]) -> bool:
+    def _ready(self, state: _Sizes, args: Sequence[Argument], hosts: Sequence[int]) -> bool:
         """Whether these sizes have been seen before; notes which inputs have moved since."""
+        if any(isinstance(a, Tensor) and not a.is_cuda and k not in hosts for k, a in enumerate(args)):
+            return False  # a call put it into the host's memory, and another one looks for it there
         now = tuple(a.data_ptr() if isinstance(a, Tensor) and a.is_cuda else -1 for a in args)
         before, state.addresses = state.addresses, now
         if before is None:

@@ -52,15 +52,26 @@ def _flat(made: Sequence[object]) -> list[object]:
 HINT = "the op's fake kernel (or its registration) says something else than its real one does"
 
 
-def receiving(step: Call, k: int, promise: Promise) -> Act:
+def receiving(step: Call, k: int, promise: Promise, *, by_kernels: bool = True) -> Act:
     """Hold result `k` of a call against its promise. What is only wider or laid otherwise is brought into form: types
-    that hold every value of another, strides. Anything else is refused, as its readers would read other memory."""
+    that hold every value of another, strides. Anything else is refused, as its readers would read other memory. What no
+    kernel reads may be a number in the host's memory: some ops leave the state of a generator there, and their
+    gradients look for it there."""
     b = step.outputs[k]
     dtype, shape, strides = promise.dtype, promise.shape, promise.strides
 
     def act(tensors: Tensors) -> None:
         t = tensors[b]
         if not isinstance(t, Tensor) or t.dtype is not dtype or t.device != promise.device:
+            if (
+                not by_kernels
+                and isinstance(t, Tensor)
+                and t.is_cpu
+                and t.dtype is dtype
+                and shape == ()
+                and not t.dim()
+            ):
+                return
             t = tensors[b] = _converted(t, step, k, promise)
         if shape is None:
             if t.dim() != promise.rank:
@@ -93,6 +104,10 @@ def _converted(t: object, step: Call, k: int, promise: Promise) -> Tensor:
     if not _holds(promise.dtype, t.dtype):
         raise _broken(step, k, f"is {t.dtype}, {promise.dtype} was promised")
     return t.to(promise.dtype)
+
+
+def _is_host_number(t: object, dtype: torch.dtype) -> bool:
+    return isinstance(t, Tensor) and t.is_cpu and not t.dim() and t.dtype is dtype
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
