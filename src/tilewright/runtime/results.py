@@ -63,14 +63,7 @@ def receiving(step: Call, k: int, promise: Promise, *, by_kernels: bool = True) 
     def act(tensors: Tensors) -> None:
         t = tensors[b]
         if not isinstance(t, Tensor) or t.dtype is not dtype or t.device != promise.device:
-            if (
-                not by_kernels
-                and isinstance(t, Tensor)
-                and t.is_cpu
-                and t.dtype is dtype
-                and shape == ()
-                and not t.dim()
-            ):
+            if not by_kernels and shape == () and _is_host_number(t, dtype):
                 return
             t = tensors[b] = _converted(t, step, k, promise)
         if shape is None:
