@@ -51,6 +51,8 @@ def refusal(plan: Plan) -> str:
     """Why `plan` cannot be captured; empty if it can, as far as it shows."""
     if len(plan.segments) > 1:
         return "sizes depend on data"
+    if any(segment.makes for segment in plan.segments):
+        return "a pass of training: copying what it saves would take longer than starting its kernels"
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
         if isinstance(s, Call) and s.call.reason in UNCAPTURED:
