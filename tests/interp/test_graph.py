@@ -10,9 +10,10 @@ from tilewright.errors import IndexOutOfRange, InputError
 from tilewright.interp import evaluate as evaluate_module
 from tilewright.interp import run_graph
 from tilewright.ir import dims, reduction
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bf16, bool_, f16, f32, f64, i32, i64, u8
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer, read, symbol, where
-from tilewright.ir.graph import Builder, Graph, LibraryCall, Operand, Value
+from tilewright.ir.graph import Graph, LibraryCall, Operand, Value
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.tensor import TensorExpr, output_axes
 

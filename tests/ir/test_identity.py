@@ -22,9 +22,10 @@ from torch import Tensor
 
 import tilewright
 from tilewright.ir import reduction
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bool_, f16, f32, f64, i32
 from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axis, call, const, integer, make, read, slot, symbol
-from tilewright.ir.graph import Builder, Graph, LibraryCall, Spare
+from tilewright.ir.graph import Graph, LibraryCall, Spare
 from tilewright.ir.identity import TOLD, counted_fields, identity
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.reduction import Reduction

@@ -11,9 +11,10 @@ import pytest
 from tests.emit.harness import host_target
 
 from tilewright.ir import dims
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
-from tilewright.ir.graph import Builder, Graph, LibraryCall, Operand, Value
+from tilewright.ir.graph import Graph, LibraryCall, Operand, Value
 from tilewright.ir.kernel import Kernel, LibraryStep, ViewStep
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.ops.reduce import mean, sum_

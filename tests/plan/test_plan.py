@@ -9,9 +9,10 @@ import torch
 
 from tilewright.errors import VerifyError
 from tilewright.ir import dims
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Expr, const, integer, symbol
-from tilewright.ir.graph import Builder, Graph, Layout, LibraryCall, Op, Operand, Shares, Value, Write
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Shares, Value, Write
 from tilewright.ir.host import number, size
 from tilewright.ir.kernel import Cover, LibraryStep, ViewStep
 from tilewright.plan import Call, Copy, Home, Part, Plan, Spec, View, build_plan

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilewright.interp import EXACT, FLOATS, Array, equal, exact_random, run_graph
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import DType, f16, f32, i32
 from tilewright.ir.expr import Expr, call, const, integer
-from tilewright.ir.graph import Builder, Graph, Value
+from tilewright.ir.graph import Graph, Value
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
 from tilewright.rewrite import normalise

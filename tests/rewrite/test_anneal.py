@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from tilewright.accuracy import compare
 from tilewright.interp import REALS, run_graph
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Expr, call, const, integer, walk
-from tilewright.ir.graph import Builder, Graph, Op, Value
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
 from tilewright.partition.library import select

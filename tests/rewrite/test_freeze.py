@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tilewright.interp import run_graph
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import DType, f16, f32
 from tilewright.ir.expr import call, const, integer, symbol
-from tilewright.ir.graph import Builder, Graph, LibraryCall, Op, Operand, Value
+from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Value
 from tilewright.ir.ops import contract, norm, pointwise
 from tilewright.rewrite import freeze, interpret, normalise
 

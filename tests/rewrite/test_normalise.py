@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tilewright.interp import run_graph
 from tilewright.ir import dims
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, read, symbol
-from tilewright.ir.graph import Builder, Graph, LibraryCall, Operand, Value, Write
+from tilewright.ir.graph import Graph, LibraryCall, Operand, Value, Write
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.reduction import sum_
 from tilewright.ir.tensor import TensorExpr, output_axes

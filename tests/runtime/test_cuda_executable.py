@@ -15,9 +15,10 @@ from torch import Tensor
 
 from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
 from tilewright.ir import dims
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
-from tilewright.ir.graph import Builder, LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home

@@ -6,9 +6,9 @@ import pytest
 
 from tests.emit.harness import host_target
 from tilewright.ir import dims
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, call, const, integer, read, show, substitute, walk
-from tilewright.ir.graph import Builder
 from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.ops import pointwise as p

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError, VerifyError
 from ..ir import dims
-from ..ir.dtype import DType, Kind, bool_
+from ..ir.builder import Builder
+from ..ir.dtype import DType, Kind
 from ..ir.expr import Expr
-from ..ir.graph import CHECK, Builder, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
+from ..ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
 from ..ir.ops import pointwise
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import collective, library_reason, library_target
@@ -26,9 +27,19 @@ from .device import graph_device
 from .higher import with_loop_ops
 from .loop import loop_op
 from .memory import Memory, NodeMemory, by_place
+from .node import (
+    NUMBERS,
+    display_name,
+    leaves_of,
+    mutations,
+    place_of,
+    plain_number,
+    shaped_like,
+    used_results,
+    values_in,
+)
 from .symbols import Ranges, Symbols
 
-_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
 _MISSING = object()
 
@@ -83,8 +94,8 @@ class _Importer:
     def run(self) -> Graph:
         for node in mutations(self.gm):
             raise UnsupportedError(
-                "a write into an intermediate tensor", phase="capture", op=_display(node.target), place=_place(node),
-                hint="make the graph functional first",
+                "a write into an intermediate tensor", phase="capture", op=display_name(node.target),
+                place=place_of(node), hint="make the graph functional first",
             )  # fmt: skip
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
@@ -110,7 +121,7 @@ class _Importer:
             self.layouts[value] = Layout(result.strides)
             self.entries[node], self.places[node] = value, len(self.inputs)
             self.inputs.append(value)
-        elif isinstance(val, _NUMBERS):
+        elif isinstance(val, NUMBERS):
             self.entries[node] = self.symbols.expr(val)
             self.inputs.append(self.symbols.expr(val))
         else:
@@ -136,7 +147,7 @@ class _Importer:
         if target is operator.getitem:
             return self.item(node)
         val = node.meta.get("val")
-        if isinstance(val, _NUMBERS) and not isinstance(target, HigherOrderOperator):
+        if isinstance(val, NUMBERS) and not isinstance(target, HigherOrderOperator):
             return self.number(node, val)
         name = target.overloadpacket.__name__ if isinstance(target, OpOverload) else str(target)
         if name in _DROPPED:
@@ -145,25 +156,25 @@ class _Importer:
             return self.write(node)
         if name == "_assert_scalar":
             return self.assertion(node)
-        with self.b.origin(_display(target), _place(node), node.name) as origin:
+        with self.b.origin(display_name(target), place_of(node), node.name) as origin:
             return self.compute(node, origin, val)
 
     def item(self, node: fx.Node) -> object:
         source, index = self.argument(node.args[0]), node.args[1]
         if not isinstance(source, tuple) or not isinstance(index, int):
             raise UnsupportedError(
-                "an item of something that is not a tuple", phase="capture", place=_place(node)
+                "an item of something that is not a tuple", phase="capture", place=place_of(node)
             )
         return source[index]
 
     def number(self, node: fx.Node, val: object) -> Expr:
         """A host scalar. Reading it out of a tensor binds its symbol."""
-        assert isinstance(val, _NUMBERS)
+        assert isinstance(val, NUMBERS)
         made = self.symbols.expr(val)
         sources = [a for a in node.all_input_nodes if isinstance(self.entries[a], Value)]
         target = node.target
         if isinstance(target, OpOverload) and sources and "sym_" not in target.overloadpacket.__name__:
-            with self.b.origin(_display(target), _place(node), node.name) as origin:
+            with self.b.origin(display_name(target), place_of(node), node.name) as origin:
                 call, inputs = self.library(node, (), library_reason(target))
                 self.b.library(call, inputs, (), binds=(made,))
                 self.b.close_origin(origin, call, inputs, ())
@@ -173,10 +184,10 @@ class _Importer:
         """A check of host scalars, unless it is known to hold without itself."""
         tested = node.args[0]
         val = tested.meta.get("val") if isinstance(tested, fx.Node) else tested
-        made = self.claims.expr(val) if isinstance(val, _NUMBERS) else self.argument(tested)
+        made = self.claims.expr(val) if isinstance(val, NUMBERS) else self.argument(tested)
         if made is True or (isinstance(made, Expr) and made.op == "const" and bool(made.value)):
             return
-        with self.b.origin(_display(node.target), _place(node), node.name) as origin:
+        with self.b.origin(display_name(node.target), place_of(node), node.name) as origin:
             call, inputs = self.library(node, (), CHECK)
             call = replace(call, args=(made, *call.args[1:]), pure=False)
             self.b.library(call, inputs, ())
@@ -188,7 +199,7 @@ class _Importer:
         old = self.entries[target]
         assert isinstance(old, Value)
         if source.dtype != old.dtype or source.shape != old.shape:
-            with self.b.origin("copy_", _place(node), node.name):
+            with self.b.origin("copy_", place_of(node), node.name):
                 source = pointwise.to(self.b, source, old.dtype)
                 source = pointwise.pointwise(self.b, "copy", lambda _, e: e, old, source)
         self.writes.append(Write(self.places[target], source))
@@ -200,7 +211,7 @@ class _Importer:
             found = self.entries.get(a, _MISSING)
             if found is _MISSING:
                 raise VerifyError(f"{a.name} is used before it is made", phase="capture")
-            return _plain_number(found)
+            return plain_number(found)
         if isinstance(a, (list, tuple)):
             items = [self.argument(x) for x in a]
             return tuple(items) if isinstance(a, tuple) else items
@@ -212,7 +223,7 @@ class _Importer:
         """The declaration of the node's op if it has one, else its library call."""
         if node.target is loop_op:
             return self.loop(node, origin)
-        metas, nested = _leaves(val)
+        metas, nested = leaves_of(val)
         results = [self.result(t) if isinstance(t, torch.Tensor) else None for t in metas]
         entry = TABLE.get(node.target)
         reason = library_reason(node.target)
@@ -230,7 +241,7 @@ class _Importer:
         added = call.args[declared.bias] if declared is not None and declared.bias >= 0 else None
         if isinstance(added, Operand) and added.index == len(inputs) - 1:
             call = replace(call, bias=added.index, channel=1)
-        if results[0] is not None and (len(results) == 1 or _used(node) <= {0}):
+        if results[0] is not None and (len(results) == 1 or used_results(node) <= {0}):
             call = replace(call, specialise=self.specialiser(node, inputs, results[0].shape))
         alone = self.standing_alone(node)
         if made is None or by_place(node):
@@ -239,7 +250,7 @@ class _Importer:
             if not alone:
                 raise UnsupportedError(
                     "a storage of which the graph has no more than a part", phase="capture", op=call.name,
-                    place=_place(node),
+                    place=place_of(node),
                 )  # fmt: skip
             self.check_device(node, metas)
             made = self.called(call, inputs, results, metas)
@@ -254,7 +265,7 @@ class _Importer:
             call = replace(call, places=tuple(places), strides=strides)
         is_view = declared is not None and declared.view
         self.b.close_origin(origin, call if alone else None, inputs, outputs, view=is_view)
-        return _shaped_like(val, iter(made))
+        return shaped_like(val, iter(made))
 
     def specialiser(self, node: fx.Node, inputs: Sequence[Value], shape: Sequence[Expr]) -> Specialise | None:
         """How to make the node's call faster."""
@@ -288,27 +299,27 @@ class _Importer:
         for t in metas:
             if isinstance(t, torch.Tensor) and str(t.device) != self.device:
                 raise UnsupportedError(
-                    f"a result on {t.device} in a graph on {self.device}", phase="capture", op=_display(node.target),
-                    place=_place(node),
+                    f"a result on {t.device} in a graph on {self.device}", phase="capture",
+                    op=display_name(node.target), place=place_of(node),
                 )  # fmt: skip
 
     def declared(self, node: fx.Node, entry: Entry, results: Sequence[_Result | None]) -> tuple[object, ...]:
         tensors = [r for r in results if r is not None]
         args = [self.argument(a) for a in node.args]
         kwargs = {k: self.argument(a) for k, a in node.kwargs.items()}
-        read = [r for k, r in enumerate(results) if r is not None and k in _used(node)] or tensors
-        opaque = [t.dtype for t in (*_values((args, kwargs)), *read) if t.dtype.kind is Kind.OPAQUE]
+        read = [r for k, r in enumerate(results) if r is not None and k in used_results(node)] or tensors
+        opaque = [t.dtype for t in (*values_in((args, kwargs)), *read) if t.dtype.kind is Kind.OPAQUE]
         if opaque:
             raise NoDeclaration("complex" if "complex" in opaque[0].name else f"type {opaque[0]}")
         shapes = tuple(r.shape for r in tensors)
         call = Call(
-            self.b, tuple(r.dtype for r in tensors), _used(node), shapes, NodeMemory(self.memory, node)
+            self.b, tuple(r.dtype for r in tensors), used_results(node), shapes, NodeMemory(self.memory, node)
         )
         try:
             out = entry.rule(call, *args, **kwargs)
         except (ValueError, AssertionError) as bad:
             raise VerifyError(
-                str(bad), phase="capture", op=_display(node.target), place=_place(node)
+                str(bad), phase="capture", op=display_name(node.target), place=place_of(node)
             ) from bad
         made = out if isinstance(out, tuple) else (out,)
         made += (None,) * (len(results) - len(made))  # results that are no tensors, behind those that are
@@ -344,7 +355,7 @@ class _Importer:
         group = collective(target, args, dict(kwargs))
         if node.is_impure() or group is not None:
             pure = False
-        call = LibraryCall(_display(target), target, args, kwargs, tuple(strides), reason, pure)
+        call = LibraryCall(display_name(target), target, args, kwargs, tuple(strides), reason, pure)
         if group is not None:
             call = replace(call, group=group, starts=bool(group), reuses=-1 if group else 0)
         return call, inputs
@@ -357,7 +368,7 @@ class _Importer:
         metas: Sequence[object],
     ) -> tuple[object, ...]:
         """What an op made that runs as `call`: a value per tensor, an expression per host scalar, in their places."""
-        numbers = {k: self.symbols.expr(m) for k, m in enumerate(metas) if isinstance(m, _NUMBERS)}
+        numbers = {k: self.symbols.expr(m) for k, m in enumerate(metas) if isinstance(m, NUMBERS)}
         binds = {k: e for k, e in numbers.items() if e.op == "symbol"}
         tensors = {k: r for k, r in enumerate(results) if r is not None}
         call = replace(call, places=(*tensors, *binds))
@@ -378,7 +389,7 @@ class _Importer:
                 self.layouts.setdefault(entry, layout)
                 forms += [None] * (len(outputs) - len(forms)) + [layout]
                 outputs.append(entry)
-            elif isinstance(entry, _NUMBERS):
+            elif isinstance(entry, NUMBERS):
                 outputs.append(self.symbols.expr(entry))
             elif entry is None or isinstance(entry, Expr):
                 outputs.append(entry)
@@ -397,37 +408,6 @@ class _Importer:
         )
 
 
-def mutations(gm: fx.GraphModule) -> list[fx.Node]:
-    """Nodes that write into a tensor, other than copies into placeholders (which become `Graph.writes`)."""
-    found: list[fx.Node] = []
-    for n in gm.graph.nodes:
-        if not isinstance(n.target, OpOverload):
-            continue
-        target = n.args[0] if n.args else None
-        kept = (
-            n.target.overloadpacket.__name__ == "copy_"
-            and isinstance(target, fx.Node)
-            and target.op == "placeholder"
-        )
-        if n.target._schema.is_mutable and not kept:  # pyright: ignore[reportPrivateUsage]
-            found.append(n)
-    return found
-
-
-def counted_nodes(gm: fx.GraphModule) -> list[str]:
-    """Names of the nodes that coverage counts: neither views, arithmetic on host scalars, nor checks."""
-    found: list[str] = []
-    for n in gm.graph.nodes:
-        entry, name = TABLE.get(n.target), _display(n.target)
-        view = n.target is operator.getitem or (entry is not None and entry.view)
-        scalar = isinstance(n.meta.get("val"), _NUMBERS) and (
-            not isinstance(n.target, OpOverload) or "sym_" in name
-        )
-        if n.op == "call_function" and not view and not scalar and library_reason(n.target) != CHECK:
-            found.append(name)
-    return found
-
-
 def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
     for node in gm.graph.nodes:
         for leaf in tree_leaves(node.meta.get("val")):
@@ -440,44 +420,6 @@ def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
     return None
 
 
-def _leaves(val: object) -> tuple[list[object], bool]:
-    """What a node makes, in order, and whether lists lie inside lists."""
-    if not isinstance(val, (list, tuple)):
-        return [val], False
-    parts = [_leaves(x)[0] if isinstance(x, (list, tuple)) else [x] for x in val]
-    return [x for part in parts for x in part], any(isinstance(x, (list, tuple)) for x in val)
-
-
-def _shaped_like(val: object, made: Iterator[object]) -> object:
-    """What was made, nested as `val`."""
-    return tuple(_shaped_like(x, made) for x in val) if isinstance(val, (list, tuple)) else next(made)
-
-
-def _plain_number(entry: object) -> object:
-    """A host scalar that is a constant, as a Python number."""
-    if isinstance(entry, Expr) and entry.op == "const" and isinstance(entry.value, (bool, int, float)):
-        return bool(entry.value) if entry.dtype is bool_ else entry.value
-    return entry
-
-
-def _values(nested: object) -> Iterable[Value]:
-    if isinstance(nested, Value):
-        yield nested
-    elif isinstance(nested, (list, tuple)):
-        for x in nested:
-            yield from _values(x)
-    elif isinstance(nested, dict):
-        yield from _values(list(nested.values()))
-
-
-def _used(node: fx.Node) -> frozenset[int]:
-    """Which results of a node are read by anything."""
-    taken = [u.args[1] for u in node.users if u.target is operator.getitem]
-    if len(taken) < len(node.users):
-        return frozenset(range(64))
-    return frozenset(k for k in taken if isinstance(k, int))
-
-
 def _agree(node: fx.Node, v: Value, r: _Result) -> None:
     """A declaration's result against torch's own: types and constant sizes must be equal (else it is a defect of ours);
     symbolic sizes provably (else the library call stands in)."""
@@ -485,33 +427,12 @@ def _agree(node: fx.Node, v: Value, r: _Result) -> None:
         return
     what = f"{v} declared, torch has {r.dtype}{list(r.shape)}"
     if v.dtype != r.dtype or len(v.shape) != len(r.shape):
-        raise VerifyError(what, phase="capture", op=_display(node.target), place=_place(node))
+        raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
     for ours, theirs in zip(v.shape, r.shape, strict=True):
         if not dims.equal(ours, theirs):
             if dims.static(dims.sub(ours, theirs)) is None:
                 raise NoDeclaration(f"shape not proved: {what}")
-            raise VerifyError(what, phase="capture", op=_display(node.target), place=_place(node))
-
-
-def _display(target: object) -> str:
-    if isinstance(target, OpOverload):
-        return f"{target.namespace}.{target.overloadpacket.__name__}"
-    named: Callable[..., object] | None = target if callable(target) else None
-    return getattr(named, "__name__", str(target))
-
-
-def _place(node: fx.Node) -> str:
-    """The last line of the user's own code that made the node, else the module that holds it."""
-    trace = node.meta.get("stack_trace")
-    if isinstance(trace, str):
-        last = next((line for line in reversed(trace.splitlines()) if line.lstrip().startswith("File ")), "")
-        if last:
-            file, _, rest = last.strip().removeprefix('File "').partition('", line ')
-            return f"{file}:{rest.partition(',')[0]}"
-    stack = node.meta.get("nn_module_stack")
-    if isinstance(stack, dict) and stack:
-        return str(list(stack.values())[-1][0])
-    return ""
+            raise VerifyError(what, phase="capture", op=display_name(node.target), place=place_of(node))
 
 
 __all__ = ["from_fx"]

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.environment import conditions
 from tilewright.capture.exported import Exported
-from tilewright.capture.fx import mutations
 from tilewright.capture.loop import keeping_loops
+from tilewright.capture.node import mutations
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError

@@ -6,8 +6,7 @@ library call of a composite stays a candidate for exactly its region.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from typing import Literal
@@ -15,9 +14,9 @@ from typing import Literal
 from ..target import Target
 from . import dims
 from .dtype import DType
-from .expr import Axis, Expr, axis, read
+from .expr import Expr
 from .identity import LABEL, TOLD, identity
-from .tensor import TensorExpr, output_axes, show_tensor_expr
+from .tensor import TensorExpr, show_tensor_expr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -366,7 +365,7 @@ class Graph:
             if missing:
                 raise ValueError(f"{op.name}: reads {missing} before definition")
             if op.expr is not None and bodies:
-                _verify_expr(op, op.expr)
+                verify_expr(op, op.expr)
             if op.call is not None and op.call.loop is not None and bodies:
                 op.call.loop.verify(op.inputs, op.outputs)
             if not known.isdisjoint(op.outputs):
@@ -399,7 +398,8 @@ class Graph:
         return replace(self, ops=tuple(ops), outputs=self.outputs if outputs is None else tuple(outputs))
 
 
-def _verify_expr(op: Op, expr: TensorExpr) -> None:
+def verify_expr(op: Op, expr: TensorExpr) -> None:
+    """Raise ValueError unless the expression is one of `op`: types, sizes, and what it reads."""
     expr.verify()
     if tuple(v.dtype for v in op.outputs) != expr.dtypes:
         raise ValueError(f"{op.name}: result types {[v.dtype for v in op.outputs]} are not {expr.dtypes}")
@@ -412,124 +412,3 @@ def _verify_expr(op: Op, expr: TensorExpr) -> None:
             raise ValueError(f"{op.name}: reads operand {r.value} of {len(op.inputs)}")
         if len(r.args) != len(op.inputs[r.value].shape) or r.dtype != op.inputs[r.value].dtype:
             raise ValueError(f"{op.name}: {r} does not fit {op.inputs[r.value]}")
-
-
-class Builder:
-    """Collects ops; every declaration in `ir.ops` is a function of a Builder and values."""
-
-    def __init__(self, first_id: int = 0) -> None:
-        self.ops: list[Op] = []
-        self.origins: list[Origin] = []
-        self.constants: dict[Value, object] = {}
-        self.preconditions: list[Precondition] = []
-        self._next = first_id
-        self._origin = -1
-
-    def value(self, shape: Sequence[Expr], dtype: DType) -> Value:
-        """A new value that nothing defines yet."""
-        self._next += 1
-        return Value(self._next - 1, tuple(shape), dtype)
-
-    def constant(self, tensor: object, shape: Sequence[Expr], dtype: DType) -> Value:
-        """A frozen tensor."""
-        v = self.value(shape, dtype)
-        self.constants[v] = tensor
-        return v
-
-    def emit(self, name: str, inputs: Sequence[Value], expr: TensorExpr) -> tuple[Value, ...]:
-        """Add an op with a tensor expression; shapes and types of the results are derived from it."""
-        outputs = tuple(self.value(expr.shape, t) for t in expr.dtypes)
-        op = Op(name, tuple(inputs), outputs, expr=expr, origin=self._origin)
-        _verify_expr(op, expr)
-        self.ops.append(op)
-        return outputs
-
-    def library(
-        self,
-        call: LibraryCall,
-        inputs: Sequence[Value],
-        results: Sequence[tuple[Sequence[Expr], DType]],
-        binds: Sequence[Expr] = (),
-    ) -> tuple[Value, ...]:
-        """Add an op that runs as a library call, with the shapes and types of its results, and the symbols it binds."""
-        outputs = tuple(self.value(s, t) for s, t in results)
-        self.ops.append(
-            Op(call.name, tuple(inputs), outputs, call=call, origin=self._origin, binds=tuple(binds))
-        )
-        return outputs
-
-    def require(self, size: Expr) -> None:
-        """The captured node at hand needs a size that is not 0."""
-        if not dims.at_least(size, 1):
-            origin = self.origins[self._origin]
-            self.preconditions.append(Precondition(size, origin.name, origin.place))
-
-    @contextmanager
-    def origin(self, name: str, place: str = "", node: str = "") -> Generator[int, None, None]:
-        """Ops emitted inside belong to one captured node; give its call and values to `close_origin` afterwards."""
-        outer, self._origin = self._origin, len(self.origins)
-        self.origins.append(Origin(self._origin, name, place, node=node))
-        try:
-            yield self._origin
-        finally:
-            self._origin = outer
-
-    def close_origin(
-        self,
-        id: int,
-        call: LibraryCall | None,
-        inputs: Sequence[Value],
-        outputs: Sequence[Value],
-        view: bool = False,
-    ) -> None:
-        """Record what a captured node read and made, and the library call that computes the same."""
-        self.origins[id] = replace(
-            self.origins[id], call=call, inputs=tuple(inputs), outputs=tuple(outputs), view=view
-        )
-
-    def pointwise(self, name: str, compute: Callable[..., Expr], *inputs: Value) -> Value:
-        """Add an elementwise op: `compute` receives one element of each input (broadcast as torch does) and
-        returns one."""
-        shape = broadcast(*[v.shape for v in inputs])
-        axes = output_axes(shape)
-        elements = [element(k, v, axes) for k, v in enumerate(inputs)]
-        (out,) = self.emit(name, inputs, TensorExpr(axes, (compute(*elements),)))
-        return out
-
-    def finish(
-        self, inputs: Sequence[Value | Expr], outputs: Sequence[Value | Expr | None],
-        layouts: Mapping[Value, Layout] | None = None, writes: Sequence[Write] = (),
-    ) -> Graph:  # fmt: skip
-        """The graph of what was collected, verified."""
-        graph = Graph(
-            tuple(inputs), tuple(self.ops), tuple(outputs), tuple(self.origins), layouts or {},
-            dict(self.constants), tuple(writes), tuple(self.preconditions),
-        )  # fmt: skip
-        graph.verify(bodies=False)  # `emit` has looked at them
-        return graph
-
-
-def broadcast(*shapes: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The common shape after torch's broadcasting. Sizes that are not proved different are taken as equal (the front
-    door has compared them); raises ValueError for constant sizes that differ."""
-    rank = max((len(s) for s in shapes), default=0)
-    out: list[Expr] = []
-    for k in range(rank):
-        sizes = [s[len(s) - rank + k] for s in shapes if len(s) - rank + k >= 0]
-        wide = [s for s in sizes if s is not dims.ONE]
-        fixed = {s for s in wide if dims.static(s) is not None}
-        if len(fixed) > 1:
-            raise ValueError(f"sizes {sizes} do not broadcast")
-        out.append(next(iter(fixed)) if fixed else wide[0] if wide else dims.ONE)
-    return tuple(out)
-
-
-def element(operand: int, v: Value, axes: Sequence[Axis]) -> Expr:
-    """The element of `v` at output `axes`, aligned from the right; size-1 dims are read at 0."""
-    index: list[Expr] = []
-    shift = len(axes) - len(v.shape)
-    for k, size in enumerate(v.shape):
-        a = axes[k + shift]
-        stretched = size is dims.ONE and a.extent is not dims.ONE
-        index.append(dims.ZERO if stretched or a.extent is dims.ONE else axis(a))
-    return read(operand, index, v.dtype)

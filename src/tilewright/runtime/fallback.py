@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from tilewright.capture.fx import counted_nodes
+from tilewright.capture.node import counted_nodes
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
 from tilewright.runtime.executable import Argument, Result, deliver

@@ -11,7 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.aten import decompositions
-from tilewright.capture.fx import from_fx, mutations
+from tilewright.capture.fx import from_fx
+from tilewright.capture.node import mutations
 from tilewright.errors import UnsupportedError
 from tilewright.interp import run_graph, run_values
 from tilewright.ir import dims

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.ir import dims
+from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axis, integer, symbol, walk
-from tilewright.ir.graph import Builder
 from tilewright.ir.ops import view
 
 

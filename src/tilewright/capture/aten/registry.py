@@ -12,10 +12,11 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
 from ...ir import dims
+from ...ir.builder import Builder
 from ...ir.dtype import DTYPES, DType, bool_, i64
 from ...ir.dtype import Kind as TypeKind
 from ...ir.expr import Const, Expr, cast, const
-from ...ir.graph import Builder, Value
+from ...ir.graph import Value
 from ...ir.ops import pointwise
 from ...ir.ops.strided import Lying
 

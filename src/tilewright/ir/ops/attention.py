@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from .. import dims, reduction
+from ..builder import Builder, broadcast, element
 from ..expr import Axis, Expr, call, cast, const, narrow, read, where
-from ..graph import Builder, Value, broadcast, element
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, number, pointwise, position, wide
 from .reduce import accumulated, amax

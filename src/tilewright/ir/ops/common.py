@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from .. import dims
+from ..builder import Builder, broadcast, element
 from ..dtype import DType, Kind, bool_, f32, i64
 from ..expr import Axis, Expr, axis, call, cast, const, read
-from ..graph import Builder, Value, broadcast, element
+from ..graph import Value
 from ..reduction import Reduction
 from ..tensor import TensorExpr, output_axes
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .. import dims, reduction
+from ..builder import Builder
 from ..dtype import DType
 from ..expr import Axis, Expr, call, cast, const, narrow, read, where
-from ..graph import Builder, Value
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, arith, inside, pointwise, position, within
 from .pointwise import narrow as narrow_value

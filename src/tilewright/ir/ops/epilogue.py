@@ -8,9 +8,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 from .. import dims
+from ..builder import Builder
 from ..dtype import f32
 from ..expr import Expr, call, slot, transform
-from ..graph import Builder, Value
+from ..graph import Value
 from . import pointwise
 
 

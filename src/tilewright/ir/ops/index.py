@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import dims, reduction
+from ..builder import Builder, broadcast, element
 from ..dtype import DType, i64
 from ..expr import Axis, Expr, call, cast, checked, read, where
-from ..graph import Builder, Value, broadcast, element
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, position, wrap
 from .pointwise import narrow

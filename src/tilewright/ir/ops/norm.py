@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .. import dims
+from ..builder import Builder
 from ..dtype import DType
 from ..expr import Expr, call, cast, narrow, read
-from ..graph import Builder, Value
+from ..graph import Value
 from ..reduction import scaled
 from ..tensor import TensorExpr, output_axes
 from .common import number, pointwise, position, wide

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
+from ..builder import Builder
 from ..dtype import DType, Kind, bool_
 from ..expr import Expr, call, cast, const, where
 from ..expr import narrow as narrow_expr
-from ..graph import Builder, Value
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import Arg, Binary, Scalar, Unary, arith, binary, is_true, number, pointwise, position, unary
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import dims, reduction
+from ..builder import Builder
 from ..dtype import DType
 from ..expr import Axis, Expr, call, cast, const, read, where
 from ..expr import narrow as narrow_expr
-from ..graph import Builder, Value
+from ..graph import Value
 from ..reduction import lowest
 from ..tensor import TensorExpr, output_axes
 from .common import inside, position, within

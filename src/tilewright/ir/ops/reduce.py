@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from .. import dims, reduction
+from ..builder import Builder, broadcast
 from ..dtype import DType, bool_
 from ..expr import Axis, Expr, call, cast, const, read, where
 from ..expr import narrow as narrow_expr
-from ..graph import Builder, Value, broadcast
+from ..graph import Value
 from ..reduction import Reduction
 from ..tensor import TensorExpr, output_axes
 from .common import accumulator, is_true, number, pointwise, position, reduced, shared, wide, wrap_all

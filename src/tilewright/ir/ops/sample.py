@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import dims
+from ..builder import Builder
 from ..dtype import i64
 from ..expr import Expr, call, cast, const, narrow, read, where
-from ..graph import Builder, Value
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import number, position, within
 from .view import replicated

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .. import reduction
+from ..builder import Builder
 from ..dtype import DType, i64
 from ..expr import call, cast, const, read, slot, where
-from ..graph import Builder, Value
+from ..graph import Value
 from ..reduction import Reduction
 from ..tensor import TensorExpr, output_axes
 from .common import accumulator, pointwise, position, wrap

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 
 from .. import dims
+from ..builder import Builder
 from ..expr import Expr, call, read, where
-from ..graph import Builder, Value
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import access, inside, position, within
 

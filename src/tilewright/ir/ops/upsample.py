@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .. import dims
+from ..builder import Builder
 from ..dtype import DType
 from ..expr import Expr, call, cast, const, narrow, read
-from ..graph import Builder, Value
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import position
 from .view import replicated

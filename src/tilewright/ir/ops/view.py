@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import dims
+from ..builder import Builder, broadcast
 from ..expr import Expr, call, read, where
-from ..graph import Builder, Value, broadcast
+from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, access, inside, position, within, wrap
 

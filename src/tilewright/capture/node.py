@@ -1,0 +1,111 @@
+"""What a node of a captured torch graph is: its results, its place in the user's code, its name for people."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from ..ir.dtype import bool_
+from ..ir.expr import Expr
+from ..ir.graph import CHECK, Value
+from .aten import TABLE
+from .aten.library import library_reason
+
+NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""What stands for a host scalar."""
+
+
+def mutations(gm: fx.GraphModule) -> list[fx.Node]:
+    """Nodes that write into a tensor, other than copies into placeholders (which become `Graph.writes`)."""
+    found: list[fx.Node] = []
+    for n in gm.graph.nodes:
+        if not isinstance(n.target, OpOverload):
+            continue
+        target = n.args[0] if n.args else None
+        kept = (
+            n.target.overloadpacket.__name__ == "copy_"
+            and isinstance(target, fx.Node)
+            and target.op == "placeholder"
+        )
+        if n.target._schema.is_mutable and not kept:  # pyright: ignore[reportPrivateUsage]
+            found.append(n)
+    return found
+
+
+def counted_nodes(gm: fx.GraphModule) -> list[str]:
+    """Names of the nodes that coverage counts: neither views, arithmetic on host scalars, nor checks."""
+    found: list[str] = []
+    for n in gm.graph.nodes:
+        entry, name = TABLE.get(n.target), display_name(n.target)
+        view = n.target is operator.getitem or (entry is not None and entry.view)
+        scalar = isinstance(n.meta.get("val"), NUMBERS) and (
+            not isinstance(n.target, OpOverload) or "sym_" in name
+        )
+        if n.op == "call_function" and not view and not scalar and library_reason(n.target) != CHECK:
+            found.append(name)
+    return found
+
+
+def leaves_of(val: object) -> tuple[list[object], bool]:
+    """What a node makes, in order, and whether lists lie inside lists."""
+    if not isinstance(val, (list, tuple)):
+        return [val], False
+    parts = [leaves_of(x)[0] if isinstance(x, (list, tuple)) else [x] for x in val]
+    return [x for part in parts for x in part], any(isinstance(x, (list, tuple)) for x in val)
+
+
+def shaped_like(val: object, made: Iterator[object]) -> object:
+    """What was made, nested as `val`."""
+    return tuple(shaped_like(x, made) for x in val) if isinstance(val, (list, tuple)) else next(made)
+
+
+def plain_number(entry: object) -> object:
+    """A host scalar that is a constant, as a Python number."""
+    if isinstance(entry, Expr) and entry.op == "const" and isinstance(entry.value, (bool, int, float)):
+        return bool(entry.value) if entry.dtype is bool_ else entry.value
+    return entry
+
+
+def values_in(nested: object) -> Iterable[Value]:
+    """The values in arguments, in order."""
+    if isinstance(nested, Value):
+        yield nested
+    elif isinstance(nested, (list, tuple)):
+        for x in nested:
+            yield from values_in(x)
+    elif isinstance(nested, dict):
+        yield from values_in(list(nested.values()))
+
+
+def used_results(node: fx.Node) -> frozenset[int]:
+    """Which results of a node are read by anything."""
+    taken = [u.args[1] for u in node.users if u.target is operator.getitem]
+    if len(taken) < len(node.users):
+        return frozenset(range(64))
+    return frozenset(k for k in taken if isinstance(k, int))
+
+
+def display_name(target: object) -> str:
+    """What is called, as people know it: `aten.mm`."""
+    if isinstance(target, OpOverload):
+        return f"{target.namespace}.{target.overloadpacket.__name__}"
+    named: Callable[..., object] | None = target if callable(target) else None
+    return getattr(named, "__name__", str(target))
+
+
+def place_of(node: fx.Node) -> str:
+    """The last line of the user's own code that made the node, else the module that holds it."""
+    trace = node.meta.get("stack_trace")
+    if isinstance(trace, str):
+        last = next((line for line in reversed(trace.splitlines()) if line.lstrip().startswith("File ")), "")
+        if last:
+            file, _, rest = last.strip().removeprefix('File "').partition('", line ')
+            return f"{file}:{rest.partition(',')[0]}"
+    stack = node.meta.get("nn_module_stack")
+    if isinstance(stack, dict) and stack:
+        return str(list(stack.values())[-1][0])
+    return ""
