@@ -32,12 +32,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trial",),
     ("pricing",),
     ("compiler",),
-    ("accuracy", "measure", "door", "files", "report", "cli"),
+    ("accuracy", "measure", "peak_memory", "door", "files", "report", "cli"),
     ("__init__", "__main__"),
 )
 LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 
-MAX_FILE = 600
+MAX_FILE = 500
+MAX_NATIVE_FILE = 600
 MAX_FUNCTION = 60
 
 # Where a file outside capture/ may write one of the two words below, and why.
@@ -228,7 +229,9 @@ def test_package(check: Callable[[Sources], list[str]]) -> None:
 
 def test_native_files_are_short() -> None:
     files = [f for end in ("*.h", "*.cpp") for f in ROOT.rglob(end)]
-    long = {str(f.relative_to(ROOT)): n for f in files if (n := len(f.read_text().splitlines())) > MAX_FILE}
+    long = {
+        str(f.relative_to(ROOT)): n for f in files if (n := len(f.read_text().splitlines())) > MAX_NATIVE_FILE
+    }
     assert not long
 
 
@@ -285,7 +288,7 @@ def test_a_cycle_is_found() -> None:
 
 
 def test_long_files_and_functions_are_found() -> None:
-    assert too_long({"errors": "\n" * 601}) and not too_long({"errors": "\n" * 600})
+    assert too_long({"errors": "\n" * 501}) and not too_long({"errors": "\n" * 500})
     body = "def f():\n" + "    x = 1\n" * 59
     assert not too_long({"errors": body})
     assert "f has 61 lines" in too_long({"errors": body + "    x = 1\n"})[0]

@@ -16,7 +16,8 @@ import torch
 
 from tilewright import measure
 from tilewright.errors import TilewrightError
-from tilewright.measure import Built, PeakMemory, Prepared, Timing, Unavailable, Workload
+from tilewright.measure import Built, Prepared, Timing, Unavailable, Workload
+from tilewright.peak_memory import PeakMemory
 
 
 def test_summary_of_known_samples() -> None:

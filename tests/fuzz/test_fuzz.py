@@ -124,7 +124,11 @@ def test_a_planted_mistake_is_found_shrunk_and_written(
     assert [s.template for s in small.statements] == ["torch.tanh({0})"]
     assert plain.options == {} and not plain.training and small.givens[0].layout == "contiguous"
     path = written(tmp_path, 1, small, plain, last)
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join((str(root), str(root / "src")))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths}
+    )  # fmt: skip
     assert done.stdout == "right\n" and done.returncode == 0, done.stderr
 
 

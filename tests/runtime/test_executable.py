@@ -16,7 +16,8 @@ from tilewright.ir.expr import Expr, integer, symbol
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Operand, Value, Write
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.plan import build_plan
-from tilewright.runtime.executable import Executable, deliver
+from tilewright.runtime.arguments import deliver
+from tilewright.runtime.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.tensors import memory_range, relaid, repeats_memory, same_layout
 

@@ -19,7 +19,8 @@ from tilewright.compiler import compile_fx
 from tilewright.errors import IndexOutOfRange
 from tilewright.options import Options
 from tilewright.runtime import whole
-from tilewright.runtime.executable import Argument, Executable, Result
+from tilewright.runtime.arguments import Argument
+from tilewright.runtime.executable import Executable, Result
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import _launchers  # pyright: ignore[reportPrivateUsage]
 

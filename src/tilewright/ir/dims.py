@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import gcd, lcm
+from math import lcm
 
 from . import host
 from .dtype import bool_, i64
-from .expr import Axis, Expr, Symbol, call, integer, leaves, make, register_index, show
-
-Monomial = tuple[Expr, ...]
-Linear = dict[Monomial, int]
+from .expr import Axis, Expr, Symbol, integer, leaves, make, register_index
+from .linear_form import (
+    Linear,
+    Monomial,
+    common_factors,
+    key_of,
+    linear,
+    monomial_of,
+    needs_bound,
+    product_of,
+    quotient_of,
+    split_by,
+    sum_of,
+)
 
 _MEMO = 1 << 16
 """Results that each operation remembers: expressions are interned, so a look-up is by identity."""
@@ -25,62 +35,12 @@ ZERO, ONE = integer(0), integer(1)
 _EXTREMA = ("maximum", "minimum")
 
 
-def _key(atom: Expr) -> str:
-    value = atom.value
-    return value.name if isinstance(value, (Axis, Symbol)) else "~" + show(atom)
-
-
-def linear(e: Expr) -> Linear:
-    """The normal form of index expression `e`: monomial (sorted atoms) -> coefficient. Do not change the result."""
-    if isinstance(e.linear_memo, dict):
-        return e.linear_memo
-    if e.op == "const":
-        assert isinstance(e.value, int)
-        form: Linear = {(): e.value} if e.value else {}
-    elif e.op == "add":
-        form = _sum(linear(e.args[0]), linear(e.args[1]), 1)
-    elif e.op == "sub":
-        form = _sum(linear(e.args[0]), linear(e.args[1]), -1)
-    elif e.op == "neg":
-        form = {m: -c for m, c in linear(e.args[0]).items()}
-    elif e.op == "mul":
-        form = _product(linear(e.args[0]), linear(e.args[1]))
-    else:
-        form = {(e,): 1}
-    e.linear_memo = form
-    return form
-
-
-def _sum(a: Linear, b: Linear, sign: int) -> Linear:
-    out = dict(a)
-    for m, c in b.items():
-        total = out.get(m, 0) + sign * c
-        if total:
-            out[m] = total
-        else:
-            out.pop(m, None)
-    return out
-
-
-def _product(a: Linear, b: Linear) -> Linear:
-    out: Linear = {}
-    for m, c in a.items():
-        for n, d in b.items():
-            key = tuple(sorted(m + n, key=_key)) if m and n else m or n
-            total = out.get(key, 0) + c * d
-            if total:
-                out[key] = total
-            else:
-                out.pop(key, None)
-    return out
-
-
 def from_linear(form: Linear) -> Expr:
     """The canonical expression of a normal form; a quotient and its remainder are joined again."""
     form = _joined(form)
     terms: list[Expr] = []
     for m, c in sorted(
-        form.items(), key=lambda item: (not item[0], len(item[0]), [_key(a) for a in item[0]])
+        form.items(), key=lambda item: (not item[0], len(item[0]), [key_of(a) for a in item[0]])
     ):
         term: Expr | None = None
         for atom in m:
@@ -107,10 +67,10 @@ def _joined(form: Linear) -> Linear:
                 continue
             r, b = atom.args
             rest: Linear = {m[:k] + m[k + 1 :]: form[m]}
-            quotient = _product(rest, _product(linear(b), linear(floordiv(r, b))))
+            quotient = product_of(rest, product_of(linear(b), linear(floordiv(r, b))))
             if quotient and all(form.get(n) == c for n, c in quotient.items()):
-                form = _sum(_sum(form, quotient, -1), _product(rest, {(atom,): 1}), -1)
-                return _joined(_sum(form, _product(rest, linear(r)), 1))
+                form = sum_of(sum_of(form, quotient, -1), product_of(rest, {(atom,): 1}), -1)
+                return _joined(sum_of(form, product_of(rest, linear(r)), 1))
     return form
 
 
@@ -119,14 +79,14 @@ def add(*terms: Expr) -> Expr:
     """The sum of index expressions, in normal form."""
     form: Linear = {}
     for t in terms:
-        form = _sum(form, linear(t), 1)
+        form = sum_of(form, linear(t), 1)
     return from_linear(form)
 
 
 @lru_cache(_MEMO)
 def sub(a: Expr, b: Expr) -> Expr:
     """`a - b` in normal form."""
-    return from_linear(_sum(linear(a), linear(b), -1))
+    return from_linear(sum_of(linear(a), linear(b), -1))
 
 
 @lru_cache(_MEMO)
@@ -134,7 +94,7 @@ def mul(*factors: Expr) -> Expr:
     """The product of index expressions, in normal form."""
     form: Linear = {(): 1}
     for f in factors:
-        form = _product(form, linear(f))
+        form = product_of(form, linear(f))
     return from_linear(form)
 
 
@@ -143,67 +103,33 @@ def prod(factors: Iterable[Expr]) -> Expr:
     return mul(*factors)
 
 
-def _monomial(e: Expr) -> tuple[Monomial, int] | None:
-    form = linear(e)
-    if len(form) != 1:
-        return None
-    ((m, c),) = form.items()
-    return m, c
-
-
-def _quotient(m: Monomial, by: Monomial) -> Monomial | None:
-    rest = list(m)
-    for atom in by:
-        if atom not in rest:
-            return None
-        rest.remove(atom)
-    return tuple(rest)
-
-
-def _split(form: Linear, m: Monomial, c: int) -> tuple[Linear, Linear]:
-    """Terms divisible by the monomial c*m, divided by it; and the others."""
-    quotient: Linear = {}
-    rest: Linear = {}
-    for n, d in form.items():
-        q = _quotient(n, m)
-        if q is None:
-            rest[n] = d
-            continue
-        whole, left = divmod(d, c)
-        if whole:
-            quotient[q] = whole
-        if left:
-            rest[n] = left
-    return quotient, rest
-
-
 @lru_cache(_MEMO)
 def floordiv(a: Expr, b: Expr) -> Expr:
     """`a // b` rounding down, for b > 0 a monomial of constants and symbols; anything else stays as it is."""
-    mono = _monomial(b)
+    mono = monomial_of(b)
     if mono is None or mono[1] <= 0 or not at_least(b, 0):
         return make("floordiv", (a, b), i64)
     m, c = mono
     if not m and c == 1:
         return a
-    quotient, rest = _split(linear(a), m, c)
+    quotient, rest = split_by(linear(a), m, c)
     r = from_linear(rest)
     if rest and not (at_least(r, 0) and at_least(sub(b, r), 1)):
         inner = _reduced("floordiv", r, b)
-        quotient = _sum(quotient, linear(inner), 1)
+        quotient = sum_of(quotient, linear(inner), 1)
     return from_linear(quotient)
 
 
 @lru_cache(_MEMO)
 def mod(a: Expr, b: Expr) -> Expr:
     """`a % b` in [0, b), for b > 0 a monomial of constants and symbols; anything else stays as it is."""
-    mono = _monomial(b)
+    mono = monomial_of(b)
     if mono is None or mono[1] <= 0 or not at_least(b, 0):
         return make("mod", (a, b), i64)
     m, c = mono
     if not m and c == 1:
         return ZERO
-    _, rest = _split(linear(a), m, c)
+    _, rest = split_by(linear(a), m, c)
     r = from_linear(rest)
     if not rest or (at_least(r, 0) and at_least(sub(b, r), 1)):
         return r
@@ -213,27 +139,27 @@ def mod(a: Expr, b: Expr) -> Expr:
 
 
 def _divides(d: Expr, n: Expr) -> bool:
-    mono = _monomial(d)
+    mono = monomial_of(d)
     if mono is None:
         return False
-    return not _split(linear(n), *mono)[1]
+    return not split_by(linear(n), *mono)[1]
 
 
 def _reduced(op: str, r: Expr, b: Expr) -> Expr:
     """floordiv or mod of a remainder by b, after taking out a common factor; nested divisions are merged."""
     form = linear(r)
-    mono = _monomial(b)
+    mono = monomial_of(b)
     assert mono is not None
     if op == "floordiv":
         inner = _only_quotient(form)
         if inner is not None:
             # (a // m + t) // b = (a + m t) // (m b) for whole t
             return floordiv(add(inner.args[0], mul(inner.args[1], sub(r, inner))), mul(inner.args[1], b))
-    for m, c in _common_factors(form, *mono):
-        quotient, rest = _split(form, m, c)
+    for m, c in common_factors(form, *mono):
+        quotient, rest = split_by(form, m, c)
         factor, low = from_linear({m: c}), from_linear(rest)
         if quotient and (not rest or (at_least(low, 0) and at_least(sub(factor, low), 1))):
-            small = from_linear({_quotient(mono[0], m) or (): mono[1] // c})
+            small = from_linear({quotient_of(mono[0], m) or (): mono[1] // c})
             high = from_linear(quotient)
             return floordiv(high, small) if op == "floordiv" else add(mul(mod(high, small), factor), low)
     return make(op, (r, b), i64)
@@ -250,22 +176,6 @@ def _only_quotient(form: Linear) -> Expr | None:
         elif any(not isinstance(atom.value, Symbol) for atom in m):
             return None
     return found
-
-
-def _common_factors(form: Linear, m: Monomial, c: int) -> list[tuple[Monomial, int]]:
-    """Greatest common factors of the terms of `form` with c*m, other than 1; larger ones first."""
-    found: dict[tuple[Monomial, int], None] = {}
-    for n, d in form.items():
-        rest = list(m)
-        shared: list[Expr] = []
-        for atom in n:
-            if atom in rest:
-                rest.remove(atom)
-                shared.append(atom)
-        factor = (tuple(sorted(shared, key=_key)), gcd(c, d))
-        if factor != ((), 1):
-            found[factor] = None
-    return sorted(found, key=lambda f: (len(f[0]), f[1]), reverse=True)
 
 
 def ceildiv(a: Expr, b: Expr) -> Expr:
@@ -301,10 +211,10 @@ def _above(a: Expr, b: Expr) -> bool:
 @lru_cache(_MEMO)
 def exact_div(a: Expr, b: Expr) -> Expr | None:
     """`a / b` if b is a monomial that provably divides a, else None."""
-    mono = _monomial(b)
+    mono = monomial_of(b)
     if mono is None or not mono[1]:
         return None
-    quotient, rest = _split(linear(a), *mono)
+    quotient, rest = split_by(linear(a), *mono)
     return None if rest else from_linear(quotient)
 
 
@@ -379,7 +289,7 @@ def at_least(e: Expr, bound: int) -> bool:
     if isinstance(e.value, Symbol):
         return e.value.low >= bound
     form = linear(e)
-    if any(_needs_bound(atom) for m in form for atom in m):
+    if any(needs_bound(atom) for m in form for atom in m):
         low, _ = bounds(e)
         if low is not None and low is not e:
             least = linear(low)
@@ -404,10 +314,10 @@ def _by_quotients(form: Linear, bound: int) -> bool:
     for m, c in form.items():
         d = divisors[m]
         if not d:
-            total = _sum(total, {m: c * scale}, 1)
+            total = sum_of(total, {m: c * scale}, 1)
             continue
         top = m[0].args[0] if c < 0 else sub(m[0].args[0], integer(d - 1))
-        total = _sum(total, {n: k * c * (scale // d) for n, k in linear(top).items()}, 1)
+        total = sum_of(total, {n: k * c * (scale // d) for n, k in linear(top).items()}, 1)
     return at_least(from_linear(total), scale * (bound - 1) + 1)
 
 
@@ -417,10 +327,6 @@ def _constant_divisor(m: Monomial) -> int:
         return 0
     d = static(m[0].args[1])
     return d if d is not None and d > 1 else 0
-
-
-def _needs_bound(atom: Expr) -> bool:
-    return not isinstance(atom.value, Symbol)
 
 
 def _low_of_atoms(form: Linear, bound: int) -> bool:
@@ -449,8 +355,8 @@ def _shifted_nonnegative(form: Linear, bound: int) -> bool:
         for atom in m:
             value = atom.value
             assert isinstance(value, Symbol)
-            part = _product(part, {(atom,): 1, (): value.low} if value.low else {(atom,): 1})
-        shifted = _sum(shifted, part, 1)
+            part = product_of(part, {(atom,): 1, (): value.low} if value.low else {(atom,): 1})
+        shifted = sum_of(shifted, part, 1)
     constant = shifted.pop((), 0)
     for m, c in shifted.items():
         if c < 0:
@@ -511,11 +417,11 @@ def _without_mod(form: Linear) -> Linear:
         for atom in m:
             if atom.op == "mod":
                 r, b = atom.args
-                factor = _sum(linear(r), _product(linear(b), linear(floordiv(r, b))), -1)
+                factor = sum_of(linear(r), product_of(linear(b), linear(floordiv(r, b))), -1)
             else:
                 factor = {(atom,): 1}
-            term = _product(term, factor)
-        form = _sum(_sum(form, {m: c}, -1), term, 1)
+            term = product_of(term, factor)
+        form = sum_of(sum_of(form, {m: c}, -1), term, 1)
     return form
 
 
@@ -537,7 +443,7 @@ def coefficient(e: Expr, of: Expr) -> Expr | None:
         if m.count(of) > 1 or any(of in leaves(atom, of.op) for atom in m if atom is not of):
             return None
         if of in m:
-            q = _quotient(m, (of,))
+            q = quotient_of(m, (of,))
             assert q is not None
             form[q] = c
     return from_linear(form)
@@ -589,9 +495,3 @@ def _negate(a: Expr) -> Expr:
 for _name, _build in (("add", add), ("sub", sub), ("mul", mul), ("floordiv", floordiv), ("mod", mod), ("neg", _negate),
                       ("maximum", maximum), ("minimum", minimum)):  # fmt: skip
     register_index(_name, _build)
-
-
-def data(op: str, *args: Expr) -> Expr:
-    """A scalar operation on i64 data, in normal form where it is ring arithmetic."""
-    from_table = {"add": add, "sub": sub, "mul": mul}.get(op)
-    return from_table(*args) if from_table is not None else call(op, *args)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from ..ir.graph import Graph, Layout, LibraryCall, Op, Value
 from ..ir.kernel import Kernel, Note
 from ..options import Contractions
-from ..rewrite.parts import Cascade, cascades, in_parts
+from ..rewrite.find_cascades import Cascade, cascades
+from ..rewrite.parts import in_parts
 from ..tile.sizes import estimate
 from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
 from .recall import Grouping, Memory, as_seen, groupings_of, plain, task_of

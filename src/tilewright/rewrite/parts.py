@@ -14,7 +14,7 @@ complete results and of the products in front of the folds, which the parts leav
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ..ir import dims
@@ -37,48 +37,11 @@ from ..ir.expr import (
 from ..ir.graph import Graph, Op, Value
 from ..ir.ops.common import position
 from ..ir.tensor import TensorExpr, output_axes
+from .find_cascades import Cascade, NotApart, operand_of
 from .gauges import Upstream, empty, gap, shown
 from .normalise import normalise
 from .online import Law, derive
 from .terms import Gauge
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cascade:
-    """Folds over one axis (by op: the axis that each of them folds), and the values made on the way that have this axis
-    as a dim (by value: which)."""
-
-    folds: Mapping[Op, Axis]
-    along: Mapping[Value, int]
-
-    @property
-    def extent(self) -> Expr:
-        """Elements along the axis."""
-        return next(iter(self.folds.values())).extent
-
-    @property
-    def rows(self) -> Expr:
-        """Results of the fold with the fewest."""
-        return min((f.output.numel for f in self.folds), key=lambda n: dims.static(n) or 1 << 62)
-
-
-class _NotApart(Exception):
-    """The cascade cannot run in parts."""
-
-
-def cascades(region: Graph) -> list[Cascade]:
-    """The cascades of a region."""
-    found: list[Cascade] = []
-    for op in region.ops:
-        if any(op in c.folds for c in found):
-            continue
-        for v, d in _starts(region, op):
-            try:
-                found.append(_Closure(region).of(v, d))
-                break
-            except _NotApart:
-                continue
-    return found
 
 
 def in_parts(
@@ -90,97 +53,10 @@ def in_parts(
     try:
         made = _Parts(region, cascade, parts, even)
         graph = normalise(made.graph())
-    except _NotApart:
+    except NotApart:
         return None
     producer = graph.producer()
     return graph, frozenset(v for v in (*made.states.values(), *made.left.values()) if v in producer)
-
-
-def _starts(region: Graph, op: Op) -> Iterator[tuple[Value, int]]:
-    """Values made in the region that a fold reads plainly along the axis that it folds."""
-    producer = region.producer()
-    if op.expr is None or op.expr.reduction is None or len(op.expr.reduce) != 1:
-        return
-    for r in op.expr.reads():
-        v = _operand(op, r)
-        for d, index in enumerate(r.args):
-            if v in producer and index is axis(op.expr.reduce[0]):
-                yield v, d
-
-
-def _operand(op: Op, r: Expr) -> Value:
-    assert isinstance(r.value, int)
-    return op.inputs[r.value]
-
-
-class _Closure:
-    """Follows an axis through the values that have it."""
-
-    def __init__(self, region: Graph) -> None:
-        self.producer, self.consumers = region.producer(), region.consumers()
-        self.folds: dict[Op, Axis] = {}
-        self.along: dict[Value, int] = {}
-        self.todo: list[Value] = []
-
-    def of(self, v: Value, d: int) -> Cascade:
-        self.add(v, d)
-        while self.todo:
-            v = self.todo.pop()
-            op, d = self.producer[v], self.along[v]
-            assert op.expr is not None
-            if op.expr.scan is not None or len(op.outputs) > 1:
-                raise _NotApart
-            self.back(op, op.expr.axes[d])
-            for reader in self.consumers.get(v, []):
-                self.onward(reader, v, d)
-        return Cascade(dict(self.folds), dict(self.along))
-
-    def add(self, v: Value, d: int) -> None:
-        if self.along.setdefault(v, d) != d:
-            raise _NotApart
-        if v not in self.todo:
-            self.todo.append(v)
-
-    def back(self, op: Op, a: Axis) -> None:
-        """The values made here that `op` reads along `a`."""
-        assert op.expr is not None
-        for r in op.expr.reads():
-            v = _operand(op, r)
-            for d, index in enumerate(r.args):
-                if v in self.producer and axis(a) in axes_of(index):
-                    if index is not axis(a):
-                        raise _NotApart
-                    if not dims.equal(v.shape[d], a.extent):
-                        continue  # a piece of a concatenation: read at the places of the parts, as memory is
-                    if v not in self.along or self.along[v] != d:
-                        self.add(v, d)
-
-    def onward(self, reader: Op, v: Value, d: int) -> None:
-        """What `reader` makes of `v`."""
-        if reader.expr is None or reader.expr.scan is not None:
-            raise _NotApart
-        for r in reader.expr.reads():
-            if _operand(reader, r) is not v:
-                continue
-            a = r.args[d].value
-            if r.args[d].op != "axis" or not isinstance(a, Axis) or not dims.equal(v.shape[d], a.extent):
-                raise _NotApart
-            if a not in reader.expr.reduce:
-                place = reader.expr.axes.index(a)
-                for made in reader.outputs:
-                    if self.along.get(made) != place:
-                        self.add(made, place)
-            elif reader not in self.folds:
-                self.folds[reader] = self.member(reader, a)
-                self.back(reader, a)
-
-    def member(self, op: Op, a: Axis) -> Axis:
-        assert op.expr is not None and op.expr.reduction is not None
-        reduction = op.expr.reduction
-        neutral = reduction.lifted(reduction.identity) == reduction.identity
-        if op.expr.reduce != (a,) or reduction.combiner is None or not neutral:
-            raise _NotApart
-        return a
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +148,7 @@ class _Parts:
         def visit(x: Expr) -> Expr | None:
             if x.op != "read":
                 return None
-            v = _operand(op, x)
+            v = operand_of(op, x)
             args = tuple(substitute(transform(i, visit), table) for i in x.args)
             if v in self.cascade.along:
                 d = self.cascade.along[v]
@@ -334,7 +210,7 @@ class _Parts:
 
 def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
     """Folds over other axes from which values along the cascade's axis are made that leave the region; rounded, where
-    that is how all readers see them. Raises _NotApart if one has more elements than any value that leaves."""
+    that is how all readers see them. Raises NotApart if one has more elements than any value that leaves."""
     producer, consumers = region.producer(), region.consumers()
     found: set[Value] = set()
     kept = [v for v in region.kept() if v in cascade.along]
@@ -353,7 +229,7 @@ def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
         todo += fresh
         done.update(fresh)
     if any(not any(dims.at_least(dims.sub(v.numel, b.numel), 0) for v in kept) for b in found):
-        raise _NotApart
+        raise NotApart
     return frozenset(found)
 
 
@@ -408,20 +284,20 @@ class _Laws:
         self.values = {v.id: v for op in region.ops for v in (*op.inputs, *op.outputs)}
 
     def follower(self, op: Op) -> _Follower | None:
-        """How a fold of the cascade follows others; None if it reads none. Raises _NotApart if it cannot."""
+        """How a fold of the cascade follows others; None if it reads none. Raises NotApart if it cannot."""
         assert op.expr is not None and op.expr.reduction is not None
         body = self.composed(op, op.expr.body[0])
         leaves = [x for x in dict.fromkeys(walk(body)) if self.member(x) is not None]
         if not leaves:
             return None
         if any(x.dtype.is_half or axis(a) in axes_of(x) for x in leaves for a in op.expr.reduce):
-            raise _NotApart
+            raise NotApart
         upstream = tuple(self.upstream(x, op.expr.reduce[0]) for x in leaves)
         law = derive(op.expr.reduction, (body,), upstream, op.expr.reduce)
         if not isinstance(law, Law) or law.hazard or law.rank > 1 or len(law.gauges) > 1:
-            raise _NotApart
+            raise NotApart
         if any(g.centred or not _closed(g) for g in law.gauges):
-            raise _NotApart
+            raise NotApart
         made = law.states[0]
         expr = replace(op.expr, reduction=made.reduction)
         state = self.as_op(op, expr, (made.body,), ())
@@ -478,7 +354,7 @@ class _Laws:
         def visit(x: Expr) -> Expr | None:
             if x.op != "read":
                 return None
-            v = _operand(op, x)
+            v = operand_of(op, x)
             args = tuple(transform(i, visit) for i in x.args)
             maker = self.producer.get(v)
             if maker is None or maker.expr is None:

@@ -23,10 +23,11 @@ from tilewright.errors import OutOfMemory
 from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number
 from tilewright.plan.data import Binding, Plan
+from tilewright.runtime.arguments import Argument
 from tilewright.runtime.bound import Workspace
 from tilewright.runtime.cuda_driver import Device, current_stream, opened
 from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.executable import Argument, Bound, Executable, Result
+from tilewright.runtime.executable import Bound, Executable, Result
 from tilewright.runtime.launch import Unit, raise_error
 
 KEEP_BYTES = 1 << 30

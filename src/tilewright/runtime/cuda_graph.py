@@ -21,8 +21,9 @@ from torch import Tensor
 
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
+from tilewright.runtime.arguments import Argument
 from tilewright.runtime.cuda_driver import Device, current_stream
-from tilewright.runtime.executable import Argument, Bound, Result
+from tilewright.runtime.executable import Bound, Result
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.tensors import maker_on, memory_range, repeats_memory
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError
-from tilewright.ir.dims import symbols_of
-from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.expr import Expr
 from tilewright.ir.host import Number, number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
-from tilewright.plan.data import Part as Where
+from tilewright.runtime.arguments import (
+    Argument,
+    check_apart,
+    check_out,
+    check_placed,
+    check_tensor,
+    reader_of,
+    solve,
+    symbols_of_plan,
+)
 from tilewright.runtime.bound import Part, Workspace, check_preconditions
 from tilewright.runtime.launch import Unit, raise_error
 from tilewright.runtime.stats import STATS
@@ -27,7 +33,6 @@ from tilewright.runtime.tensors import (
     copy_into,
     memory_range,
     relaid,
-    repeats_memory,
     same_layout,
     torch_dtype,
 )
@@ -40,7 +45,6 @@ SMALL_BYTES = 1 << 16
 KEEP_BYTES = 1 << 28
 """A workspace with more memory than this is not kept between calls."""
 
-Argument = Tensor | int | float | bool
 Result = Tensor | int | float | bool | None
 Quick = Callable[[list[Argument]], list[Result] | None]
 
@@ -208,7 +212,7 @@ class Executable:
         self._tables: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
         self._lock = threading.Lock()
         self._recent: Bound | None = None
-        self._readers = tuple(_reader(b) for b in plan.bindings)
+        self._readers = tuple(reader_of(b) for b in plan.bindings)
         self._fixed = trusted and not self._readers
         self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
         self._template: list[Tensor | None] = [None] * len(plan.buffers)
@@ -248,7 +252,7 @@ class Executable:
             if made is not None:
                 return made
         if self.plan.placed:
-            _check_placed(self.plan, bound.sizes, args)
+            check_placed(self.plan, bound.sizes, args)
         tensors = self._template[:]
         for k, b, _ in bound.inputs:
             tensors[b] = cast(Tensor | None, args[k])
@@ -352,7 +356,7 @@ class Executable:
             raise InputError(f"{len(args)} inputs were given, {len(plan.inputs)} are needed", phase="input")
         for k, (spec, a) in enumerate(zip(plan.inputs, args, strict=True)):
             if isinstance(spec, Spec):
-                _check_tensor(k, spec, a, "cpu" if k in plan.host else plan.device)
+                check_tensor(k, spec, a, "cpu" if k in plan.host else plan.device)
             elif not isinstance(a, (bool, int, float)):
                 raise InputError(f"input {k} must be a number, not {type(a).__name__}", phase="input")
         sizes = solve(plan.bindings, args, self._readers)
@@ -369,7 +373,7 @@ class Executable:
         return sizes
 
     def _check_sizes(self, sizes: dict[str, Number]) -> None:
-        for s in _symbols(self.plan):
+        for s in symbols_of_plan(self.plan):
             value = sizes.get(s.name)
             if value is not None and (value < s.low or (s.high is not None and value > s.high)):
                 raise InputError(
@@ -426,8 +430,8 @@ class Executable:
                 raise InputError("out= needs outputs that are tensors", phase="input", place=f"output {k}")
             buffer = self.plan.buffers[b]
             shape = layouts.shapes[b] if not buffer.segment else None
-            _check_out(k, given, torch_dtype(buffer.spec.dtype), self.plan.device, shape)
-            _check_apart(k, given, ranges)
+            check_out(k, given, torch_dtype(buffer.spec.dtype), self.plan.device, shape)
+            check_apart(k, given, ranges)
             fits = buffer.segment == 0 and same_layout(given.shape, given.stride(), layouts.strides[b])
             if fits and buffer.home is Home.OUTPUT and tensors[b] is None:
                 tensors[b] = given
@@ -436,134 +440,7 @@ class Executable:
         return late
 
 
-def _check_placed(plan: Plan, sizes: Mapping[str, Number], args: Sequence[Argument]) -> None:
-    """Raise InputError unless inputs whose storage is addressed by place begin where they did when compiled."""
-    for k, offset in plan.placed:
-        t, wanted = args[k], number(offset, sizes)
-        if isinstance(t, Tensor) and t.storage_offset() != wanted:
-            raise InputError(
-                f"input {k} begins at element {t.storage_offset()} of its storage, which the program reads by place",
-                phase="input", place=f"input {k}", hint=f"it was compiled for element {wanted}",
-            )  # fmt: skip
-
-
-def _symbols(plan: Plan) -> list[Symbol]:
-    """The size symbols of the inputs."""
-    found: dict[Symbol, None] = {}
-    for given in plan.inputs:
-        for e in (*given.shape, *given.strides) if isinstance(given, Spec) else (given,):
-            found |= {s.value: None for s in symbols_of(e) if isinstance(s.value, Symbol)}
-    return list(found)
-
-
 def _result(o: int | Expr | None, tensors: Sequence[Tensor | None], sizes: dict[str, Number]) -> Result:
     if isinstance(o, int):
         return tensors[o]
     return None if o is None else number(o, sizes)
-
-
-def _reader(b: Binding) -> Callable[[Sequence[Argument]], int]:
-    """What finds the integer of a binding among the inputs."""
-    k, d = b.input, b.dim
-    match b.part:
-        case Where.SCALAR:
-            return lambda args: args[k]  # pyright: ignore[reportReturnType]
-        case Where.SIZE:
-            return lambda args: args[k].shape[d]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]
-        case Where.STRIDE:
-            return lambda args: args[k].stride(d)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]
-
-
-def solve(
-    bindings: Sequence[Binding],
-    args: Sequence[Argument],
-    readers: Sequence[Callable[[Sequence[Argument]], int]],
-) -> dict[str, Number]:
-    """The value of every symbol. Raises InputError where a size is no multiple of what it must be."""
-    sizes: dict[str, Number] = {}
-    for b, read in zip(bindings, readers, strict=True):
-        found = read(args)
-        scale, shift = number(b.scale, sizes), number(b.shift, sizes)
-        if scale == 0:
-            raise InputError(
-                f"nothing determines the size {b.symbol}", phase="input", place=f"input {b.input}"
-            )
-        value, rest = divmod(found - shift, scale) if scale != 1 or shift else (found, 0)
-        if rest:
-            raise InputError(
-                f"{b.part.value} {b.dim} of input {b.input} is {found}, it must be {scale} times a size plus {shift}",
-                phase="input", place=f"input {b.input}",
-            )  # fmt: skip
-        sizes[b.symbol] = value
-    return sizes
-
-
-def _check_tensor(k: int, spec: Spec, a: object, device: str) -> None:
-    place = f"input {k}"
-    if not isinstance(a, Tensor):
-        raise InputError(f"input {k} must be a tensor, not {type(a).__name__}", phase="input", place=place)
-    wanted = torch_dtype(spec.dtype)
-    if a.dtype != wanted:
-        raise InputError(
-            f"input {k} has dtype {a.dtype}, {wanted} is needed",
-            phase="input",
-            place=place,
-            hint=f"convert it to {wanted}",
-        )
-    if str(a.device) != device:
-        raise InputError(
-            f"input {k} is on {a.device}, this was compiled for {device}", phase="input", place=place,
-            hint=f"move it with .to({device!r})",
-        )  # fmt: skip
-    if a.dim() != len(spec.shape):
-        raise InputError(
-            f"input {k} has {a.dim()} dims, {len(spec.shape)} are needed", phase="input", place=place
-        )
-
-
-def _check_out(k: int, given: object, dtype: torch.dtype, device: str, shape: tuple[int, ...] | None) -> None:
-    place = f"out {k}"
-    if not isinstance(given, Tensor):
-        raise InputError(f"out {k} must be a tensor, not {type(given).__name__}", phase="input", place=place)
-    if given.dtype != dtype or str(given.device) != device:
-        raise InputError(
-            f"out {k} is {given.dtype} on {given.device}, {dtype} on {device} is needed",
-            phase="input",
-            place=place,
-        )
-    if shape is not None and tuple(given.shape) != shape:
-        raise InputError(
-            f"out {k} has the shape {tuple(given.shape)}, the output has {shape}", phase="input", place=place
-        )
-    if repeats_memory(given):
-        raise InputError(f"out {k} holds one element at several places", phase="input", place=place)
-
-
-def deliver(result: object, out: Sequence[Tensor], inputs: Sequence[Tensor]) -> object:
-    """Copy the tensors of `result` (nested as the program returned it) into `out`, and return it with those instead.
-
-    Raises InputError as a plan does that writes into `out` itself."""
-    leaves, spec = pytree.tree_flatten(result)
-    at = [k for k, x in enumerate(leaves) if isinstance(x, Tensor)]
-    if len(at) != len(out):
-        raise InputError(f"out has {len(out)} tensors, there are {len(at)} outputs", phase="input")
-    ranges = [(f"input {k}", memory_range(t)) for k, t in enumerate(inputs)]
-    for place, (k, given) in enumerate(zip(at, out, strict=True)):
-        made = leaves[k]
-        _check_out(place, given, made.dtype, str(made.device), tuple(made.shape))
-        _check_apart(place, given, ranges)
-    for k, given in zip(at, out, strict=True):
-        copy_into(given, leaves[k].detach())
-        leaves[k] = given
-    return pytree.tree_unflatten(leaves, spec)
-
-
-def _check_apart(k: int, given: Tensor, ranges: list[tuple[str, tuple[int, int]]]) -> None:
-    """Raise InputError if `given` meets memory in `ranges`; add it to them."""
-    low, high = memory_range(given)
-    for what, (a, z) in ranges:
-        if a < high and low < z:
-            raise InputError(
-                f"out {k} overlaps {what}", phase="input", place=f"out {k}", hint="give each its own memory"
-            )
-    ranges.append((f"out {k}", (low, high)))

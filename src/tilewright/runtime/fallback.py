@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from tilewright.capture.node import counted_nodes
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
-from tilewright.runtime.executable import Argument, Result, deliver
+from tilewright.runtime.arguments import Argument, deliver
+from tilewright.runtime.executable import Result
 
 
 class Captured:

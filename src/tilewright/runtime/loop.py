@@ -11,7 +11,8 @@ from torch import Tensor
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
-from tilewright.runtime.executable import Argument, Bound, Executable
+from tilewright.runtime.arguments import Argument
+from tilewright.runtime.executable import Bound, Executable
 from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
 from tilewright.runtime.tensors import torch_dtype
 

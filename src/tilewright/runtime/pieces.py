@@ -13,7 +13,7 @@ from tilewright.capture.exported import Exported
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.executable import deliver
+from tilewright.runtime.arguments import deliver
 from tilewright.runtime.fallback import Region
 from tilewright.runtime.programs import ProgramWay
 

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from tilewright.capture.exported import Exported
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
+from tilewright.runtime.arguments import Argument, deliver
 from tilewright.runtime.direct import Direct
-from tilewright.runtime.executable import Argument, Result, deliver
+from tilewright.runtime.executable import Result
 
 
 class Runs(Protocol):

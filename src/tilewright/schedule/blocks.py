@@ -7,13 +7,14 @@ longer ones are streamed. All figures follow from the target's: bytes of one acc
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, call
 from ..target import Target
 from ..tile.sizes import also_seen, estimate, likely
+from .block_shape import Shape, is_narrow, shape_of
 from .contract import SMALLEST
 from .dots import Blocks, product_blocks
 from .exponential import one_each
@@ -23,7 +24,6 @@ from .hints import listed_tiles, unhinted
 from .packed import packed
 from .ranges import growth
 from .schedule import ClassPlan, Role, Schedule
-from .search import nest_order, pick_lane
 from .tuning import HELD, Entry, Tuning
 
 NOTHING = Tuning()
@@ -67,8 +67,6 @@ LINE = 128
 ENOUGH = 128
 """Contiguous elements from which on a longer tile brings nothing."""
 
-NARROW = 16
-"""A class that loops or folds walk is the contiguous one of a block only from this extent on."""
 
 UNSEEN, UNSEEN_STREAM = 1 << 20, 1 << 17
 """Lengths for which the table is asked where the extent is not known; of a row that is streamed."""
@@ -95,19 +93,6 @@ SHORT_CHAIN = 16
 """Beside products of singles, which cost more than levels: the longer a chain is, the more it errs."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a form looks like: its grid, the classes that loops or blocks walk, the running one, the contiguous ones."""
-
-    grid: tuple[Axis, ...]
-    inner: tuple[Axis, ...]
-    scan: Axis | None
-    lane: Axis | None
-    across: Axis | None
-    element: int
-    """Bytes of the narrowest element that is accessed along the lane."""
-
-
 def blocks(
     form: Form, target: Target, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING,
     odd: bool = False,
@@ -115,7 +100,7 @@ def blocks(
     """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed; `tuning`
     holds what was measured. `odd`: rows begin where no wide access may, although that is not known of all sizes."""
     lists, form = listed_tiles(form), unhinted(form)
-    shape = _shape(form)
+    shape = shape_of(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     products = summed_blocks(form, shape.grid, shape.inner, most, target)
     products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
@@ -174,7 +159,7 @@ def _filling(form: Form, tiles: Mapping[Axis, int], warps: int, access: int, tar
 
 
 def _made(
-    form: Form, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int], warps: int, stages: int,
+    form: Form, shape: Shape, tiles: dict[Axis, int], most: Mapping[Axis, int], warps: int, stages: int,
     products: Blocks | None = None,
 ) -> Schedule:  # fmt: skip
     # Points with long loops start before those with short ones, whatever else they belong to.
@@ -208,7 +193,7 @@ def _open(form: Form, tiles: Mapping[Axis, int]) -> bool:
 
 
 def _kind(
-    form: Form, shape: _Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]
+    form: Form, shape: Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]
 ) -> tuple[str, int, int]:
     """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
     lane = likely(shape.lane.extent) if shape.lane is not None else None
@@ -222,7 +207,7 @@ def _kind(
     return "streams" if stored else "stream_totals", shape.element, lane or UNSEEN_STREAM
 
 
-def _is_odd(form: Form, shape: _Shape, target: Target) -> bool:
+def _is_odd(form: Form, shape: Shape, target: Target) -> bool:
     """Whether rows are known to begin where no wide access may."""
     known = ((dims.static(step), size) for step, size in _steps(form, shape))
     return any(n is not None and n > 1 and n * size % target.vector_bytes for n, size in known)
@@ -231,7 +216,7 @@ def _is_odd(form: Form, shape: _Shape, target: Target) -> bool:
 def misalignment(form: Form, target: Target) -> Expr | None:
     """The condition on the sizes under which rows begin where no wide access may, or may not: that a step is no
     multiple of as many elements as an access has bytes, as aligned variants need it. None if it is known before."""
-    shape = _shape(form)
+    shape = shape_of(form)
     open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
     if not open_ or _is_odd(form, shape, target):
         return None
@@ -242,7 +227,7 @@ def misalignment(form: Form, target: Target) -> Expr | None:
     return functools.reduce(lambda p, q: call("or", p, q), tests)
 
 
-def _steps(form: Form, shape: _Shape) -> Iterator[tuple[Expr, int]]:
+def _steps(form: Form, shape: Shape) -> Iterator[tuple[Expr, int]]:
     """From row to row of what is read or written along the contiguous classes, and the bytes of an element."""
     for item in form.items:
         for param, offset in item.accesses():
@@ -264,7 +249,7 @@ def _product(values: Iterable[int]) -> int:
 def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Schedule]]:
     """Schedules for rows of unknown extent that fit the registers, each with the condition under which it serves; the
     first one that serves is the best. None where a limit changes nothing."""
-    shape = _shape(form)
+    shape = shape_of(form)
     open_ = [a for a in shape.inner if dims.static(a.extent) is None]
     if shape.lane not in open_ or shape.scan not in (None, shape.lane):
         return []
@@ -291,7 +276,7 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
 def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Form, Schedule]]:
     """Schedules for few rows of products, where their number is not known, each with the condition under which it
     serves and the form that it is of; the first one that serves is the best."""
-    shape = _shape(form)
+    shape = shape_of(form)
     rows = open_rows(form, shape.grid, shape.inner)
     if rows is None:
         return []
@@ -325,51 +310,6 @@ def _so_many(a: Axis, n: int, least: int) -> Expr:
     return call("and", call("ge", a.extent, dims.integer(least)), fits) if least > 0 else fits
 
 
-def _shape(form: Form) -> _Shape:
-    reduced = {a for i in form.items for a in i.reduce}
-    scans = {i.scan for i in form.items if i.scan is not None}
-    classes = form.classes()
-    grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
-    wide = [a for a in classes if a in grid or not _narrow(a)]
-    lane = pick_lane(form, wide) or _stored_along(form, wide) or pick_lane(form, classes)
-    inner = nest_order(form, [a for a in classes if a not in grid], lane)
-    across = None
-    if lane in grid and not any(i.is_fold for i in form.items):
-        across = _across(form, grid, lane)
-    widths = [
-        form.params[param].dtype.bytes
-        for item in form.items
-        for param, offset in item.accesses()
-        if lane is not None and dims.coefficient(offset, axis(lane)) is dims.ONE
-    ]
-    return _Shape(tuple(grid), tuple(inner), next(iter(scans), None), lane, across, min(widths, default=4))
-
-
-def _narrow(a: Axis) -> bool:
-    """Whether a class is too short to fill the threads of a warp, as the window of a pooling is."""
-    extent = dims.static(a.extent)
-    return extent is not None and extent < NARROW
-
-
-def _stored_along(form: Form, classes: Sequence[Axis]) -> Axis | None:
-    """The class along which an output is contiguous."""
-    found = [a for o in form.outputs for a in classes if dims.coefficient(o.offset, axis(a)) is dims.ONE]
-    return found[0] if found else None
-
-
-def _across(form: Form, grid: Sequence[Axis], lane: Axis | None) -> Axis | None:
-    """The class that is contiguous in accesses where the lane is not, if there are such accesses."""
-    weight: dict[Axis, int] = {}
-    for item in form.items:
-        for _, offset in item.accesses():
-            if lane is None or dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO):
-                continue
-            for a in grid:
-                if a != lane and dims.coefficient(offset, axis(a)) is dims.ONE:
-                    weight[a] = weight.get(a, 0) + estimate(dims.prod(x.extent for x in item.axes))
-    return max(weight, key=lambda a: weight[a], default=None)
-
-
 def power(n: int) -> int:
     """The smallest power of two that is at least `n`."""
     return 1 << max(0, n - 1).bit_length()
@@ -387,14 +327,14 @@ def fitting(a: Axis, most: int) -> int:
     return close if close >= min(rough, ENOUGH) else rough
 
 
-def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int]) -> dict[Axis, int]:
+def _inner_tiles(form: Form, shape: Shape, budget: int, most: Mapping[Axis, int]) -> dict[Axis, int]:
     """Tiles of the classes that are not on the grid."""
     tiles = dict.fromkeys(shape.inner, 1)
     if not shape.inner:
         return tiles
     if shape.lane not in shape.inner:
         near = max(shape.inner, key=lambda a: estimate(a.extent)) if shape.scan is None else shape.scan
-        if not _narrow(near):
+        if not is_narrow(near):
             tiles[near] = _rows(form, near, most) or COLUMN_STEP
         return tiles
     again = _cascaded(form) or any(shape.lane in o.axes for o in form.outputs)
@@ -413,7 +353,7 @@ def _inner_tiles(form: Form, shape: _Shape, budget: int, most: Mapping[Axis, int
 
 
 def _chunk_blocks(
-    shape: _Shape, most: Mapping[Axis, int], cells: int, target: Target
+    shape: Shape, most: Mapping[Axis, int], cells: int, target: Target
 ) -> tuple[dict[Axis, int], Entry]:
     """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
     wide = _side_by_side(shape, target)
@@ -425,7 +365,7 @@ def _chunk_blocks(
     return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
 
 
-def _few_rows(form: Form, shape: _Shape, found: Entry, target: Target) -> bool:
+def _few_rows(form: Form, shape: Shape, found: Entry, target: Target) -> bool:
     """Whether sums over a few rows, as is known, would keep few cores busy with the blocks of the table."""
     plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
     blocks = _product(-(-estimate(a.extent) // (found.lane if a == shape.lane else 1)) for a in shape.grid)
@@ -434,7 +374,7 @@ def _few_rows(form: Form, shape: _Shape, found: Entry, target: Target) -> bool:
 
 
 def _deep_blocks(
-    shape: _Shape, most: Mapping[Axis, int], access: int, target: Target
+    shape: Shape, most: Mapping[Axis, int], access: int, target: Target
 ) -> tuple[dict[Axis, int], Entry]:
     """Tiles for such rows: a block for each core, with many of them under way."""
     (rows,) = shape.inner
@@ -443,7 +383,7 @@ def _deep_blocks(
     return {rows: deep}, Entry("columns", shape.element, 0, wide * deep, wide, warps)
 
 
-def _side_by_side(shape: _Shape, target: Target) -> int:
+def _side_by_side(shape: Shape, target: Target) -> int:
     """Columns of a block that are a line in memory, or half of one where few cores would have a block."""
     share = _product(estimate(a.extent) for a in shape.grid) // target.cores
     return min(LINE // shape.element, max(LINE // 2 // shape.element, power(share + 1) // 2))
@@ -455,7 +395,7 @@ def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
     return rows if rows * ENOUGH <= LONGEST else 0
 
 
-def _beside(shape: _Shape, target: Target) -> int:
+def _beside(shape: Shape, target: Target) -> int:
     """Columns of a block that holds all rows or merges states: fewer where few cores would have a block, but a line."""
     share = _product(estimate(a.extent) for a in shape.grid) // target.cores
     return min(ENOUGH, max(LINE // shape.element, power(share + 1) // 2))
@@ -473,7 +413,7 @@ def _cascaded(form: Form) -> bool:
 
 
 def _grid_tiles(
-    form: Form, shape: _Shape, inner: dict[Axis, int], entry: Entry, target: Target
+    form: Form, shape: Shape, inner: dict[Axis, int], entry: Entry, target: Target
 ) -> dict[Axis, int]:
     """Tiles of the grid's classes: the contiguous ones first, then whatever fills the block."""
     tiles = dict.fromkeys(shape.grid, 1)
@@ -497,7 +437,7 @@ def _grid_tiles(
     return tiles
 
 
-def _spare(form: Form, shape: _Shape, target: Target) -> int:
+def _spare(form: Form, shape: Shape, target: Target) -> int:
     """Elements that a block may have if every core is to get some blocks; 0 if sizes are unknown (no limit)."""
     sizes = [dims.static(dims.prod(a.extent for a in i.axes)) for i in form.items]
     if any(s is None for s in sizes):
@@ -511,6 +451,6 @@ def _grid_plan(a: Axis, tiles: dict[Axis, int], descending: bool = False) -> Cla
     return ClassPlan(a, Role.GRID, tile, tile if tile > 1 else 0, descending and tile > 1)
 
 
-def _inner_plan(a: Axis, shape: _Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:
+def _inner_plan(a: Axis, shape: Shape, tiles: dict[Axis, int], most: Mapping[Axis, int]) -> ClassPlan:
     whole = a in most and tiles[a] >= most[a]
     return ClassPlan(a, Role.RESIDENT if whole else Role.SCAN if a == shape.scan else Role.STREAMED, tiles[a])

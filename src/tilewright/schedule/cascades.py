@@ -19,8 +19,9 @@ from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.ops.common import position
 from ..ir.tensor import TensorExpr, output_axes
+from ..rewrite.find_cascades import cascades
 from ..rewrite.normalise import drop_dead, substitute_values
-from ..rewrite.parts import cascades, in_parts
+from ..rewrite.parts import in_parts
 from ..tile.sizes import estimate
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]

@@ -7,8 +7,6 @@ resolved; what is left becomes one step per node.
 
 from __future__ import annotations
 
-import enum
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +17,15 @@ import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from torch import Tensor
 
+from tilewright.capture.onnx.nodes import (
+    attribute_kinds,
+    check_arity,
+    is_small_on_meta,
+    is_surely_small,
+    label_of,
+    opset_table,
+    schema_body,
+)
 from tilewright.capture.onnx.program import (
     Convert,
     Program,
@@ -34,62 +41,21 @@ from tilewright.capture.onnx.program import (
 from tilewright.capture.onnx.proto import NARROW, tensor_of
 from tilewright.capture.onnx.refuse import completed, refused
 from tilewright.capture.onnx.registry import EXTRAS, OpDef, lookup, lookup_host
+from tilewright.capture.onnx.val import FOLD_BYTES, Kind, Subgraph, Val
 from tilewright.capture.onnx.values import (
     MAX_CONSTANT,
-    Host,
     TooLarge,
     Value,
     as_host,
     as_tensor,
     size_limit,
 )
-from tilewright.errors import ModelError, TilewrightError, UnsupportedError, shown
+from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 
-FOLD_BYTES = 16 << 20
 _TAKES_NARROW = frozenset({"DequantizeLinear", "Cast"})
 MAX_NODES = 1_000_000
 MAX_DEPTH = 64
-MOST_OF_A_NAME = 120
 _CPU = torch.device("cpu")
-
-
-class Kind(enum.Enum):
-    """What is known about a value when the model is loaded."""
-
-    CONST = "const"
-    TENSOR = "tensor"
-    MAYBE = "maybe"
-
-
-@dataclass(eq=False)
-class Val:
-    """One value of the model: its kind, its slot in the owner's program, its tensor if constant.
-
-    `narrow`: the tensor holds integers of fewer bits than its type, one to a byte.
-    """
-
-    kind: Kind
-    owner: Builder | None = None
-    slot: int = -1
-    const: Tensor | None = None
-    narrow: bool = False
-    small: Host | None = None
-
-    def host(self) -> Host:
-        """The constant as a host value."""
-        if self.small is None:
-            made = as_host(self.const)
-            assert isinstance(made, Host)
-            self.small = made
-        return self.small
-
-
-@dataclass(frozen=True)
-class Subgraph:
-    """A body of If, Loop or Scan: its program and how many of its last inputs are captured values."""
-
-    program: Program
-    captures: int
 
 
 @dataclass
@@ -223,7 +189,7 @@ class Builder:
                 hint="export the model with standard operators, or give this one a function body",
             )
         keywords = self.keywords(node, entry, version, scope, label)
-        _check_arity(entry, vals, keywords, label)
+        check_arity(entry, vals, keywords, label)
         if entry.name not in _TAKES_NARROW and any(v is not None and v.narrow for v in vals):
             raise UnsupportedError(
                 "integers below one byte are only supported as weights of DequantizeLinear",
@@ -246,7 +212,7 @@ class Builder:
     ) -> dict[str, object]:
         """The node's attributes as keyword arguments, plus the extras that the function asks for."""
         result: dict[str, object] = {}
-        kinds = _attribute_kinds(node, version)
+        kinds = attribute_kinds(node, version)
         for attribute in node.attribute:
             attribute = self.resolve(attribute, scope)
             if attribute is None:
@@ -327,7 +293,7 @@ class Builder:
             keywords = {**keywords, "device": _CPU}
         try:
             with torch.no_grad(), size_limit(FOLD_BYTES):
-                if not _surely_small(args) and not _small_on_meta(entry, args, keywords):
+                if not is_surely_small(args) and not is_small_on_meta(entry, args, keywords):
                     return None
                 result = entry.function(*args, **keywords)
         except TooLarge:
@@ -489,44 +455,6 @@ class Builder:
         return self.slot_of(val)
 
 
-def _surely_small(args: Sequence[Value]) -> bool:
-    """Whether no operator (but those that check sizes themselves) can make a large result of these inputs."""
-    return math.prod(max(a.numel(), 1) for a in args if isinstance(a, Tensor)) <= FOLD_BYTES
-
-
-def _small_on_meta(entry: OpDef, args: Sequence[Value], keywords: Mapping[str, object]) -> bool:
-    """Whether the result is small, found without computing it; False when that cannot be told."""
-    try:
-        result = entry.function(*[a.to("meta") if isinstance(a, Tensor) else a for a in args], **keywords)
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    items = result if isinstance(result, tuple) else (result,)
-    return sum(i.numel() * i.element_size() for i in items if isinstance(i, Tensor)) <= FOLD_BYTES
-
-
-def _check_arity(
-    entry: OpDef, vals: Sequence[Val | None], keywords: Mapping[str, object], label: str
-) -> None:
-    """ModelError when a required input or attribute is missing, or there are too many inputs."""
-    missing = [i for i in range(entry.least) if i >= len(vals) or vals[i] is None]
-    if missing or (entry.most is not None and len(vals) > entry.most):
-        wanted = f"{entry.least} or more" if entry.most is None else f"{entry.least} to {entry.most}"
-        message = f"{len(vals)} inputs, or an empty required one; {entry.name} takes {wanted}"
-        raise ModelError(message, phase="capture", op=entry.name, place=label)
-    absent = sorted(entry.required - keywords.keys())
-    if absent:
-        raise ModelError(f"attribute {absent[0]!r} is missing", phase="capture", op=entry.name, place=label)
-
-
-def _attribute_kinds(node: NodeProto, version: int) -> dict[str, int]:
-    """The types of an operator's attributes by name; empty if the standard does not know it."""
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain)
-    except onnx.defs.SchemaError:
-        return {}
-    return {name: int(a.type.value) for name, a in schema.attributes.items()}  # type: ignore[attr-defined]
-
-
 def _is_single(val: Val | None) -> bool:
     return val is not None and val.const is not None and val.const.numel() == 1
 
@@ -562,32 +490,3 @@ def add_initialisers(graph: GraphProto, scope: Scope) -> None:
             raise ModelError(f"two initialisers are named {proto.name!r}", phase="capture", place=graph.name)
         narrow = proto.data_type in NARROW
         scope.names[proto.name] = Val(Kind.CONST, const=tensor_of(proto, folder), narrow=narrow)
-
-
-def opset_table(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """Domain to version."""
-    return {"" if e.domain == "ai.onnx" else e.domain: e.version for e in entries}
-
-
-def label_of(node: NodeProto, index: int) -> str:
-    """How messages name a node."""
-    op, name = shown(node.op_type, MOST_OF_A_NAME), shown(node.name, MOST_OF_A_NAME)
-    return f"{op} {name!r} (#{index})" if name else f"{op} (#{index})"
-
-
-def schema_body(
-    node: NodeProto, domain: str, version: int
-) -> tuple[FunctionProto, dict[str, AttributeProto]] | None:
-    """The standard's function body of an operator, if it has one that needs no types, and its defaults."""
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return None
-    if not schema.has_function:  # type: ignore[attr-defined]
-        return None
-    defaults = {
-        name: attribute.default_value
-        for name, attribute in schema.attributes.items()
-        if attribute.default_value.type != AttributeProto.UNDEFINED
-    }
-    return schema.function_body, defaults

@@ -1,0 +1,122 @@
+"""Sizes as sums of monomials with whole coefficients, which is how they are compared and divided."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from .expr import Axis, Expr, Symbol, show
+
+Monomial = tuple[Expr, ...]
+
+
+Linear = dict[Monomial, int]
+
+
+def key_of(atom: Expr) -> str:
+    """By which atoms of a monomial are ordered."""
+    value = atom.value
+    return value.name if isinstance(value, (Axis, Symbol)) else "~" + show(atom)
+
+
+def linear(e: Expr) -> Linear:
+    """The normal form of index expression `e`: monomial (sorted atoms) -> coefficient. Do not change the result."""
+    if isinstance(e.linear_memo, dict):
+        return e.linear_memo
+    if e.op == "const":
+        assert isinstance(e.value, int)
+        form: Linear = {(): e.value} if e.value else {}
+    elif e.op == "add":
+        form = sum_of(linear(e.args[0]), linear(e.args[1]), 1)
+    elif e.op == "sub":
+        form = sum_of(linear(e.args[0]), linear(e.args[1]), -1)
+    elif e.op == "neg":
+        form = {m: -c for m, c in linear(e.args[0]).items()}
+    elif e.op == "mul":
+        form = product_of(linear(e.args[0]), linear(e.args[1]))
+    else:
+        form = {(e,): 1}
+    e.linear_memo = form
+    return form
+
+
+def sum_of(a: Linear, b: Linear, sign: int) -> Linear:
+    """a + sign * b."""
+    out = dict(a)
+    for m, c in b.items():
+        total = out.get(m, 0) + sign * c
+        if total:
+            out[m] = total
+        else:
+            out.pop(m, None)
+    return out
+
+
+def product_of(a: Linear, b: Linear) -> Linear:
+    """a * b."""
+    out: Linear = {}
+    for m, c in a.items():
+        for n, d in b.items():
+            key = tuple(sorted(m + n, key=key_of)) if m and n else m or n
+            total = out.get(key, 0) + c * d
+            if total:
+                out[key] = total
+            else:
+                out.pop(key, None)
+    return out
+
+
+def monomial_of(e: Expr) -> tuple[Monomial, int] | None:
+    """The one monomial that an expression is, with its coefficient; None if it is no single one."""
+    form = linear(e)
+    if len(form) != 1:
+        return None
+    ((m, c),) = form.items()
+    return m, c
+
+
+def quotient_of(m: Monomial, by: Monomial) -> Monomial | None:
+    """What is left of a monomial divided by another; None if it does not divide."""
+    rest = list(m)
+    for atom in by:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def split_by(form: Linear, m: Monomial, c: int) -> tuple[Linear, Linear]:
+    """Terms divisible by the monomial c*m, divided by it; and the others."""
+    quotient: Linear = {}
+    rest: Linear = {}
+    for n, d in form.items():
+        q = quotient_of(n, m)
+        if q is None:
+            rest[n] = d
+            continue
+        whole, left = divmod(d, c)
+        if whole:
+            quotient[q] = whole
+        if left:
+            rest[n] = left
+    return quotient, rest
+
+
+def common_factors(form: Linear, m: Monomial, c: int) -> list[tuple[Monomial, int]]:
+    """Greatest common factors of the terms of `form` with c*m, other than 1; larger ones first."""
+    found: dict[tuple[Monomial, int], None] = {}
+    for n, d in form.items():
+        rest = list(m)
+        shared: list[Expr] = []
+        for atom in n:
+            if atom in rest:
+                rest.remove(atom)
+                shared.append(atom)
+        factor = (tuple(sorted(shared, key=key_of)), gcd(c, d))
+        if factor != ((), 1):
+            found[factor] = None
+    return sorted(found, key=lambda f: (len(f[0]), f[1]), reverse=True)
+
+
+def needs_bound(atom: Expr) -> bool:
+    """Whether an atom says nothing about its sign by itself."""
+    return not isinstance(atom.value, Symbol)

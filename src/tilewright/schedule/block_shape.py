@@ -1,0 +1,75 @@
+"""What a form looks like where threads share a grid point: which classes are its grid, which loops walk, which lie
+along memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import dims
+from ..ir.expr import Axis, axis
+from ..tile.sizes import estimate
+from .form import Form
+from .search import nest_order, pick_lane
+
+NARROW = 16
+"""A class that loops or folds walk is the contiguous one of a block only from this extent on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a form looks like: its grid, the classes that loops or blocks walk, the running one, the contiguous ones."""
+
+    grid: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
+    scan: Axis | None
+    lane: Axis | None
+    across: Axis | None
+    element: int
+    """Bytes of the narrowest element that is accessed along the lane."""
+
+
+def shape_of(form: Form) -> Shape:
+    """What `form` looks like."""
+    reduced = {a for i in form.items for a in i.reduce}
+    scans = {i.scan for i in form.items if i.scan is not None}
+    classes = form.classes()
+    grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
+    wide = [a for a in classes if a in grid or not is_narrow(a)]
+    lane = pick_lane(form, wide) or _stored_along(form, wide) or pick_lane(form, classes)
+    inner = nest_order(form, [a for a in classes if a not in grid], lane)
+    across = None
+    if lane in grid and not any(i.is_fold for i in form.items):
+        across = _across(form, grid, lane)
+    widths = [
+        form.params[param].dtype.bytes
+        for item in form.items
+        for param, offset in item.accesses()
+        if lane is not None and dims.coefficient(offset, axis(lane)) is dims.ONE
+    ]
+    return Shape(tuple(grid), tuple(inner), next(iter(scans), None), lane, across, min(widths, default=4))
+
+
+def is_narrow(a: Axis) -> bool:
+    """Whether a class is too short to fill the threads of a warp, as the window of a pooling is."""
+    extent = dims.static(a.extent)
+    return extent is not None and extent < NARROW
+
+
+def _stored_along(form: Form, classes: Sequence[Axis]) -> Axis | None:
+    """The class along which an output is contiguous."""
+    found = [a for o in form.outputs for a in classes if dims.coefficient(o.offset, axis(a)) is dims.ONE]
+    return found[0] if found else None
+
+
+def _across(form: Form, grid: Sequence[Axis], lane: Axis | None) -> Axis | None:
+    """The class that is contiguous in accesses where the lane is not, if there are such accesses."""
+    weight: dict[Axis, int] = {}
+    for item in form.items:
+        for _, offset in item.accesses():
+            if lane is None or dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO):
+                continue
+            for a in grid:
+                if a != lane and dims.coefficient(offset, axis(a)) is dims.ONE:
+                    weight[a] = weight.get(a, 0) + estimate(dims.prod(x.extent for x in item.axes))
+    return max(weight, key=lambda a: weight[a], default=None)
