@@ -143,7 +143,7 @@ class Builder:
                 if attempt == ATTEMPTS - 1:
                     raise
                 self._cramp(
-                    steps, scheduled, programs[wanted[refused.place][0]], refused.limit / refused.needed
+                    steps, scheduled, programs[wanted[refused.kernel][0]], refused.limit / refused.needed
                 )
                 scheduled = [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
                 continue

@@ -68,12 +68,12 @@ class BuildError(TilewrightError):
 
 
 class SharedMemoryExceeded(BuildError):
-    """A kernel that needs `needed` bytes of shared memory for a block where there are `limit`; `place` is its number
+    """A kernel that needs `needed` bytes of shared memory for a block where there are `limit`; `kernel` is its number
     among those that were built together."""
 
-    def __init__(self, message: str, place: int, needed: int, limit: int) -> None:
-        super().__init__(message, phase="build")
-        self.place, self.needed, self.limit = place, needed, limit
+    def __init__(self, message: str, kernel: int, needed: int, limit: int) -> None:
+        super().__init__(message, phase="build", hint="compile with fusion='none', and report the model")
+        self.kernel, self.needed, self.limit = kernel, needed, limit
 
 
 class CompilerMissing(BuildError):

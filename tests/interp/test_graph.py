@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tilewright.ir import dims, reduction
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bf16, bool_, f16, f32, f64, i32, i64, u8
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer, read, symbol, where
-from tilewright.ir.graph import Graph, LibraryCall, Operand, Value
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Operand, Value
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.tensor import TensorExpr, output_axes
 
@@ -245,3 +247,16 @@ def test_library_calls_take_operands_and_host_scalars_and_bind_symbols():
     top_values, top_index, found, count = run_graph(g, [np.array([0, 3, 2, 0], np.float32)])
     assert top_values.tolist() == [3, 2, 0] and top_index[:2].tolist() == [1, 2]
     assert found.tolist() == [[0], [1]] and count == 2
+
+
+def test_layouts_that_do_not_fit_are_refused() -> None:
+    b = Builder()
+    x = b.value(sizes(2, 3), f32)
+    graph = b.finish([x], [x])
+    graph.verify()
+    flat = Layout(sizes(1))
+    for wrong in (
+        replace(graph, layouts={x: flat}), replace(graph, returned=(flat,)), replace(graph, returned=(None, None))
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="layout"):
+            wrong.verify()

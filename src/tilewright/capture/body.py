@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx
@@ -12,6 +12,7 @@ from ..errors import VerifyError
 from ..ir import dims
 from ..ir.expr import Expr
 from ..ir.graph import Graph, Layout, LibraryCall, Loop, Operand, Value
+from ..ir.identity import TOLD
 from .loop import run_eagerly
 
 Header = tuple[object, object, object, object]
@@ -33,8 +34,8 @@ def loop_call(
     assert isinstance(stacked, int)
     made = len(body.outputs) - len(carried) - stacked
     loop = Loop(
-        replace(body, inputs=places, layouts=_dense(body)), _number(steps), len(carried), len(sliced), stacked,
-        conditional=made == 1, gated=going is not None, backwards=bool(backwards),
+        replace(body, inputs=places, layouts=_dense(body), returned=()),
+        _number(steps), len(carried), len(sliced), stacked, conditional=made == 1, gated=going is not None, backwards=bool(backwards),
     )  # fmt: skip
     inputs: list[Value] = []
 
@@ -47,7 +48,7 @@ def loop_call(
     gate = operand(going) if going is not None else None
     groups = [[operand(v) for v in group] for group in (carried, sliced, tensors)]
     call = LibraryCall(
-        "loop", _meaning(module, order, stacked, loop.backwards), (steps, gate, *groups, numbers), reason="loop",
+        "loop", _Meaning(module, tuple(order), stacked, loop.backwards), (steps, gate, *groups, numbers), reason="loop",
         pure=all(op.call is None or op.call.pure for op in body.ops), reuses=-1,
         lies=tuple(dims.dense_strides(v.shape) for v in inputs), loop=loop,
     )  # fmt: skip
@@ -70,19 +71,23 @@ def _dense(body: Graph) -> dict[Value, Layout]:
     return {**held, **{v: Layout(dims.dense_strides(v.shape)) for v in shown if v not in body.constants}}
 
 
-def _meaning(
-    module: Callable[..., Sequence[Tensor]], order: Sequence[int], stacked: int, backwards: bool
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The loop in plain torch, called as `Loop` says."""
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """The loop in plain torch, called as `Loop` says. What `module` computes, the loop's body says as well."""
 
-    def run(
-        steps: int | None, going: Tensor | None, carried: Sequence[Tensor], sliced: Sequence[Tensor],
+    module: Callable[..., Sequence[Tensor]] = field(metadata=TOLD)
+    order: tuple[int, ...]
+    stacked: int
+    backwards: bool
+
+    def __call__(
+        self, steps: int | None, going: Tensor | None, carried: Sequence[Tensor], sliced: Sequence[Tensor],
         tensors: Sequence[Tensor], numbers: Sequence[object],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        outer: list[object] = [None] * len(order)
-        for k, value in zip(order, (*tensors, *numbers), strict=True):
+        outer: list[object] = [None] * len(self.order)
+        for k, value in zip(self.order, (*tensors, *numbers), strict=True):
             outer[k] = value
         with torch.no_grad():
-            return run_eagerly(module, steps, going, stacked, backwards, carried, sliced, outer)
-
-    return run
+            return run_eagerly(
+                self.module, steps, going, self.stacked, self.backwards, carried, sliced, outer
+            )

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from ..ir.expr import Expr
 from ..ir.graph import Value
-from ..ir.ops.strided import Lying, nested
+from ..ir.ops.strided import Lying, nested, with_elements
 from .aten import NoDeclaration
 from .aten.library import addresses_storage
 from .symbols import Symbols
@@ -79,8 +79,8 @@ class Memory:
         for source in node.all_input_nodes:
             made, val = self.entries.get(source), source.meta.get("val")
             if isinstance(made, Value) and isinstance(val, Tensor) and val.layout is torch.strided:
-                strides = self.symbols.shape(val.stride())
-                if nested(made.shape, strides) is not None:
+                strides = self.symbols.strides(val)
+                if nested(*with_elements(made.shape, strides)) is not None:
                     held[made] = strides
         return tuple(held.get(v) for v in inputs)
 

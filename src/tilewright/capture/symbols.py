@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import sympy
 import torch
+from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy import functions as fn
 from torch.utils._sympy.numbers import int_oo
@@ -73,11 +74,25 @@ class Symbols:
         """Sizes or strides of a tensor."""
         return tuple([integer(s) if type(s) is int else self.expr(s) for s in sizes])
 
+    def strides(self, t: Tensor) -> tuple[Expr, ...]:
+        """Strides of a tensor that has elements: then max(1, n) = n for each factor n >= 0 of its sizes. (Torch steps
+        over an empty dim as over one element.)"""
+        sizes = [self._now(n.node.expr) for n in t.shape if isinstance(n, torch.SymInt)]
+        parts = {n for e in sizes for n in (e, *sympy.Mul.make_args(e)) if not n.is_number}
+        there = {fn.Max(sympy.S.One, n): n for n in parts if dims.at_least(self._sympy(n), 0)}
+        return tuple(
+            self._sympy(self._now(s.node.expr).xreplace(there)) if isinstance(s, torch.SymInt) else integer(s)
+            for s in t.stride()
+        )
+
+    def _now(self, e: sympy.Expr) -> sympy.Expr:
+        """`e` by what is known of its symbols by now."""
+        return e if self._env is None else self._env.replace(e)
+
     def _sympy(self, e: sympy.Basic) -> Expr:
         found = self._memo.get(e)
         if found is None:
-            e_now = self._env.replace(e) if self._env is not None and isinstance(e, sympy.Expr) else e
-            found = self._memo[e] = self._convert(e_now)
+            found = self._memo[e] = self._convert(self._now(e) if isinstance(e, sympy.Expr) else e)
         return found
 
     def _convert(self, e: sympy.Basic) -> Expr:

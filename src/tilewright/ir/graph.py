@@ -374,6 +374,17 @@ class Graph:
         loose = [v for v in self.kept() if v not in known]
         if loose:
             raise ValueError(f"outputs {loose} are never defined")
+        self._verify_layouts()
+
+    def _verify_layouts(self) -> None:
+        """Raise ValueError unless the strides of each value, and of each place that is returned, are as many as its
+        dims."""
+        if self.returned and len(self.returned) != len(self.outputs):
+            raise ValueError(f"{len(self.returned)} layouts are returned for {len(self.outputs)} outputs")
+        pairs = (*self.layouts.items(), *zip(self.outputs, self.returned, strict=False))
+        for v, layout in pairs:
+            if isinstance(v, Value) and layout is not None and len(layout.strides) != len(v.shape):
+                raise ValueError(f"{layout} is no layout of {v}")
 
     def show(self) -> str:
         """The graph as text, one op a line."""

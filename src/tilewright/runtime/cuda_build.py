@@ -141,11 +141,11 @@ def _gone(error: OSError) -> BuildError:
     )
 
 
-def check_shared(facts: Facts, target: Target, place: int = 0) -> None:
+def check_shared(facts: Facts, target: Target, kernel: int = 0) -> None:
     """Raise SharedMemoryExceeded if a kernel needs more shared memory than a block of `target` may have."""
     level = target.level(MemoryKind.SHARED)
     if level is not None and facts.shared > level.capacity:
         raise SharedMemoryExceeded(
             f"{facts.entry} needs {facts.shared} bytes of shared memory, {target.name} has {level.capacity}",
-            place, facts.shared, level.capacity,
+            kernel, facts.shared, level.capacity,
         )  # fmt: skip

@@ -11,8 +11,9 @@ from functools import cmp_to_key
 
 from .. import dims
 from ..builder import Builder
-from ..expr import Expr, call, read, where
+from ..expr import Expr, call, read, substitute, symbol, where
 from ..graph import Value
+from ..linear_form import linear
 from ..tensor import TensorExpr, output_axes
 from .common import access, inside, position, within
 
@@ -59,6 +60,15 @@ def nested(shape: Sizes, strides: Sizes) -> list[int] | None:
             return None
         reach = dims.add(reach, dims.mul(dims.sub(shape[d], dims.ONE), strides[d]))
     return moving
+
+
+def with_elements(shape: Sizes, strides: Sizes) -> tuple[list[Expr], list[Expr]]:
+    """Shape and strides of a tensor that has elements: what its sizes are products of is called anew, from 1 on. Of one
+    without elements all strides are as good."""
+    atoms = dict.fromkeys(a for n in shape for m in linear(n) if len(linear(n)) == 1 for a in m)
+    anew = {a: symbol(f"size{k}", 1) for k, a in enumerate(atoms) if dims.at_least(a, 0)}
+    first, second = ([substitute(e, anew) for e in part] for part in (shape, strides))
+    return first, second
 
 
 def _still(size: Expr, stride: Expr) -> bool:
