@@ -35,7 +35,8 @@ def loop_call(
     made = len(body.outputs) - len(carried) - stacked
     loop = Loop(
         replace(body, inputs=places, layouts=_dense(body), returned=()),
-        _number(steps), len(carried), len(sliced), stacked, conditional=made == 1, gated=going is not None, backwards=bool(backwards),
+        _number(steps), len(carried), len(sliced), stacked,
+        conditional=made == 1, gated=going is not None, backwards=bool(backwards),
     )  # fmt: skip
     inputs: list[Value] = []
 
