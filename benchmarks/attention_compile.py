@@ -26,10 +26,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks import record
 from benchmarks.attention.workloads import WORKLOADS, Attention, Sizes
 from benchmarks.record import Facts, Json
-from tilewright import compiler
+from tilewright import compiler, place
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
 from tilewright.partition.settle import Mapped
+from tilewright.place import Place
 from tilewright.runtime.device import host_target
 from tilewright.target import preset
 
@@ -71,7 +72,7 @@ def _listed(module: Attention) -> Callable[..., list[torch.Tensor]]:
 def compiled(graph: fx.GraphModule, target: str) -> compiler.Trace:
     """The phases of a compilation; for a machine that is not this one, those before building."""
     machine = host_target() if target == CPU else preset(target)
-    here = compiler._Place("cpu" if machine.language == "cpp" else "cuda:0")
+    here = Place("cpu" if machine.language == "cpp" else "cuda:0")
     recorders: list[compiler.Recorder] = []
 
     class Noted(compiler.Recorder):
@@ -87,11 +88,11 @@ def compiled(graph: fx.GraphModule, target: str) -> compiler.Trace:
     options = Options.make({"measure": False, "cache": False})
     with (
         mock.patch.object(compiler, "Recorder", Noted),
-        mock.patch.object(compiler, "_placed", lambda *_: here),
-        mock.patch.object(compiler, "host_target", lambda: machine),
-        mock.patch.object(compiler, "gpu_target", lambda ordinal: machine),
-        mock.patch.object(compiler, "missing", lambda where: ""),
-        mock.patch.object(compiler, "singles_may_round", lambda: False),
+        mock.patch.object(compiler, "place_of", lambda *_: here),
+        mock.patch.object(place, "host_target", lambda: machine),
+        mock.patch.object(place, "gpu_target", lambda ordinal: machine),
+        mock.patch.object(place, "missing", lambda where: ""),
+        mock.patch.object(place, "singles_may_round", lambda: False),
     ):
         try:
             compiler.compile_fx(graph, options, trusted=True)

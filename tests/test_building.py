@@ -1,16 +1,23 @@
-"""Which sources are built of a cover for a GPU, without building them."""
+"""Which sources are built of a cover for a GPU, without building them; which kernel of a library is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
 
+import tilewright
 from tests.emit.triton_corpus import BY_NAME
 from tests.schedule.run import capture
 from tilewright import building
+from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource
+from tilewright.errors import KernelRefused
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.runtime.covers import Covers
@@ -49,3 +56,40 @@ def test_a_trial_builds_what_it_runs(
     made.clear()
     builder.built([cover], symbols, once=True)
     assert bool(made[0].divisible) == aligned
+
+
+def several(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return torch.tanh(x).sum(-1), torch.exp(y), (z * 2).sum(0), torch.sin(z).sum(), x.mean(0)
+
+
+def test_a_kernel_that_does_not_compile_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = building.emit_units
+
+    def broken(*given: Any) -> Sequence[Source]:
+        return [
+            replace(s, text=s.text.replace("\nextern", "\nno_such_type unknown;\nextern", 1))
+            if "tanh" in s.text else s for s in printed(*given)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(building, "emit_units", broken)
+    given = torch.randn(7, 9), torch.randn(5), torch.randn(6, 11)
+    tilewright.reset()
+    run = torch.compile(several, backend="tilewright")
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=r"tanh.*no_such_type.*library calls"):
+        torch.testing.assert_close(run(*given), several(*given))
+    (made,) = tilewright.compilations()
+    assert [c.reason for c in made.calls if "tanh" in c.name] == ["a refused kernel"]
+    assert made.coverage.generated >= 5
+
+
+def test_a_compiler_that_refuses_all_is_no_fault_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Path:
+        raise KernelRefused("it is broken")
+
+    monkeypatch.setattr(building, "build", refuse)
+    monkeypatch.setattr(building, "build_texts", refuse)
+    tilewright.reset()
+    run = torch.compile(several, backend="tilewright", options={"cache": False})
+    given = torch.randn(7, 9), torch.randn(5), torch.randn(6, 11)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs as captured"):
+        torch.testing.assert_close(run(*given), several(*given))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright import building, compiler
+from tilewright import building, place
 from tilewright.compiler import Compiled, compile_fx
-from tilewright.errors import UnsupportedError
+from tilewright.emit.triton import TritonSource
+from tilewright.errors import KernelRefused, UnsupportedError
 from tilewright.options import Options
 from tilewright.runtime import triton_compat
 from tilewright.runtime.cuda_executable import CudaExecutable
@@ -34,7 +37,7 @@ class Nowhere:
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "gpu_target", lambda ordinal: preset("sm_90"))
+    monkeypatch.setattr(place, "gpu_target", lambda ordinal: preset("sm_90"))
     monkeypatch.setattr(building, "device", lambda *_: Nowhere())
 
 
@@ -96,7 +99,7 @@ def test_mixed_devices_run_as_captured() -> None:
 
 @pytest.mark.parametrize("lacking", ["Triton is not installed (pip install triton)", "no C++ compiler"])
 def test_without_a_builder_every_op_is_a_library_call(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
-    monkeypatch.setattr(compiler, "missing", lambda device: lacking)
+    monkeypatch.setattr(place, "missing", lambda device: lacking)
     with pytest.warns(RuntimeWarning, match="every op runs as a library call") as seen:
         made = compile_fx(traced(rms, (64, 512), (512,)), Options(), trusted=True)
     assert len(seen) == 1 and lacking in str(seen[0].message)
@@ -143,3 +146,24 @@ def test_kernels_are_built_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(made.executable, CudaExecutable)
     builds = [p for p in made.trace.phases if p.name == "emit"]
     assert len(builds) > 1
+
+
+@needs_triton
+def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = building.emit_triton
+
+    def broken(*given: Any) -> TritonSource:
+        made = printed(*given)
+        return replace(made, text=made.text + "    no_such_name\n") if "tanh" in made.text else made
+
+    def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x) * 2, torch.exp(y) + 1
+
+    monkeypatch.setattr(building, "emit_triton", broken)
+    gm = traced(two, (64, 512), (32, 100))
+    with pytest.warns(RuntimeWarning, match=r"tanh.*no_such_name is not defined.*library calls"):
+        made = compile_fx(gm, Options(), trusted=True)
+    assert isinstance(made.executable, CudaExecutable) and len(made.kernels) == 1
+    assert {(c.name, c.reason) for c in made.calls} >= {("aten.tanh", "a refused kernel")}
+    with pytest.raises(KernelRefused):
+        compile_fx(gm, Options(strict=True), trusted=True)

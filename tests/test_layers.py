@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("plan",),
     ("runtime", "_build"),
-    ("building",),
+    ("building", "place"),
     ("trial",),
     ("pricing",),
     ("compiler",),

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.emit.triton_harness import build
-from tilewright import building, compiler
+from tilewright import building, place
 from tilewright.compiler import Compiled, compile_fx
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
@@ -32,7 +32,7 @@ class Nowhere:
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    monkeypatch.setattr(compiler, "gpu_target", lambda ordinal: preset("sm_90"))
+    monkeypatch.setattr(place, "gpu_target", lambda ordinal: preset("sm_90"))
     monkeypatch.setattr(building, "device", lambda *_: Nowhere())
     before = torch.get_float32_matmul_precision()
     yield

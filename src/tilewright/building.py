@@ -16,7 +16,7 @@ from tilewright.emit.cpp import emit_units
 from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant
-from tilewright.errors import BuildError, SharedMemoryExceeded
+from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.host import number
@@ -32,7 +32,7 @@ from tilewright.runtime.cuda_driver import device
 from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
-from tilewright.runtime.device import build
+from tilewright.runtime.device import build, build_texts
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.stats import STATS
@@ -43,6 +43,9 @@ from tilewright.tile.sizes import seen_sizes
 
 ATTEMPTS = 4
 """How often kernels are built until they fit the shared memory."""
+PROBES = 32
+"""How many builds at most find out which kernels of a library are refused."""
+EMPTY_UNIT = 'extern "C" int answer() { return 42; }\n'
 
 T = TypeVar("T")
 _Step = tuple[Kernel, Mapping[Value, Layout]]
@@ -71,6 +74,14 @@ class Kernels:
     programs: int = 0
 
 
+class Refused(KernelRefused):
+    """`kernels` of a cover that the compiler behind us refuses, in its words."""
+
+    def __init__(self, message: str, kernels: Sequence[Kernel]) -> None:
+        super().__init__(message)
+        self.kernels = tuple(kernels)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Builder:
     """Builds the kernels of covers for one machine, with typical `sizes` of their symbols. `ordinal` is that of a
@@ -84,7 +95,7 @@ class Builder:
 
     def built(self, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False) -> Kernels:
         """All kernels of some covers in one unit, those of each cover in its order. `once`: calls of the typical sizes
-        are all that it is for. Raises BuildError for one that does not build."""
+        are all that it is for. Raises Refused for one that does not build, BuildError where none would."""
         steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
         names = names_of(symbols)
         if not steps:
@@ -110,7 +121,11 @@ class Builder:
         printed = partial(_printed, scheduled, symbols, target)
         sources = run("emit", printed if known is None else lambda: Later(printed))
         start = time.time()
-        path = run("build", lambda: known or build(sources, target, store, options))
+        try:
+            path = run("build", lambda: known or build(sources, target, store, options))
+        except KernelRefused as refused:
+            programs = _refused_programs(_programs(scheduled), symbols, target, options)
+            raise _naming(refused, steps, scheduled, programs) from refused
         if known is None:
             libraries.keep([*sorted(ranges), *order], path)
         if known is not None or not _is_new(path, start):
@@ -141,12 +156,18 @@ class Builder:
                 built = run("build", lambda: builder(sources))  # noqa: B023
             except SharedMemoryExceeded as refused:
                 if attempt == ATTEMPTS - 1:
-                    raise
+                    raise _naming(
+                        refused, steps, scheduled, [programs[wanted[refused.kernel or 0][0]]]
+                    ) from refused
                 self._cramp(
-                    steps, scheduled, programs[wanted[refused.kernel][0]], refused.limit / refused.needed
+                    steps, scheduled, programs[wanted[refused.kernel or 0][0]], refused.limit / refused.needed
                 )
                 scheduled = [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
                 continue
+            except KernelRefused as refused:
+                raise _naming(
+                    refused, steps, scheduled, [programs[wanted[refused.kernel or 0][0]]]
+                ) from refused
             known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
             gpu = run("load", lambda: device(self.ordinal, store, options))
             number_of = {id(p): k for k, p in enumerate(programs)}
@@ -169,9 +190,57 @@ class Builder:
         self, steps: Sequence[_Step], scheduled: Sequence[Scheduled], program: TileProgram, share: float
     ) -> None:
         """Give the kernels behind a program a `share` of the shared memory."""
-        for (kernel, layouts), s in zip(steps, scheduled, strict=True):
-            if any(p is program for p in (s.program, *(b for _, b in s.buckets))):
-                self.solver.cramp(kernel, layouts, share)
+        for kernel, layouts in _behind(steps, scheduled, [program]):
+            self.solver.cramp(kernel, layouts, share)
+
+
+def _behind(
+    steps: Sequence[_Step], scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]
+) -> list[_Step]:
+    """The kernels that some of these programs run."""
+    wanted = {id(p) for p in programs}
+    pairs = zip(steps, scheduled, strict=True)
+    return [step for step, s in pairs if wanted & {id(p) for p in (s.program, *(b for _, b in s.buckets))}]
+
+
+def _naming(
+    refused: KernelRefused, steps: Sequence[_Step], scheduled: Sequence[Scheduled],
+    programs: Sequence[TileProgram],
+) -> BuildError:  # fmt: skip
+    """The refusal of the kernels behind some programs; the same as it was if these are none."""
+    kernels = [kernel for kernel, _ in _behind(steps, scheduled, programs)]
+    return Refused(refused.message, kernels) if kernels else refused
+
+
+def _refused_programs(
+    programs: Sequence[TileProgram], symbols: Sequence[str], target: Target, options: Options
+) -> list[TileProgram]:
+    """Which of some programs, that together do not compile, are why: by halves. None if the compiler refuses an empty
+    unit as well, or if that takes too many builds."""
+
+    def compiles(texts: Sequence[str]) -> bool:
+        try:
+            build_texts(texts, target.compiler_flags, Store(None), options)
+        except KernelRefused:
+            return False
+        return True
+
+    if not compiles([EMPTY_UNIT]):
+        return []
+    found: list[TileProgram] = []
+    groups, probes = [list(programs)], 0
+    while groups:
+        group = groups.pop()
+        if len(group) == 1:
+            found += group
+            continue
+        for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+            probes += 1
+            if probes > PROBES:
+                return []
+            if not compiles([source.text for source in emit_units(half, symbols, target)]):
+                groups.append(half)
+    return found
 
 
 def _is_new(path: Path, start: float) -> bool:

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-import torch
 from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
-from tilewright.building import Builder, executable, names_of, numbered
-from tilewright.capture.device import graph_device, host_inputs
+from tilewright.building import Builder, Refused, executable, names_of, numbered
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.shares import output_shares, placed_by_size
@@ -43,10 +41,11 @@ from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
-from tilewright.partition.library import select
+from tilewright.partition.library import select, spared
 from tilewright.partition.loops import distinct, with_bodies
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
+from tilewright.place import Place, lacking, machine_of, place_of
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
@@ -58,10 +57,8 @@ from tilewright.rewrite.wide_scans import wide_scans
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
-from tilewright.runtime.cuda_device import gpu_target, missing, singles_may_round
 from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_unit import CudaUnit
-from tilewright.runtime.device import find_compiler, host_target
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
@@ -200,7 +197,7 @@ def compile_fx(
     run = Recorder()
     try:
         with _guard_free(gm), uncollected():
-            place = _placed(gm, frozen or {}, kind)
+            place = place_of(gm, frozen or {}, kind)
             graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen, ranges=ranges)))
             with no_python_dispatcher():
                 made = _generated(run, graph, options, place, output_shares(gm), traced_sizes(gm), trusted)
@@ -255,61 +252,44 @@ class _Made:
         return covered
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The device of a graph, and which of its inputs are CPU tensors all the same."""
-
-    device: str
-    host: tuple[int, ...] = ()
-    late: bool = False
-    """Whether memory is taken when it is needed: a pass of training on a GPU."""
-
-    @property
-    def ordinal(self) -> int:
-        """The number of the device among its kind."""
-        return torch.device(self.device).index or 0
-
-
-def _placed(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> _Place:
-    found = graph_device(gm)
-    if found == "cpu":
-        return _Place(found)
-    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
-    live = [k for k, name in enumerate(names) if name not in frozen]
-    outside = set(host_inputs(gm))
-    host = tuple(i for i, k in enumerate(live) if k in outside)
-    return _Place(found, host, kind != "inference")
-
-
 def _on_host(graph: Graph) -> Graph:
     """With its constants where the interpreter can read them; they go to the device when all is compiled."""
     held = {v: t.cpu() if isinstance(t, Tensor) else t for v, t in graph.constants.items()}
     return replace(graph, constants=held)
 
 
-def _missing(options: Options, where: str) -> str:
-    """What keeps code from being generated; empty if nothing does. Either device needs a C++ compiler: kernels on the
-    CPU, launches on a GPU."""
-    if find_compiler(options) is None:
-        return "no C++ compiler was found (install g++ or clang++)"
-    return missing(where) if where != "cpu" else ""
-
-
 def _generated(
-    run: Recorder, graph: Graph, options: Options, place: _Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
+    run: Recorder, graph: Graph, options: Options, place: Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
+    trusted: bool, *, repeated: bool = False,
+) -> _Made:  # fmt: skip
+    """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
+    while True:
+        try:
+            return _attempted(run, graph, options, place, shares, sizes, trusted, repeated=repeated)
+        except Refused as refused:
+            ops = [op for kernel in refused.kernels for op in kernel.ops]
+            left = spared(graph, (op.origin for op in ops), "a refused kernel")
+            if options.strict or left is graph:
+                raise
+            warnings.warn(f"{', '.join(op.name for op in ops)}: {refused}", RuntimeWarning, stacklevel=2)
+            graph = left
+
+
+def _attempted(
+    run: Recorder, graph: Graph, options: Options, place: Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
     trusted: bool, *, repeated: bool = False,
 ) -> _Made:  # fmt: skip
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
     are those that it was traced with. `repeated`: it runs step by step, many times."""
     planned = partial(build_plan, shares=shares, device=place.device, host=place.host, late=place.late)
-    lacking = _missing(options, place.device)
-    if lacking:
-        warnings.warn(f"{lacking}: every op runs as a library call", RuntimeWarning, stacklevel=2)
+    missing = lacking(options, place.device)
+    if missing:
+        warnings.warn(f"{missing}: every op runs as a library call", RuntimeWarning, stacklevel=2)
         cover = run("partition", lambda: library_cover(graph))
         _check_strict(cover, options)
         calls = calls_of(cover, graph.ops, sizes, lambda step, ops: None)
         return _Made(cover, run("plan", lambda: planned(cover, {})), calls=calls)
-    target = _machine(place, options)
+    target = machine_of(place, options)
     solver = Solver(target, options)
     typical = typical_sizes(graph, sizes)
     covers = Covers(target, Store(default_root(options)), options, typical)
@@ -346,7 +326,7 @@ def _generated(
 
 
 def _looped(
-    graph: Graph, options: Options, place: _Place, sizes: Mapping[str, int]
+    graph: Graph, options: Options, place: Place, sizes: Mapping[str, int]
 ) -> tuple[Graph, tuple[_Made, ...]]:
     """The graph with the body of each loop compiled, and how."""
     bodies: list[_Made] = []
@@ -383,14 +363,6 @@ def typical_sizes(graph: Graph, traced: Mapping[str, int]) -> Mapping[str, int]:
     """Sizes of a graph's symbols to decide at, if it was `traced` with those."""
     values = [*graph.inputs, *(v for op in graph.ops for v in op.outputs)]
     return representative((v.numel for v in values if isinstance(v, Value)), traced)
-
-
-def _machine(place: _Place, options: Options) -> Target:
-    if place.device == "cpu":
-        return host_target()
-    target = gpu_target(place.ordinal)
-    rounds = singles_may_round() if options.tf32 is None else options.tf32
-    return target.rounding_singles() if rounds else target
 
 
 def _normal(

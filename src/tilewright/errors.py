@@ -67,13 +67,21 @@ class BuildError(TilewrightError):
     """Generated code that did not build or load; the compiler's first lines stand in the message."""
 
 
-class SharedMemoryExceeded(BuildError):
-    """A kernel that needs `needed` bytes of shared memory for a block where there are `limit`; `kernel` is its number
-    among those that were built together."""
+class KernelRefused(BuildError):
+    """A kernel that the compiler behind us refuses; `kernel` is its number among those that were built together (None:
+    one of them)."""
+
+    def __init__(self, message: str, kernel: int | None = None) -> None:
+        super().__init__(message, phase="build", hint="its ops run as library calls; report the model")
+        self.kernel = kernel
+
+
+class SharedMemoryExceeded(KernelRefused):
+    """A kernel that needs `needed` bytes of shared memory for a block where there are `limit`."""
 
     def __init__(self, message: str, kernel: int, needed: int, limit: int) -> None:
-        super().__init__(message, phase="build", hint="compile with fusion='none', and report the model")
-        self.kernel, self.needed, self.limit = kernel, needed, limit
+        super().__init__(message, kernel)
+        self.needed, self.limit = needed, limit
 
 
 class CompilerMissing(BuildError):

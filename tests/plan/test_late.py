@@ -29,8 +29,8 @@ def chain(x: Tensor, w: Tensor) -> list[Tensor]:
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Compiled:
-    placed = compiler._placed
-    monkeypatch.setattr(compiler, "_placed", lambda *a: replace(placed(*a), late=True))
+    placed = compiler.place_of
+    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), late=True))
     gm = make_fx(chain, tracing_mode="fake")(*inputs())
     return compile_fx(gm, Options(), trusted=True, kind="forward")
 
@@ -73,8 +73,8 @@ def test_large_buffers_are_made_once_before_their_first_use_and_freed(late: Comp
 
 
 def test_small_ones_stay_in_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed = compiler._placed
-    monkeypatch.setattr(compiler, "_placed", lambda *a: replace(placed(*a), late=True))
+    placed = compiler.place_of
+    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), late=True))
     x, w = (t[:64, :64].contiguous() for t in inputs())
     made = compile_fx(make_fx(chain, tracing_mode="fake")(x, w), Options(), trusted=True, kind="forward")
     homes = [b.home for b in plan_of(made).buffers if b.home is not Home.INPUT]
@@ -93,8 +93,8 @@ def test_inference_has_one_arena() -> None:
 
 def test_kernels_alone_keep_no_large_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they run as if all their memory were there at the start."""
-    placed = compiler._placed
-    monkeypatch.setattr(compiler, "_placed", lambda *a: replace(placed(*a), late=True))
+    placed = compiler.place_of
+    monkeypatch.setattr(compiler, "place_of", lambda *a: replace(placed(*a), late=True))
 
     def columns(x: Tensor) -> list[Tensor]:
         wide = torch.softmax(x, -1)

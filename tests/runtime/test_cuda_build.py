@@ -119,6 +119,19 @@ def test_what_kills_the_packing_pass_is_built_without(store: Store, caplog: pyte
     assert only(store, fragile).folder == built.folder and STATS.cache_hits == 1
 
 
+def test_a_kernel_that_a_pass_refuses_is_built_without(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = (
+        "from triton._C.libtriton import passes",
+        "if passes.ttgpuir.add_optimize_thread_locality.__name__ != '<lambda>':",
+        "    raise RuntimeError('PassManager::run failed')",
+    )
+    fragile = replace(scaled(), text="\n".join((*lines, scaled().text)))
+    assert only(store, fragile).facts.spills == 0
+    assert f"Triton failed over kernel {fragile.entry}, which is built again" in caplog.text
+
+
 def test_a_worker_that_hangs_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_workers, "BUILD_SECONDS", 0.2)
     with pytest.raises(BuildError, match="took over"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ..ir import dims
@@ -76,18 +77,30 @@ def select(graph: Graph, *, repeated: bool = False) -> Graph:
             and (frozen is None or _called_each_step(op, origin.call, frozen))
         ):
             chosen[op.origin] = origin
+    return _called(graph, {o: origin.call for o, origin in chosen.items() if origin.call is not None})
+
+
+def spared(graph: Graph, origins: Iterable[int], reason: str) -> Graph:
+    """The graph with the captured nodes `origins` as library calls, for a `reason`; itself if none of them has one."""
+    calls = {o: call for o in origins if o >= 0 and (call := graph.origins[o].call) is not None}
+    left = {op.origin for op in graph.ops if op.call is None}
+    calls = {o: replace(call, reason=reason) for o, call in calls.items() if o in left}
+    return _called(graph, calls) if calls else graph
+
+
+def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
+    """The graph with the call of each of these captured nodes instead of its ops."""
     ops: list[Op] = []
     done: set[int] = set()
     made: set[Value] = set()
     for op in graph.ops:
-        origin = chosen.get(op.origin)
-        if origin is None or op.kernel >= 0:
+        call = calls.get(op.origin)
+        if call is None or op.kernel >= 0:
             ops.append(op)
             continue
+        origin = graph.origins[op.origin]
         if op.origin not in done and set(origin.outputs) & set(op.outputs):
             done.add(op.origin)
-            call = origin.call
-            assert call is not None
             ops.append(Op(call.name, origin.inputs, origin.outputs, call=call, origin=op.origin))
             made |= set(origin.outputs)
         else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilewright.emit.triton import TritonSource
-from tilewright.errors import BuildError, SharedMemoryExceeded
+from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.runtime import triton_compat
 from tilewright.runtime.cache import Store, digest
 from tilewright.runtime.cuda_job import Facts, Job
@@ -71,8 +71,8 @@ def job_of(source: TritonSource, target: Target) -> Job:
 def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store) -> list[Built]:
     """One kernel for each source, in order. Needs no GPU.
 
-    Raises BuildError with Triton's words for the first that does not build, and SharedMemoryExceeded for one that wants
-    more shared memory than `target` has."""
+    Raises KernelRefused with Triton's words for the first that does not build, and SharedMemoryExceeded for one that
+    wants more shared memory than `target` has."""
     version = triton_compat.version()
     if version is None:
         raise BuildError("Triton is not installed", phase="build", hint="pip install triton")
@@ -88,7 +88,7 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
             found[key] = _stored(store, key, text, _answer(text, answer))
             STATS.triton += 1
         except BuildError as error:  # the others are waited for, so that none is still being built
-            failed = failed or error
+            failed = failed or KernelRefused(error.message, keys.index(key))
     if failed is not None:
         raise failed
     built = [_loaded(found[key]) for key in keys]
@@ -98,13 +98,30 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
 
 
 def _answer(job: str, first: Future[str]) -> str:
-    """A worker's answer to a job; where LLVM died over it, another one's, to the job without the pass that does."""
+    """A worker's answer to a job; where LLVM died over it, or a pass of Triton's failed, another one's, to the job
+    without what may be left out."""
+    whole = Job.from_json(job)
     try:
-        return first.result()
+        answer = first.result()
     except BuilderDied:
-        calmer = replace(Job.from_json(job), packing=False)
-        LOG.warning("LLVM died over kernel %s, which is built again with fewer of its passes", calmer.entry)
-        return workers().submit([calmer.to_json()])[0].result()
+        return _calmed(replace(whole, packing=False), "LLVM died over")
+    if triton_compat.is_failed_pass(_refusal(answer)):
+        return _calmed(replace(whole, local_sums=False), "Triton failed over")
+    return answer
+
+
+def _calmed(job: Job, what: str) -> str:
+    LOG.warning("%s kernel %s, which is built again with fewer of its passes", what, job.entry)
+    return workers().submit([job.to_json()])[0].result()
+
+
+def _refusal(answer: str) -> str:
+    """Why a worker refused a job; empty if it did not."""
+    try:
+        parts = json.loads(answer)
+    except ValueError:
+        return ""
+    return str(parts.get("error", "")) if isinstance(parts, dict) else ""
 
 
 def _stored(store: Store, key: str, job: str, answer: str) -> Path:

@@ -22,7 +22,7 @@ import torch
 
 from tilewright import emit
 from tilewright.emit.source import Source
-from tilewright.errors import BuildError, CompilerMissing
+from tilewright.errors import BuildError, CompilerMissing, KernelRefused
 from tilewright.options import Options
 from tilewright.runtime.cache import Store, digest
 from tilewright.target import MemoryKind, Target, preset
@@ -247,7 +247,7 @@ def _cache_sizes(cpus: Path, cores: int) -> dict[MemoryKind, int]:
 def build(sources: Sequence[Source], target: Target, store: Store, options: Options) -> Path:
     """One shared object from translation units, compiled side by side and linked; from the store if it is there.
 
-    Raises `CompilerMissing`, or `BuildError` with the compiler's first error lines.
+    Raises `CompilerMissing`, `KernelRefused` with the compiler's first error lines, or another `BuildError`.
     """
     return build_texts([source.text for source in sources], target.compiler_flags, store, options)
 
@@ -345,14 +345,15 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for all; raise `BuildError` for the first that failed or ran out of time, and leave none behind."""
+    """Wait for all; raise `KernelRefused` for the first that failed, `BuildError` where time ran out, and leave none
+    behind."""
     deadline = time.monotonic() + BUILD_SECONDS
     try:
         for process in running:
             output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             if process.returncode != 0:
                 text = first_errors(output.decode(errors="replace")) or f"exit status {process.returncode}"
-                raise BuildError(f"the C++ compiler failed: {text}", phase="build")
+                raise KernelRefused(f"the C++ compiler failed: {text}")
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"the C++ compiler took over {BUILD_SECONDS:.0f} s", phase="build") from error
     finally:

@@ -52,6 +52,8 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
     try:
         if not job.packing:
             calmed.enter_context(_unpacked())
+        if not job.local_sums:
+            calmed.enter_context(_summed_each_step())
         function = _function(job, folder / f"{job.entry}.py")
         attributes = {(k,): [["tt.divisibility", 16]] for k in job.divisible}
         source = ASTSource(function, dict(job.signature), {}, attributes)
@@ -87,6 +89,24 @@ def _unpacked() -> Generator[None]:
         yield
     finally:
         llvm.optimize_module = usual
+
+
+@contextmanager
+def _summed_each_step() -> Generator[None]:
+    """Without the pass that moves sums of threads out of loops. In 3.6 it asserts that a loop's sum has one reader."""
+    from triton._C.libtriton import passes
+
+    usual = passes.ttgpuir.add_optimize_thread_locality
+    passes.ttgpuir.add_optimize_thread_locality = lambda manager: None
+    try:
+        yield
+    finally:
+        passes.ttgpuir.add_optimize_thread_locality = usual
+
+
+def is_failed_pass(reason: str) -> bool:
+    """Whether Triton refused a kernel because one of its passes failed over it."""
+    return "PassManager::run failed" in reason
 
 
 def _function(job: Job, path: Path) -> Any:

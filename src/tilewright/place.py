@@ -1,0 +1,59 @@
+"""Where a graph runs: its device, and the machine that stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.capture.device import graph_device, host_inputs
+from tilewright.options import Options
+from tilewright.runtime.cuda_device import gpu_target, missing, singles_may_round
+from tilewright.runtime.device import find_compiler, host_target
+from tilewright.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device of a graph, and which of its inputs are CPU tensors all the same."""
+
+    device: str
+    host: tuple[int, ...] = ()
+    late: bool = False
+    """Whether memory is taken when it is needed: a pass of training on a GPU."""
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the device among its kind."""
+        return torch.device(self.device).index or 0
+
+
+def place_of(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> Place:
+    """Where a captured graph of this `kind` runs. Placeholders named in `frozen` are constants."""
+    found = graph_device(gm)
+    if found == "cpu":
+        return Place(found)
+    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    live = [k for k, name in enumerate(names) if name not in frozen]
+    outside = set(host_inputs(gm))
+    host = tuple(i for i, k in enumerate(live) if k in outside)
+    return Place(found, host, kind != "inference")
+
+
+def lacking(options: Options, where: str) -> str:
+    """What keeps code from being generated; empty if nothing does. Either device needs a C++ compiler: kernels on the
+    CPU, launches on a GPU."""
+    if find_compiler(options) is None:
+        return "no C++ compiler was found (install g++ or clang++)"
+    return missing(where) if where != "cpu" else ""
+
+
+def machine_of(place: Place, options: Options) -> Target:
+    """The target behind a place, as the options let it compute."""
+    if place.device == "cpu":
+        return host_target()
+    target = gpu_target(place.ordinal)
+    rounds = singles_may_round() if options.tf32 is None else options.tf32
+    return target.rounding_singles() if rounds else target
