@@ -27,7 +27,7 @@ from tilewright.compiler import Compiled, Trace, compile_fx
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.options import Options
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.direct import Direct
+from tilewright.runtime.direct import Short
 from tilewright.runtime.fallback import Region
 from tilewright.runtime.naming import Naming
 from tilewright.runtime.pieces import Pieces
@@ -38,6 +38,9 @@ LOG = logging.getLogger("tilewright")
 
 MOST_NODES = 20_000
 """A model of more nodes runs eagerly: compiling it would take minutes."""
+
+_RAISED = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError)
+"""What ops raise of their arguments."""
 
 Cut = Callable[[], Split | FlatSplit]
 """Gives a model in segments."""
@@ -220,18 +223,47 @@ class FileWay:
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
-    ) -> tuple[object, Direct | None]:
-        """The outputs: a tensor, or a tuple of several."""
+    ) -> tuple[object, Short | None]:
+        """The outputs, a tensor or a tuple of several, and a short way for calls with tensors like these."""
         way, tensors = self._chosen(self._bound(args, kwargs))
         try:
-            return way.run(tensors, out), None
-        except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:
-            if isinstance(error, TilewrightError) or not is_refusal(error):
+            result = way.run(tensors, out)
+        except _RAISED as error:
+            self._explain(error)
+            raise
+        return result, self._short(way, (*args, *kwargs.values()), tensors)
+
+    def _short(
+        self, way: ProgramWay | Pieces | Region, leaves: Sequence[object], tensors: Sequence[Tensor]
+    ) -> Short | None:
+        """The way of calls whose tensors have the same types, sizes and devices, which alone decide what was checked
+        here and which graph was chosen. None where an input was converted, or nests others."""
+        places = {id(x): k for k, x in enumerate(leaves)}
+        if self._nests or not isinstance(way, ProgramWay) or len(places) != len(leaves):
+            return None
+        if len(leaves) != len(tensors) or any(id(t) not in places for t in tensors):
+            return None
+        run = way.direct([places[id(t)] for t in tensors])
+        if run is None:
+            return None
+
+        def short(leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
+            try:
+                return run(leaves, out)
+            except _RAISED as error:
+                self._explain(error)
                 raise
-            raise ModelError(
-                f"a call refuses what reaches it: {next(iter(str(error).splitlines()), '')}", phase="run",
-                op="; ".join(getattr(error, "__notes__", ())).removeprefix(CALLED), place=self.place, hint=FITS,
-            ) from error  # fmt: skip
+
+        return short
+
+    def _explain(self, error: Exception) -> None:
+        """Raise ModelError if a library call refused what reached it."""
+        if isinstance(error, TilewrightError) or not is_refusal(error):
+            return
+        raise ModelError(
+            f"a call refuses what reaches it: {next(iter(str(error).splitlines()), '')}", phase="run",
+            op="; ".join(getattr(error, "__notes__", ())).removeprefix(CALLED), place=self.place, hint=FITS,
+        ) from error  # fmt: skip
 
     def _bound(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[object]:
         return bind_inputs(self.module, args, kwargs)  # pyright: ignore[reportArgumentType]  (it checks them)

@@ -61,7 +61,8 @@ def trace(
 
     try:
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
-            fakes = [_fake(mode, t, dims) for t, dims in zip(inputs, dynamic, strict=True)]
+            apart = [t.detach() for t in inputs]  # one tensor may stand for two inputs: it has one fake
+            fakes = [_fake(mode, t, dims) for t, dims in zip(apart, dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
             with mode, kept_whole(), keeping_loops(), recurrent_loops():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)

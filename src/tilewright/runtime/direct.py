@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem, is_
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
 from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.executable import Executable, Result
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled
@@ -132,11 +133,23 @@ class Returned:
     plain: None | bool | int | float | str = None
 
 
+Short = Callable[[Sequence[object], Sequence[Tensor] | None], object]
+"""A short way: the program's result for the leaves of a call, and tensors that receive the outputs."""
+
+
+class Runs(Protocol):
+    """Runs flat arguments."""
+
+    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Flat results; the list of arguments is emptied."""
+        ...
+
+
 class Direct:
     """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
 
     def __init__(
-        self, executable: Executable, picks: Sequence[Pick], order: Sequence[Returned], spec: pytree.TreeSpec
+        self, executable: Runs, picks: Sequence[Pick], order: Sequence[Returned], spec: pytree.TreeSpec
     ) -> None:
         """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
         self.executable = executable

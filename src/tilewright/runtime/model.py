@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
-from tilewright.runtime.direct import Direct, key_of
+from tilewright.runtime.direct import Short, key_of
 
 MOST = 512
 """Short ways kept per model."""
@@ -53,7 +53,7 @@ class Way(Protocol):
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
-    ) -> tuple[object, Direct | None]:
+    ) -> tuple[object, Short | None]:
         """The result, and a short way for calls with the same key if there is one."""
         ...
 
@@ -106,7 +106,7 @@ class CompiledModel:
 
     def __init__(self, way: Way) -> None:
         self._way = way
-        self._short: dict[tuple[object, ...], Direct] = {}
+        self._short: dict[tuple[object, ...], Short] = {}
 
     def __copy__(self) -> CompiledModel:
         """Another callable of the same target."""
@@ -142,7 +142,7 @@ class CompiledModel:
         kwargs: dict[str, object],
         out: Sequence[Tensor] | None,
         key: tuple[object, ...] | None,
-        short: Direct | None,
+        short: Short | None,
     ) -> object:
         if short is not None and self._way.unchanged():
             return short((*args, *kwargs.values()) if kwargs else args, out)
@@ -177,7 +177,7 @@ class CompiledModel:
 
     def _find(
         self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[object, ...] | None, Direct | None]:
+    ) -> tuple[tuple[object, ...] | None, Short | None]:
         """The key of a call (None where it has none) and the short way for it."""
         try:
             key = key_of(args, kwargs)

@@ -13,16 +13,13 @@ from tilewright.capture.exported import Exported
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.arguments import Argument, deliver
-from tilewright.runtime.direct import Direct
+from tilewright.runtime.direct import Direct, Pick, Returned, Short
+from tilewright.runtime.direct import Runs as RunsFlat
 from tilewright.runtime.executable import Result
 
 
-class Runs(Protocol):
+class Runs(RunsFlat, Protocol):
     """Runs flat arguments, and says whether it can."""
-
-    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
-        """Flat results; the list of arguments is emptied."""
-        ...
 
     def admits(self, args: Sequence[Argument]) -> bool:
         """Whether the sizes fit."""
@@ -127,7 +124,7 @@ class ProgramWay:
 
     def __call__(
         self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
-    ) -> tuple[object, Direct | None]:
+    ) -> tuple[object, Short | None]:
         """The result."""
         return self.run(self._leaves(args, kwargs), out), None
 
@@ -154,6 +151,21 @@ class ProgramWay:
         if out is not None and writes:
             return deliver(result, out, [x for x in leaves if isinstance(x, Tensor)])
         return result
+
+    def direct(self, places: Sequence[int]) -> Short | None:
+        """A short way for calls whose leaf `places[k]` is flat argument k; None where the program writes to arguments.
+        It checks no more than sizes: what else arguments must be, its caller has seen."""
+        if self.program.writes:
+            return None
+        picks = [Pick(places[k]) if k is not None else Pick(-1, held) for k, held in self._args]
+        results = [Returned(k) for k in range(self.program.out_spec.num_leaves)]
+        run = Direct(self.built.executable, picks, results, self.program.out_spec)
+
+        def short(leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
+            with torch.no_grad():
+                return run(leaves, out)
+
+        return short
 
     def _write(self, leaves: Sequence[object], target: Tensor | int, value: Result) -> None:
         place = leaves[target] if isinstance(target, int) else target
