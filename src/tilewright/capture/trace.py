@@ -61,8 +61,7 @@ def trace(
 
     try:
         with torch.no_grad(), _config.patch(backed_size_oblivious=oblivious), enable_python_dispatcher():
-            apart = [t.detach() for t in inputs]  # one tensor may stand for two inputs: it has one fake
-            fakes = [_fake(mode, t, dims) for t, dims in zip(apart, dynamic, strict=True)]
+            fakes = [_fake(mode, t, dims) for t, dims in zip(_apart(inputs), dynamic, strict=True)]
             pure = torch.func.functionalize(flat, remove="mutations_and_views")
             with mode, kept_whole(), keeping_loops(), recurrent_loops():
                 gm = make_fx(pure, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
@@ -79,6 +78,16 @@ def trace(
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
     return Exported(gm, {}, {}, tuple(names), {}, in_spec, spec[-1], conditions(env))
+
+
+def _apart(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs, with another tensor like it where one stands for two: a tensor has one fake, which would be one
+    input in the trace."""
+    found: dict[int, Tensor] = {}
+    for t in inputs:
+        known = t if id(t) not in found else torch.empty_like(t)
+        found[id(known)] = known
+    return list(found.values())
 
 
 def _fake(mode: FakeTensorMode, t: Tensor, dims: Sequence[int]) -> Tensor:
