@@ -108,3 +108,42 @@ def test_unknown_sizes_stay_as_they_are(saved: list[tuple[list[Tensor], list[Ten
         x = torch.randn(rows, 64)
         for y, e in zip(gradients(compiled, net, x), gradients(net, net, x), strict=True):
             torch.testing.assert_close(y, e, rtol=5e-2, atol=5e-2)
+
+
+class Dropped(nn.Module):
+    """Dropout and gelu in front of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.dropout = nn.Linear(32, 64), nn.Linear(64, 32), nn.Dropout(0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, 32] to the same."""
+        return self.dropout(self.second(self.dropout(F.gelu(self.first(self.dropout(x))))))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_masks_are_saved_and_not_what_they_leave(
+    saved: list[tuple[list[Tensor], list[Tensor]]], channels_last: bool
+) -> None:
+    """With one seed, a compiled step is eager's, and of dropout its mask alone is saved, of gelu its operand."""
+    torch.manual_seed(0)
+    net, x = Dropped(), torch.randn(6, 5, 7, 32)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    wanted, have = (step(net, call, x) for call in (net, torch.compile(net, backend="tilewright")))
+    for a, b in zip(have, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    ((_, kept),) = saved
+    large = [t for t in kept if t.numel() >= 6 * 5 * 7 * 32]
+    assert sorted(str(t.dtype) for t in large) == ["torch.bool"] * 3 + ["torch.float32"] * 2
+
+
+def step(net: nn.Module, call: nn.Module, x: Tensor) -> list[Tensor]:
+    """Result and gradients of one step with a fixed seed."""
+    torch.manual_seed(1)
+    net.zero_grad()
+    x = x.detach().requires_grad_()
+    out = call(x)
+    out.square().sum().backward()
+    return [out.detach(), *(t.grad.clone() for t in (x, *net.parameters()) if t.grad is not None)]

@@ -20,6 +20,7 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
+aten = torch.ops.aten
 CHANCE = "dropout_p"
 """The argument of attention ops that says how likely an element is dropped: nothing is drawn where it is 0."""
 
@@ -66,6 +67,30 @@ def without_idle_draws(joint: fx.GraphModule) -> Generator[Callable[[fx.GraphMod
         yield show
     finally:
         show(joint)
+
+
+def dropped_by_masks(joint: fx.GraphModule) -> None:
+    """Dropout as a product: out = x * mask * 1 / (1 - p), as torch's own kernels compute it, of the mask alone that the
+    op drew. Then the backward pass needs to be left the mask, which is a byte an element, and not the result too."""
+    graph = joint.graph
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+        x, chance, training = node.args
+        items = {u.args[1]: u for u in node.users if u.target is operator.getitem}
+        out, val = items.get(0), node.meta.get("val")
+        if not training or not isinstance(chance, float) or not 0 < chance < 1 or out is None or val is None:
+            continue
+        assert isinstance(x, fx.Node)
+        with graph.inserting_after(node):
+            mask = items.get(1) or graph.call_function(operator.getitem, (node, 1))
+        mask.meta = {**out.meta, "val": val[1], "tensor_meta": None}
+        with graph.inserting_after(mask):
+            kept = graph.call_function(aten.mul.Tensor, (x, mask))
+        with graph.inserting_after(kept):
+            scaled = graph.call_function(aten.mul.Tensor, (kept, 1 / (1 - chance)))
+        kept.meta, scaled.meta = dict(out.meta), dict(out.meta)
+        out.replace_all_uses_with(scaled)
+        graph.erase_node(out)
+    joint.recompile()
 
 
 def save_states_apart(forward: fx.GraphModule, backward: fx.GraphModule) -> None:

@@ -1,11 +1,11 @@
-"""Fused routines of the library, as calls for what a region computes."""
+"""Fused routines of the library: as calls for what a region computes, and so that a traced program gets them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..ir import dims
@@ -37,3 +37,19 @@ def fused_call(task: Attention, shape: Sequence[Expr], order: Sequence[int]) -> 
     return LibraryCall(
         "scaled_dot_product_attention", attention, operands, strides=(strides,), reason="attention", reuses=-1
     )
+
+
+def lay_masks(gm: fx.GraphModule) -> None:
+    """Lay masks of attention that repeat an element along the keys (as a broadcast leaves them) densely, on a GPU. The
+    fused routines there take no others: what torch takes instead saves all scores for the backward pass."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    for node in gm.graph.find_nodes(op="call_function", target=attention):
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        val = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
+        if not isinstance(val, Tensor) or val.device.type == "cpu" or val.stride(-1) == 1:
+            continue
+        assert isinstance(mask, fx.Node)
+        with gm.graph.inserting_before(node):
+            dense = gm.graph.call_method("contiguous", (mask,))
+        node.replace_input_with(mask, dense)
+    gm.recompile()

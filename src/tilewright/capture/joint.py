@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aten import decompositions, kept_whole
-from tilewright.capture.draws import save_states_apart, without_idle_draws
+from tilewright.capture.draws import dropped_by_masks, save_states_apart, without_idle_draws
+from tilewright.capture.fused import lay_masks
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.saved import save_sources
@@ -56,8 +57,13 @@ def split(
     num_fwd_outputs: int,
     static_lifetime_input_indices: list[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward graphs of a joint graph: what is saved and what is computed again is the minimum cut."""
-    with without_idle_draws(joint) as shown:
+    """Forward and backward graphs of a joint graph: what is saved and what is computed again is the minimum cut.
+
+    Elementwise ops that a product of the backward pass reads are computed again too: that costs a kernel, and saving
+    their results would cost memory from one pass to the other (gelu, relu and dropout before each linear layer)."""
+    dropped_by_masks(joint)
+    again = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
+    with without_idle_draws(joint) as shown, again:
         halves = min_cut_rematerialization_partition(
             joint,
             joint_inputs,
@@ -82,6 +88,7 @@ def through_autograd(
     """The callable for Dynamo. With `freeze`, parameters and buffers of an inference graph become constants; they are
     compared on each call (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
+    lay_masks(gm)
     given = [*_held(gm), *example_inputs]
     build = around_opaque(build)
 

@@ -1,0 +1,33 @@
+"""How attention is given to torch, so that it takes a fused routine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilewright.capture.fused import lay_masks
+
+
+def traced(device: str, *, dense: bool) -> fx.GraphModule:
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 16, 8, device=device)
+        mask = torch.empty(16, 1 if not dense else 16, device=device).expand(2, 1, 16, 16)
+    graph = fx.Graph()
+    x, m = graph.placeholder("x"), graph.placeholder("m")
+    x.meta["example_value"], m.meta["example_value"] = q, mask
+    graph.output(graph.call_function(F.scaled_dot_product_attention, (x, x, x), {"attn_mask": m}))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize(
+    ("device", "dense", "laid"), [("cuda", False, 1), ("cuda", True, 0), ("cpu", False, 0)]
+)
+def test_a_mask_that_repeats_an_element_is_laid_densely(device: str, dense: bool, laid: int) -> None:
+    gm = traced(device, dense=dense)
+    lay_masks(gm)
+    assert len(gm.graph.find_nodes(op="call_method", target="contiguous")) == laid
+    q, mask = torch.randn(2, 4, 16, 8), torch.randn(16, 1).expand(2, 1, 16, 16)
+    torch.testing.assert_close(gm(q, mask), F.scaled_dot_product_attention(q, q, q, mask))
