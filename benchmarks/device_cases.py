@@ -369,29 +369,43 @@ def cuda_graphs() -> str:
     said = run.cuda_graphs
     assert any("CUDA graphs for" in s for s in said), said
     noisy = tilewright.compile(lambda x: torch.rand_like(x) * x, (x,), options={"cuda_graphs": True})
-    for _ in range(3):
-        noisy(x)
-    assert "random" in " ".join(noisy.cuda_graphs), noisy.cuda_graphs
+    made = [noisy(x) for _ in range(6)]
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(made)), noisy.cuda_graphs
     return f"{said}; {noisy.cuda_graphs}"
 
 
 def training_with_graphs() -> str:
-    """Forward and backward graphs as CUDA graphs, over steps that change the weights."""
+    """Forward and backward graphs as CUDA graphs, over steps that change the weights. In some, a second forward pass
+    comes before the first backward pass; in some, gradients add up, or a result is kept."""
     ours, theirs = network(), network()
     theirs.load_state_dict(ours.state_dict())
-    run = torch.compile(ours, backend=tilewright.backend, options={"cuda_graphs": True})
+    tilewright.reset()
+    run = torch.compile(ours, backend=tilewright.backend, mode="reduce-overhead")
     first, second = (torch.optim.SGD(m.parameters(), 0.05) for m in (ours, theirs))
-    for step in range(8):
-        x = torch.randn(128, 256)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for step in range(16):
+        x, more = torch.randn(128, 256), torch.randn(128, 256)
+        results: list[Tensor] = []
         for model, optimizer in ((run, first), (theirs, second)):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
+            optimizer.zero_grad(set_to_none=step % 4 != 3)
+            y = model(x)
+            if step % 5 == 4:
+                model(more).square().mean().backward()
+            y.square().mean().backward(retain_graph=step % 6 == 5)
+            if step % 6 == 5:
+                y.sum().backward()
             optimizer.step()
+            results.append(y.detach())
+        kept.append((results[0], results[1]))
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(
                 a, b, rtol=1e-4, atol=1e-4, msg=lambda m, step=step: f"step {step}: {m}"
             )
-    return ""
+    for got, want in kept:
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    said = [line for c in tilewright.compilations() for line in c.cuda_graphs]
+    assert sum("CUDA graphs for" in line for line in said) == 2, said
+    return str(said)
 
 
 def attention_with_graphs() -> str:

@@ -35,6 +35,7 @@ def save(
 
 def test_a_sequence_is_compiled(tmp_path: Path) -> None:
     """Lengths and sizes may differ from call to call; each length is a graph, sizes are free in it."""
+    tilewright.reset()
     nodes = [
         helper.make_node("ConcatFromSequence", ["xs"], ["c"], axis=0),
         helper.make_node("Exp", ["c"], ["e"]),

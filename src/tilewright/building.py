@@ -291,13 +291,13 @@ def numbered(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tu
 
 def executable(
     cover: Cover, plan: Plan, unit: NativeUnit | CudaUnit | None, options: Options, *, trusted: bool = True,
-    conditions: Sequence[Expr] = (),
+    conditions: Sequence[Expr] = (), saves: int | None = None,
 ) -> Executable:  # fmt: skip
-    """What runs the plan of a cover on its device."""
+    """What runs the plan of a cover on its device. `saves`: the first result that is saved for a backward pass."""
     where = plan.device
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
     if where == "cpu":
         return Executable(plan, held, unit, trusted=trusted, conditions=conditions)
     gpu = unit.device if isinstance(unit, CudaUnit) else None
-    graphs = Graphs(plan, gpu) if options.cuda_graphs else None
+    graphs = Graphs(plan, gpu, saves) if options.cuda_graphs else None
     return CudaExecutable(plan, held, unit, trusted=trusted, conditions=conditions, graphs=graphs)

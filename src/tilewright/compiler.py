@@ -21,6 +21,7 @@ from torch._dispatch.python import no_python_dispatcher
 from tilewright.building import Builder, Refused, executable, names_of, numbered
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
+from tilewright.capture.saved import first_saved
 from tilewright.capture.shares import output_shares, placed_by_size
 from tilewright.capture.symbols import Ranges
 from tilewright.emit.cpp import emit_unit
@@ -214,7 +215,9 @@ def compile_fx(
         return _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
     STATS.graphs += 1
     cover = made.cover
-    runs = executable(cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions)
+    runs = executable(
+        cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm)
+    )
     return _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls))
 
 

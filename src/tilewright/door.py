@@ -42,11 +42,16 @@ def backend(
     options: OptionsLike = None,
     mode: str | None = None,
 ) -> Callable[..., object]:
-    """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`; `mode` is not used.
+    """The backend `tilewright` of `torch.compile`. `options` as in `tilewright.options`.
+
+    The modes "reduce-overhead" and "max-autotune" ask for CUDA graphs, as with torch's own compiler; others change
+    nothing.
 
     Weights stay inputs unless `options={"freeze": True}`, and then only where no gradient is asked for."""
-    del mode
-    return Session(Options.make(options)).backend(gm, example_inputs)
+    wanted = Options.make(options)
+    if mode in ("reduce-overhead", "max-autotune"):
+        wanted = wanted.replace(cuda_graphs=True)
+    return Session(wanted).backend(gm, example_inputs)
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from tilewright.plan.data import Home
 from tilewright.runtime import cuda_executable
 from tilewright.runtime.cuda_driver import DriverOutOfMemory
 from tilewright.runtime.cuda_executable import CudaExecutable
-from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, refusal
+from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
 from tilewright.runtime.launch import Launching
 
 N = symbol("n")
@@ -262,6 +262,7 @@ def library_plan(
         (plan_of(), ""),
         (library_plan(), ""),
         (library_plan("random"), "a.call (random)"),
+        (library_plan("random", pure=False, function=torch.ops.aten.native_dropout.default), ""),
         (library_plan(pure=False), "a.call (has effects)"),
         (
             library_plan(
@@ -318,3 +319,46 @@ def test_results_that_are_inputs_are_the_caller_s() -> None:
     whole, part = leaving([own, own[1:, ::2]], [7, own], [7, given])
     assert whole is given and isinstance(part, Tensor)
     assert torch.equal(part, given[1:, ::2]) and part.data_ptr() == given[1:].data_ptr()
+
+
+def test_what_is_saved_is_lent_and_known_to_be_in_use() -> None:
+    base, result, own = torch.randn(40), torch.randn(3), torch.randn(5)
+    results = [result, base[3:20], base[10:30].view(4, 5), own]
+    exits, copied = _exits(results, [own], range(1, 4))
+    assert len(copied) == 1 and torch.equal(copied[0], result)
+    del base, results
+    (lent,) = _lent(exits)
+    assert not lent.in_use()
+    first, second, third = (_leave(e, [own], copied) for e in exits[1:])
+    assert isinstance(first, Tensor) and isinstance(second, Tensor) and third is own
+    assert lent.in_use() and not first._is_view()
+    first[7] = 99.0
+    assert second[0, 0] == 99.0
+    view = second.flatten()[2:]
+    del first, second
+    assert lent.in_use(), "a view of it is left"
+    del view
+    assert not lent.in_use()
+
+
+def test_what_is_saved_in_the_memory_of_a_result_is_copied_with_it() -> None:
+    base = torch.randn(40)
+    exits, copied = _exits([base[:20], base[10:30]], [], range(1, 2))
+    assert len(copied) == 1 and not _lent(exits)
+
+
+def test_a_pass_of_training_waits_until_its_inputs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass gets what its forward pass saved: from the second call on at the graph's places."""
+    plan = replace(
+        plan_of(), segments=tuple(replace(s, makes=((),) * len(s.steps)) for s in plan_of().segments)
+    )
+    plan = replace(plan, segments=tuple(replace(s, makes=((0,), *s.makes[1:])) for s in plan.segments))
+    graphs, state = Graphs(plan, None), _Sizes()
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    saved, kept, tangent = torch.ones(3), torch.ones(4), [torch.ones(2) for _ in range(4)]
+    ready = [
+        graphs._ready(state, [torch.ones(3), kept, tangent[0]], ()),
+        graphs._ready(state, [saved, kept, tangent[1]], ()),
+        graphs._ready(state, [saved, kept, tangent[2]], ()),
+    ]
+    assert ready == [False, False, True] and state.moved == {2}

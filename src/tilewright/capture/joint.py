@@ -26,7 +26,7 @@ from tilewright.capture.draws import dropped_by_masks, save_states_apart, withou
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
-from tilewright.capture.saved import save_sources
+from tilewright.capture.saved import mark_saved, save_sources
 from tilewright.errors import UnsupportedError
 
 
@@ -74,6 +74,7 @@ def split(
             shown(half)
     save_states_apart(*halves)
     save_sources(*halves, num_fwd_outputs)
+    mark_saved(halves[0], num_fwd_outputs)
     return halves
 
 

@@ -23,6 +23,9 @@ _VIEWS = frozenset(
 _CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
+_FIRST = "first_saved"
+
+
 def save_sources(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
     """Save the source of each saved tensor that views and widening casts of fixed sizes make, and make it again in the
     backward graph. The first `count` outputs of `forward` are the program's."""
@@ -52,6 +55,18 @@ def save_sources(forward: fx.GraphModule, backward: fx.GraphModule, count: int) 
     output.args = (tuple(saved),)
     forward.recompile()
     backward.recompile()
+
+
+def mark_saved(forward: fx.GraphModule, count: int) -> None:
+    """Note that the results of `forward` behind the first `count` are saved."""
+    (output,) = forward.graph.find_nodes(op="output")
+    output.meta[_FIRST] = count
+
+
+def first_saved(gm: fx.GraphModule) -> int | None:
+    """The number of the first result that is saved; None if `gm` is no forward pass."""
+    (output,) = gm.graph.find_nodes(op="output")
+    return output.meta.get(_FIRST)
 
 
 def _chain(node: fx.Node, program: set[fx.Node]) -> list[fx.Node]:

@@ -2,6 +2,10 @@
 
 An input that lies at the same address in two calls (a weight, as a rule) is read where it is; others are copied in.
 Results are copied out. A plan that cannot be captured runs without, and `Graphs.report` says why.
+
+What a forward pass saves for its backward pass stays in the graph's memory and is only lent: then the backward pass
+finds it at the same place in each step. While any of it is still in use (two forward passes before the first backward
+pass, say), a call runs without the graph.
 """
 
 # What torch offers to compilers it names with underscores.
@@ -31,6 +35,8 @@ MOST_GRAPHS = 8
 """Sizes of one plan that get a graph."""
 MOST_CAPTURES = 4
 """Times that one of them is captured again because an input has moved."""
+MOST_MISSES = 8
+"""Calls of a pass of training, one after another, that find inputs elsewhere before it is captured again."""
 UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow", "linear algebra"})
 """Reasons of library calls that a graph cannot replay: new numbers, sizes on the host, waiting for the device."""
 
@@ -52,11 +58,9 @@ def refusal(plan: Plan) -> str:
     """Why `plan` cannot be captured; empty if it can, as far as it shows."""
     if len(plan.segments) > 1:
         return "sizes depend on data"
-    if any(segment.makes for segment in plan.segments):
-        return "a pass of training: copying what it saves would take longer than starting its kernels"
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
-        if isinstance(s, Call) and s.call.reason in UNCAPTURED:
+        if isinstance(s, Call) and s.call.reason in UNCAPTURED and not _is_drawn(s):
             return f"{s.call.name} ({s.call.reason})"
         if isinstance(s, Call) and s.call.is_collective:
             return f"{s.call.name} (other processes take part)"
@@ -67,32 +71,44 @@ def refusal(plan: Plan) -> str:
     return ""
 
 
+def _is_drawn(step: Call) -> bool:
+    """Whether a call draws its numbers from torch's generator, which counts them at each replay."""
+    return step.call.reason == "random" and _is_seeded(step)
+
+
 def _is_seeded(step: Call) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(step.call.function, "tags", ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Exit:
-    """How one result leaves: as it is (`number` -1), as a view of input number `number`, or of copy number `number`.
-    `view` is (shape, strides, elements behind the start of the input or copy); None: all of it."""
+    """How one result leaves: as it is (`number` -1), as a view of input number `number`, or of copy number `number`;
+    `lent`, as an alias of itself. `view` is (shape, strides, elements behind the start of the input or copy); None: all
+    of it."""
 
     plain: Result = None
     number: int = -1
     of_input: bool = False
     view: tuple[torch.Size, tuple[int, ...], int] | None = None
+    lent: Tensor | None = None
 
 
-def _exits(results: Sequence[Result], inputs: Sequence[Argument]) -> tuple[list[_Exit], list[Tensor]]:
-    """How results leave, and what must be copied out for them. Results that share memory share its copy."""
+def _exits(
+    results: Sequence[Result], inputs: Sequence[Argument], lends: range = range(0)
+) -> tuple[list[_Exit], list[Tensor]]:
+    """How results leave, and what must be copied out for them. Results that share memory share its copy; those whose
+    numbers are in `lends` are lent where they share none with others."""
     of = {_memory(t): (k, t) for k, t in enumerate(inputs) if isinstance(t, Tensor)}
     shared: dict[int, list[Tensor]] = {}
-    for r in results:
+    places: dict[int, set[bool]] = {}
+    for k, r in enumerate(results):
         if isinstance(r, Tensor):
             shared.setdefault(_memory(r), []).append(r)
+            places.setdefault(_memory(r), set()).add(k in lends)
     exits: list[_Exit] = []
     copies: list[Tensor] = []
     number: dict[int, int] = {}
-    for r in results:
+    for place, r in enumerate(results):
         if not isinstance(r, Tensor):
             exits.append(_Exit(r))
             continue
@@ -102,6 +118,9 @@ def _exits(results: Sequence[Result], inputs: Sequence[Argument]) -> tuple[list[
             exits.append(
                 _Exit(None, k, True, (r.shape, r.stride(), int(r.storage_offset() - t.storage_offset())))
             )
+            continue
+        if place in lends and r.numel() and places[memory] == {True}:
+            exits.append(_Exit(lent=_alone(r)))
             continue
         group = shared[memory]
         if not r.numel() or (len(group) == 1 and not repeats_memory(r)):
@@ -133,6 +152,8 @@ def _memory(t: Tensor) -> int:
 
 
 def _leave(e: _Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Result:
+    if e.lent is not None:
+        return e.lent.detach()
     if e.number < 0:
         return e.plain
     source = args[e.number] if e.of_input else copies[e.number]
@@ -157,6 +178,34 @@ class _Captured:
     fixed: tuple[tuple[int, int, tuple[int, ...]], ...]
     copied: list[Tensor]
     exits: list[_Exit]
+    lent: tuple[Lent, ...] = ()
+
+
+class Lent:
+    """Memory of a graph that a caller reads: whoever holds it, or a view of it, counts as a user of its storage."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """`tensors` are all that this file holds of one storage."""
+        self._storage = tensors[0].untyped_storage()
+        self._idle = len({id(t) for t in tensors}) + 1
+
+    def in_use(self) -> bool:
+        """Whether somebody else holds it."""
+        return torch._C._storage_Use_Count(self._storage._cdata) > self._idle
+
+
+def _alone(t: Tensor) -> Tensor:
+    """`t` as a tensor of its own, which keeps no other of the same storage alive."""
+    made = torch.empty(0, dtype=t.dtype, device=t.device)
+    return made.set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+
+def _lent(exits: Sequence[_Exit]) -> tuple[Lent, ...]:
+    held: dict[int, list[Tensor]] = {}
+    for e in exits:
+        if e.lent is not None:
+            held.setdefault(_memory(e.lent), []).append(e.lent)
+    return tuple(map(Lent, held.values()))
 
 
 class _Sizes:
@@ -168,14 +217,19 @@ class _Sizes:
         self.moved: set[int] = set()
         self.captured: _Captured | None = None
         self.captures = 0
+        self.calls = 0
+        self.misses = 0
         self.stream = -1
 
 
 class Graphs:
     """The CUDA graphs of one plan."""
 
-    def __init__(self, plan: Plan, device: Device | None) -> None:
-        """`device` may be None for a plan without kernels."""
+    def __init__(self, plan: Plan, device: Device | None, saves: int | None = None) -> None:
+        """`device` may be None for a plan without kernels. `saves` is the number of the first result that is saved for
+        a backward pass, if this is a forward pass."""
+        self._lends = range(0) if saves is None else range(saves, len(plan.outputs))
+        self._trains = any(segment.makes for segment in plan.segments)
         self.refused = refusal(plan)
         self._device = device
         self._seeded = any(isinstance(s, Call) and _is_seeded(s) for g in plan.segments for s in g.steps)
@@ -205,24 +259,43 @@ class Graphs:
                     return None
                 state = self._sizes.setdefault(bound, _Sizes())
         with state.lock:
-            if state.captured is None or not _stands(state.captured, args):
-                if not self._ready(state, args, plain.plan.host) or state.captures >= MOST_CAPTURES:
-                    return None
-                self._capture(plain, state, args)
-                if state.captured is None:
-                    return None
+            if not self._found(plain, state, args):
+                return None
+            assert state.captured is not None
             return self._replay(state, state.captured, args, plain.plan)
 
+    def _found(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> bool:
+        """Whether there is a graph for these arguments whose memory nobody uses; captured now if it is time for it."""
+        found = state.captured
+        if found is not None and _stands(found, args):
+            state.misses = 0
+            return not any(lent.in_use() for lent in found.lent)
+        if found is not None and self._trains:
+            state.misses += 1
+            if state.misses < MOST_MISSES:
+                return False
+            state.captured = state.addresses = None
+        if not self._ready(state, args, plain.plan.host) or state.captures >= MOST_CAPTURES:
+            return False
+        self._capture(plain, state, args)
+        return state.captured is not None
+
     def _ready(self, state: _Sizes, args: Sequence[Argument], hosts: Sequence[int]) -> bool:
-        """Whether these sizes have been seen before; notes which inputs have moved since."""
+        """Whether these sizes have been seen before; notes which inputs have moved since. What a backward pass gets
+        lies elsewhere once the forward pass has its graph: of passes of training, the last two calls count."""
         if any(isinstance(a, Tensor) and not a.is_cuda and k not in hosts for k, a in enumerate(args)):
             return False  # a call put it into the host's memory, and another one looks for it there
         now = tuple(a.data_ptr() if isinstance(a, Tensor) and a.is_cuda else -1 for a in args)
         before, state.addresses = state.addresses, now
         if before is None:
             return False
-        state.moved |= {k for k, (a, b) in enumerate(zip(before, now, strict=True)) if a != b or b < 0}
-        return True
+        moved = {k for k, (a, b) in enumerate(zip(before, now, strict=True)) if a != b or b < 0}
+        state.calls += 1
+        if not self._trains:
+            state.moved |= moved
+            return True
+        state.moved = moved
+        return bool(self._lends) or state.calls > 1
 
     def _capture(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> None:
         """Write down one run; where torch or the driver refuse, note why."""
@@ -246,7 +319,8 @@ class Graphs:
                 given = list(inner)
                 with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                     results = plain.run_plainly(given)
-                exits, copied = _exits(results, inner)
+                exits, copied = _exits(results, inner, self._lends)
+                del results
             except (RuntimeError, UnsupportedError) as error:
                 _recover(before)
                 if isinstance(error, torch.OutOfMemoryError):
@@ -254,7 +328,9 @@ class Graphs:
                 self.refused = f"capture failed: {str(error).splitlines()[0]}"
                 return
         fixed = tuple((k, t.data_ptr(), t.stride()) for k, t in tensors.items() if k not in moving)
-        state.captured = _Captured(graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits)
+        state.captured = _Captured(
+            graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits, _lent(exits)
+        )
 
     def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
         code = self._device.failed() if self._device is not None else 0
