@@ -25,6 +25,7 @@ from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime import cuda_executable
 from tilewright.runtime.model import CompiledModel, Way
 from tilewright.runtime.naming import DimsLike, Naming
+from tilewright.runtime.recompiles import warn_at_recompile_limit
 from tilewright.runtime.stats import STATS, Stats
 from tilewright.runtime.traced import TracedWay
 
@@ -52,6 +53,9 @@ def backend(
     if mode in ("reduce-overhead", "max-autotune"):
         wanted = wanted.replace(cuda_graphs=True)
     return Session(wanted).backend(gm, example_inputs)
+
+
+warn_at_recompile_limit(backend)
 
 
 @dataclass(eq=False)

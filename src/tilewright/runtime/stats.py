@@ -12,7 +12,8 @@ class Stats:
     `graphs` compiled; `kernels` in built units; `units` handed to the C++ compiler, `cache_hits` of units found in the
     kernel cache; `plan_misses` size tables made for new sizes; `input_copies` of inputs whose strides were not those
     compiled for; `fallbacks` graphs that run as the captured program because a phase refused them; `triton` kernels
-    that Triton compiled (those found in the kernel cache are in `cache_hits`).
+    that Triton compiled (those found in the kernel cache are in `cache_hits`); `given_up` functions that torch stopped
+    compiling at its recompile limit, so that they run eagerly.
     """
 
     graphs: int = 0
@@ -23,6 +24,7 @@ class Stats:
     input_copies: int = 0
     fallbacks: int = 0
     triton: int = 0
+    given_up: int = 0
 
     def reset(self) -> None:
         """Set every counter to 0."""
