@@ -32,7 +32,7 @@ from tilewright.interp.evaluate import TensorEvaluator
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
-from tilewright.ir.kernel import Kernel, Scheduled
+from tilewright.ir.kernel import Kernel, Scheduled, Step, ViewStep
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.runtime.cache import Store, default_root
@@ -111,13 +111,19 @@ class Oracle:
         sizes = compiler.traced_sizes(gm)
         with mock.patch.object(solving, "choose", self._chosen):
             solver = Solver(self.target, self.options)
-            for kernel, layouts in self._kernels(graph, solver, sizes):
-                if self.found is None and time.process_time() < self.end:
-                    self._compare(solver, kernel, layouts, sizes)
+            steps, layouts = self._steps(graph, solver, sizes)
+            memory = Memory(layouts, sizes, self.seed)
+            for step in steps:
+                if isinstance(step, ViewStep):
+                    memory.view(step)
+                elif isinstance(step, Kernel):
+                    if self.found is not None or time.process_time() > self.end:
+                        return
+                    self._compare(solver, step, memory)
 
-    def _kernels(
+    def _steps(
         self, graph: compiler.Graph, solver: Solver, sizes: Mapping[str, int]
-    ) -> list[tuple[Kernel, Mapping[Value, Layout]]]:
+    ) -> tuple[tuple[Step, ...], Mapping[Value, Layout]]:
         typical = compiler.typical_sizes(graph, sizes)
         covers = Covers(self.target, Store(default_root(self.options)), self.options, typical)
         normal = compiler._normal(in_silence, graph, solver, self.options, typical, covers, sizes)
@@ -125,7 +131,7 @@ class Oracle:
             parted = split_folds(normal, solver.price, self.target)
             fuse = self.options.fusion == "full"
             cover = partition(parted, lambda k, at: solver.price(k, at) * self._chance(k), fuse=fuse)
-        return [(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
+        return cover.steps, cover.layouts
 
     def _chance(self, kernel: Kernel) -> float:
         """A factor that a kernel's price gets, the same each time."""
@@ -174,24 +180,18 @@ class Oracle:
             chain=draw.choice([s.chain, 2, 0]),
         )
 
-    def _compare(
-        self, solver: Solver, kernel: Kernel, layouts: Mapping[Value, Layout], sizes: Mapping[str, int]
-    ) -> None:
-        with seen_sizes(sizes):
-            scheduled = solver.solve(kernel, layouts)
-        run = _Run(kernel, layouts, sizes, self.seed)
-        if run.largest > LARGEST:
-            return
-        try:
-            wanted = run.wanted()
-        except (ResidueError, IndexOutOfRange, ZeroDivisionError):
+    def _compare(self, solver: Solver, kernel: Kernel, memory: Memory) -> None:
+        wanted = memory.wanted(kernel)
+        if wanted is None:
             self.undecided += 1
             return
+        with seen_sizes(memory.sizes):
+            scheduled = solver.solve(kernel, memory.layouts)
         for condition, program in ((dims.ONE, scheduled.program), *scheduled.buckets):
-            if condition is not dims.ONE and not dims.evaluate(condition, dict(sizes)):
+            if condition is not dims.ONE and not dims.evaluate(condition, dict(memory.sizes)):
                 continue
             try:
-                made = run.made(replace(scheduled, program=program))
+                made = memory.made(replace(scheduled, program=program), kernel)
                 same = all(equal(made[v], wanted[v]) for v in kernel.outputs)
             except ResidueError:
                 self.undecided += 1
@@ -208,56 +208,90 @@ class Oracle:
 ORIGINAL = solving.choose
 
 
-class _Run:
-    """One kernel over exact unknowns."""
+@dataclass
+class Memory:
+    """The values of one graph over exact unknowns. A kernel reads what those before it made, as it may rely on that
+    (a part of no elements has the sum 0). What libraries make and what comes from outside is unknown."""
 
-    def __init__(
-        self, kernel: Kernel, layouts: Mapping[Value, Layout], sizes: Mapping[str, int], seed: int
-    ) -> None:
-        self.kernel, self.layouts, self.sizes = kernel, layouts, dict(sizes)
-        values = [*kernel.inputs, *(v for op in kernel.ops for v in op.outputs)]
-        self.largest = max((self._number(v.numel) for v in values), default=0)
-        self.memory: dict[Value, Array] = {}
-        if self.largest <= LARGEST:
-            for k, v in enumerate(kernel.inputs):
-                self.memory[v] = self._filled(v, 100 * seed + k)
+    layouts: Mapping[Value, Layout]
+    sizes: Mapping[str, int]
+    seed: int
+    values: dict[Value, Array] = field(default_factory=dict)
+    lost: set[Value] = field(default_factory=set)
+    """What kernels make that were not computed exactly, and what follows from it."""
 
-    def _number(self, e: Expr) -> int:
-        return dims.evaluate(e, self.sizes)
+    def wanted(self, kernel: Kernel) -> dict[Value, Array] | None:
+        """What the ops of a kernel say; None if that is not known."""
+        found = None if self.lost.intersection(kernel.inputs) else self._computed(kernel)
+        if found is None:
+            self.lost |= set(kernel.outputs)
+            return None
+        self.values |= {v: found[v] for v in kernel.outputs}
+        return found
+
+    def _computed(self, kernel: Kernel) -> dict[Value, Array] | None:
+        inside = [*kernel.inputs, *(v for op in kernel.ops for v in op.outputs)]
+        if max(self._number(v.numel) for v in inside) > LARGEST:
+            return None
+        values = {v: self.value(v) for v in kernel.inputs}
+        try:
+            for op in kernel.ops:
+                assert op.expr is not None
+                given = [values[v] for v in op.inputs]
+                results = TensorEvaluator(op.expr, EXACT, given, self.sizes).run()
+                values |= dict(zip(op.outputs, results, strict=True))
+        except (ResidueError, IndexOutOfRange, ZeroDivisionError):
+            return None
+        return values
+
+    def made(self, scheduled: Scheduled, kernel: Kernel) -> dict[Value, Array]:
+        """What a tile program makes."""
+        given = [self._flat(v) if v in kernel.inputs else None for v in scheduled.params]
+        flats = run_program(scheduled.program, given, dict(self.sizes), EXACT)
+        pairs = zip(scheduled.params, flats, strict=True)
+        return {v: self._seen(v, f).copy() for v, f in pairs if v in kernel.outputs}
+
+    def view(self, step: ViewStep) -> None:
+        """What a view shows."""
+        if step.source in self.lost:
+            self.lost.add(step.value)
+            return
+        flat = self._flat(step.source)[self._number(step.offset) :]
+        self.values[step.value] = self._strided(step.value, flat, step.layout.strides).copy()
+
+    def value(self, v: Value) -> Array:
+        """What is known of a value, or unknowns in its place."""
+        if v not in self.values:
+            flat = self._unknown(v)
+            self.values[v] = self._seen(v, flat).copy()
+        return self.values[v]
+
+    def _unknown(self, v: Value) -> Array:
+        """Memory of the extent of a value."""
+        lengths = [self._number(n) for n in v.shape]
+        count = 1 + sum((n - 1) * self._number(s) for n, s in zip(lengths, self._strides(v), strict=True))
+        seed = 100 * self.seed + len(self.values)
+        if v.dtype.is_float:
+            return exact_random((max(1, count),), seed, -1.5, 2.0)
+        return np.random.default_rng(seed).integers(0, 2, max(1, count)).astype(STORAGE[v.dtype.name])
+
+    def _flat(self, v: Value) -> Array:
+        """A value in memory."""
+        flat, value = self._unknown(v), self.value(v)
+        self._seen(v, flat)[...] = value
+        return flat
 
     def _seen(self, v: Value, flat: Array) -> Array:
-        """Memory in the shape of a value."""
+        return self._strided(v, flat, self._strides(v))
+
+    def _strides(self, v: Value) -> tuple[Expr, ...]:
         layout = self.layouts.get(v)
-        strides = layout.strides if layout else dims.dense_strides(v.shape)
+        return tuple(layout.strides if layout else dims.dense_strides(v.shape))
+
+    def _strided(self, v: Value, flat: Array, strides: tuple[Expr, ...]) -> Array:
+        """Memory in the shape of a value."""
         steps = [self._number(e) * flat.itemsize for e in strides]
         return np.lib.stride_tricks.as_strided(flat, [self._number(e) for e in v.shape], steps)
 
-    def _span(self, v: Value) -> int:
-        layout = self.layouts.get(v)
-        strides = layout.strides if layout else dims.dense_strides(v.shape)
-        return 1 + sum((self._number(n) - 1) * self._number(s) for n, s in zip(v.shape, strides, strict=True))
-
-    def _filled(self, v: Value, seed: int) -> Array:
-        count = max(1, self._span(v))
-        if v.dtype.is_float:
-            return exact_random((count,), seed, -1.5, 2.0)
-        return np.random.default_rng(seed).integers(0, 2, count).astype(STORAGE[v.dtype.name])
-
-    def wanted(self) -> dict[Value, Array]:
-        """What the ops say."""
-        values = {v: self._seen(v, flat).copy() for v, flat in self.memory.items()}
-        for op in self.kernel.ops:
-            assert op.expr is not None
-            results = TensorEvaluator(op.expr, EXACT, [values[v] for v in op.inputs], self.sizes).run()
-            values |= dict(zip(op.outputs, results, strict=True))
-        return values
-
-    def made(self, scheduled: Scheduled) -> dict[Value, Array]:
-        """What the tile program makes."""
-        given = [self.memory.get(v) for v in scheduled.params]
-        flats = run_program(scheduled.program, given, self.sizes, EXACT)
-        return {
-            v: self._seen(v, f).copy()
-            for v, f in zip(scheduled.params, flats, strict=True)
-            if v not in self.memory
-        }
+    def _number(self, e: Expr) -> int:
+        return dims.evaluate(e, dict(self.sizes))

@@ -61,6 +61,16 @@ def test_compiled_programs_are_right(seed: int) -> None:
     assert judged(program, replace(setting_of(seed, program), schedules=0)) is None
 
 
+def test_kernels_read_what_those_before_them_made() -> None:
+    """A kernel that merges parts may rely on parts of no elements having the sum 0."""
+    x = Given("x0", ("b", 2, "n", 8), "float32", "strided")
+    givens = (x, Given("x3", (2,), "float32"), Given("x4", (2,), "float32"))
+    norm = Statement(("v0",), "F.group_norm({0}, 2, {1}, {2})", ("x0", "x3", "x4"))
+    program = Program(givens, (norm,), ("v0",), {"b": 2, "n": 3}, {"b": 2, "n": 8})
+    setting = Setting(dynamic=True, seed=2032, schedules=2033)
+    assert exact.judged_exactly(program, setting) is None
+
+
 def _without_last_steps(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """Loops that end one step early."""
 

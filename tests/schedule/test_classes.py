@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,12 +12,14 @@ from tests.schedule.corpus import Case, gram, qkv_heads, rope, softmax_plus_tran
 from tests.schedule.run import capture, one_kernel
 from tilewright.errors import IllegalSchedule
 from tilewright.ir import dims
+from tilewright.ir.dtype import bool_
+from tilewright.ir.expr import const
 from tilewright.ir.program import Loop
 from tilewright.schedule.companions import with_companions
 from tilewright.schedule.form import Form
 from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
-from tilewright.schedule.schedule import ClassPlan, Role, Schedule
+from tilewright.schedule.schedule import ClassPlan, Role, Schedule, Sized
 from tilewright.schedule.search import heuristic
 
 
@@ -151,6 +155,14 @@ def test_refusal_class_without_a_role() -> None:
     form = form_of(SOFTMAX)
     with pytest.raises(IllegalSchedule, match="every class has a role"):
         lower(form, schedule_of(form, (0, Role.GRID)))
+
+
+def test_refusal_of_fetching_for_a_next_grid_point_where_there_is_none() -> None:
+    form = form_of(SOFTMAX)
+    made = schedule_of(form, (0, Role.STREAMED), (1, Role.STREAMED))
+    lower(form, made)
+    with pytest.raises(IllegalSchedule, match="a next grid point"):
+        lower(form, replace(made, ahead=(Sized(0, const(True, bool_)),)))
 
 
 def test_refusal_scan_out_of_order() -> None:

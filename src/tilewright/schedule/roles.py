@@ -26,6 +26,11 @@ _NEST = "a class that a fold keeps is outside those it reduces or runs along"
 def check_roles(form: Form, schedule: Schedule) -> None:
     """Raise IllegalSchedule, naming the law, unless a form may be lowered under a schedule."""
     _check_scans(form)
+    if schedule.ahead and all(c.role is not Role.GRID for c in schedule.classes):
+        raise IllegalSchedule(
+            "the next grid point's part is fetched where there is one point",
+            law="what is fetched ahead has a next grid point",
+        )
     roles = {c.axis: c for c in schedule.classes}
     order = [c.axis for c in schedule.classes]
     for item in form.items:

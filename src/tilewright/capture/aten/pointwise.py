@@ -71,7 +71,8 @@ def _binary(pairs: dict[str, Binary], kind: Kind, overloads: str = "Tensor Scala
 
 _binary({n: getattr(ops, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}, ALWAYS_BOOL)
 _binary({n: getattr(ops, n) for n in ("logical_and", "logical_or", "logical_xor")}, ALWAYS_BOOL, "default")
-_binary({n: getattr(ops, n) for n in ("mul", "remainder", "fmod")}, DEFAULT, "Tensor Scalar Scalar_Tensor")
+_binary({"mul": ops.mul}, DEFAULT, "Scalar Scalar_Tensor")
+_binary({n: getattr(ops, n) for n in ("remainder", "fmod")}, DEFAULT, "Tensor Scalar Scalar_Tensor")
 _binary(
     {n: getattr(ops, n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     DEFAULT,
@@ -109,9 +110,25 @@ def _rsub(c: Call, x: Value | Number, y: Value | Number, alpha: Number = 1) -> V
     return _scaled(c, y, x, alpha, subtract=True)
 
 
+def _by(c: Call, declaration: Binary, x: Value | Number, y: Value | Number, kind: Kind) -> Value:
+    """Multiply or divide. Halves by a tensor without dims of a wider type: that one is not rounded first, or every
+    result would err in the same direction."""
+    p, q = c.promote(x, y, kind=kind)
+    if isinstance(p, Value) and p.dtype.is_half and isinstance(y, Value) and not y.shape:
+        wide = p.dtype.compute
+        if y.dtype.is_float and not y.dtype.is_half:
+            return c.to(declaration(c.b, c.to(p, wide), c.to(y, wide)), p.dtype)
+    return declaration(c.b, p, q)
+
+
+@lower(aten.mul.Tensor)
+def _mul(c: Call, x: Value | Number, y: Value | Number) -> Value:
+    return _by(c, ops.mul, x, y, DEFAULT)
+
+
 @lower(aten.div.Tensor, aten.div.Scalar)
 def _div(c: Call, x: Value | Number, y: Value | Number) -> Value:
-    return ops.div(c.b, *c.promote(x, y, kind=INT_TO_FLOAT))
+    return _by(c, ops.div, x, y, INT_TO_FLOAT)
 
 
 @lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
