@@ -59,6 +59,7 @@ from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.cuda_executable import CudaExecutable
+from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.cuda_unit import CudaUnit
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
@@ -120,6 +121,12 @@ class Compilation:
     trace: Trace
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
+    graphs: Graphs | None = None
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """How many CUDA graphs replay, or why none does, in one line; nothing without the option."""
+        return () if self.graphs is None else (self.graphs.report,)
 
     def __str__(self) -> str:
         return f"{self.kind} graph: {self.coverage}"
@@ -158,9 +165,8 @@ class Compiled:
 
     @property
     def cuda_graphs(self) -> tuple[str, ...]:
-        """How many CUDA graphs replay, or why none does, in one line; nothing without the option."""
-        graphs = self.executable.graphs if isinstance(self.executable, CudaExecutable) else None
-        return () if graphs is None else (graphs.report,)
+        """As in `Compilation`."""
+        return self.compilation.cuda_graphs
 
 
 class Recorder:
@@ -218,7 +224,8 @@ def compile_fx(
     runs = executable(
         cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm)
     )
-    return _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls))
+    graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
+    return _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs))
 
 
 def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:
