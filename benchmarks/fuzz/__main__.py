@@ -1,11 +1,14 @@
 """Random programs against the compiler.
 
-    python -m benchmarks.fuzz --minutes N [--device cuda] [--seed S] [--found FOLDER] [--json FILE]
+    python -m benchmarks.fuzz --minutes N [--device cuda] [--workers N] [--seed S] [--found FOLDER] [--json FILE]
 
 Each seed is one program of 5 to 40 statements (see `grow` and `ops`) and one setting: door, training, symbolic sizes,
 options, and in some cases random decisions for every kernel. Eager judges values, gradients, what is written to inputs,
 and layouts, by the fp64 rule (`judge`); with random decisions each kernel is judged by the exact oracle as well
 (`exact`). What fails is shrunk and written to FOLDER as a file that runs by itself.
+
+Without `--workers`, programs on the CPU run in forked children (`apart`); with it, and always on a device, in fresh
+interpreters that stay (`workers`). A run that judged no program fails.
 """
 
 from __future__ import annotations
@@ -14,24 +17,32 @@ import argparse
 import logging
 import random
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from benchmarks import record
-from benchmarks.fuzz.apart import apart
+from benchmarks.fuzz.apart import SECONDS, apart
 from benchmarks.fuzz.exact import judged_exactly
 from benchmarks.fuzz.grow import grown
-from benchmarks.fuzz.judge import Failure, Setting, judged
+from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
 from benchmarks.fuzz.program import Program
 from benchmarks.fuzz.shrink import shrunk
+from benchmarks.fuzz.workers import Worker
 
 SHRINKING = 240.0
 """Most seconds that one finding is shrunk."""
+GRACE = 45.0
+"""Seconds after the end for what is under way."""
+TORCH = "torch's own"
+UNJUDGED = (REFUSED, TORCH, "cut off")
+"""Kinds of verdicts that are none on the compiler."""
 
 FILE = '''"""{title}"""
 
@@ -70,19 +81,27 @@ def setting_of(seed: int, program: Program) -> Setting:
     return Setting(door, training, dynamic, options, seed, schedules)
 
 
-def judge(program: Program, setting: Setting, device: str) -> Failure | None:
-    """By the exact oracle where kernels are decided at random, else by eager."""
-    if device != "cpu":
-        torch.set_default_device(device)
-    elif setting.schedules:
-        return judged_exactly(program, setting)
-    return judged(program, setting, device)
+@dataclass(frozen=True)
+class Forked:
+    """Judges in forked children."""
+
+    device: str = "cpu"
+
+    def ask(
+        self, program: Program, setting: Setting, backend: str = "tilewright", seconds: float = SECONDS
+    ) -> Failure | None:
+        """By the exact oracle where kernels are decided at random, else by eager."""
+        if setting.schedules and backend == "tilewright":
+            return apart(lambda: judged_exactly(program, setting), seconds)
+        return apart(lambda: judged(program, setting, self.device, backend), seconds)
+
+    def end(self) -> None:
+        """Nothing lasts."""
 
 
-def torch_fails(program: Program, setting: Setting, failure: Failure, device: str) -> bool:
+def torch_fails(judge: Forked | Worker, program: Program, setting: Setting, failure: Failure) -> bool:
     """Whether what torch captures fails in the same way when it runs as it is."""
-    plain = replace(setting, door="backend")
-    upstream = apart(lambda: judged(program, plain, device, "aot_eager"))
+    upstream = judge.ask(program, replace(setting, door="backend"), "aot_eager")
     return upstream is not None and upstream.kind == failure.kind
 
 
@@ -111,64 +130,133 @@ def warm() -> None:
     import tilewright.door  # noqa: F401
 
 
-def main() -> int:
-    """The command."""
+@dataclass
+class Campaign:
+    """Seeds that several judges work through, and what they found."""
+
+    arguments: argparse.Namespace
+    counts: Counter[str] = field(default_factory=Counter)
+    findings: list[record.Facts] = field(default_factory=list)
+    start: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    taken: int = 0
+    """Seeds that were given to judges."""
+
+    def __post_init__(self) -> None:
+        self.limit = self.start + 60 * self.arguments.minutes
+
+    @property
+    def judged(self) -> int:
+        """Programs that were compiled and compared."""
+        return sum(n for kind, n in self.counts.items() if kind not in UNJUDGED)
+
+    def left(self) -> float:
+        """Seconds for what is under way when the time is over."""
+        return max(1.0, self.limit + GRACE - time.monotonic())
+
+    def patience(self) -> float:
+        """Seconds for one program."""
+        return min(SECONDS, self.left())
+
+    def next(self) -> tuple[int, Program, Setting] | None:
+        """The next program; None when the time or the programs are over."""
+        with self.lock:  # torch's way of running text is not made for threads
+            if time.monotonic() > self.limit or self.taken >= self.arguments.count:
+                return None
+            seed = self.arguments.seed + self.taken
+            self.taken += 1
+            program = grown(seed)
+        setting = setting_of(seed, program)
+        if self.arguments.device != "cpu":
+            setting = replace(setting, schedules=0)
+        elif self.arguments.oracle != "both":
+            setting = replace(setting, schedules=seed + 1 if self.arguments.oracle == "exact" else 0)
+        return seed, program, setting
+
+    def work(self, judge: Forked | Worker) -> None:
+        """Judge until nothing is left."""
+        try:
+            while (case := self.next()) is not None:
+                self.one(judge, *case)
+        finally:
+            judge.end()
+
+    def one(self, judge: Forked | Worker, seed: int, program: Program, setting: Setting) -> None:
+        """Judge a program; what it finds is shrunk and written."""
+        failure = judge.ask(program, setting, seconds=self.patience())
+        if failure is not None and failure.kind == "slow" and time.monotonic() > self.limit:
+            failure = Failure("cut off", failure.text)
+        found = failure is not None and failure.kind not in UNJUDGED
+        if found and failure is not None and torch_fails(judge, program, setting, failure):
+            failure, found = Failure(TORCH, failure.text), False
+        with self.lock:
+            self.counts[failure.kind if failure else "right"] += 1
+            total = sum(self.counts.values())
+            if total % 25 == 0:
+                print(f"{total} programs, {time.monotonic() - self.start:.0f} s", flush=True)
+        if not found or failure is None:
+            return
+        print(f"seed {seed}: {failure.kind}: {failure.text[:300]}", flush=True)
+        if not self.arguments.no_shrink:
+            (program, setting), failure = shrunk(
+                program, setting, failure, lambda p, s: judge.ask(p, s, seconds=self.patience()),
+                min(SHRINKING, self.left()),
+            )  # fmt: skip
+        with self.lock:
+            path = written(self.arguments.found, seed, program, setting, failure)
+            print(f"  {len(program.statements)} statements in {path}", flush=True)
+            self.findings.append(
+                {"seed": seed, "kind": failure.kind, "text": failure.text, "file": str(path)}
+            )
+
+
+def parsed() -> argparse.Namespace:
+    """The arguments of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1 << 30, help="at most so many programs")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, help="interpreters that stay (default: 0 on the CPU, else 4)")
     parser.add_argument("--found", type=Path, default=Path("out/fuzz"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--oracle", choices=("both", "exact", "eager"), default="both")
     arguments = parser.parse_args()
+    if arguments.workers is None:
+        arguments.workers = 0 if arguments.device == "cpu" else 4
+    if arguments.device != "cpu" and arguments.workers < 1:
+        parser.error("a device needs --workers of at least 1: its driver does not survive a fork")
+    return arguments
+
+
+def main() -> int:
+    """The command."""
+    arguments = parsed()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
-    warm()
-    limit = time.monotonic() + 60 * arguments.minutes
-    counts: Counter[str] = Counter()
-    findings: list[record.Facts] = []
-    start = time.monotonic()
-    for seed in range(arguments.seed, arguments.seed + arguments.count):
-        if time.monotonic() > limit:
-            break
-        program = grown(seed)
-        setting = setting_of(seed, program)
-        if arguments.oracle != "both":
-            setting = replace(setting, schedules=seed + 1 if arguments.oracle == "exact" else 0)
-        failure = apart(lambda: judge(program, setting, arguments.device))  # noqa: B023
-        if failure is not None and torch_fails(program, setting, failure, arguments.device):
-            counts["torch's own"] += 1
-            continue
-        counts[failure.kind if failure else "right"] += 1
-        if sum(counts.values()) % 25 == 0:
-            print(f"{sum(counts.values())} programs, {time.monotonic() - start:.0f} s", flush=True)
-        if failure is None:
-            continue
-        print(f"seed {seed}: {failure.kind}: {failure.text[:300]}", flush=True)
-        if not arguments.no_shrink:
-            (program, setting), failure = shrunk(
-                program,
-                setting,
-                failure,
-                lambda p, s: apart(lambda: judge(p, s, arguments.device)),
-                SHRINKING,
-            )
-        path = written(arguments.found, seed, program, setting, failure)
-        print(f"  {len(program.statements)} statements in {path}", flush=True)
-        findings.append({"seed": seed, "kind": failure.kind, "text": failure.text, "file": str(path)})
-    seconds = time.monotonic() - start
-    print(f"{sum(counts.values())} programs in {seconds:.0f} s: {dict(counts)}")
+    campaign = Campaign(arguments)
+    if arguments.workers:
+        judges = [Worker(arguments.device) for _ in range(arguments.workers)]
+        with ThreadPoolExecutor(arguments.workers) as threads:
+            for done in [threads.submit(campaign.work, judge) for judge in judges]:
+                done.result()
+    else:
+        warm()
+        campaign.work(Forked())
+    seconds = time.monotonic() - campaign.start
+    counts = dict(campaign.counts)
+    print(f"{sum(counts.values())} programs in {seconds:.0f} s, {campaign.judged} judged: {counts}")
     if arguments.json:
         facts = record.provenance(1) | {
-            "device": arguments.device,
-            "seconds": seconds,
-            "counts": dict(counts),
-        }
-        record.write_json(arguments.json, facts | {"found": findings})
-    return 1 if findings else 0
+            "device": arguments.device, "workers": arguments.workers, "seconds": seconds,
+            "judged": campaign.judged, "counts": counts,
+        }  # fmt: skip
+        record.write_json(arguments.json, facts | {"found": campaign.findings})
+    if not campaign.judged:
+        print("no program was judged")
+    return 1 if campaign.findings or not campaign.judged else 0
 
 
 if __name__ == "__main__":

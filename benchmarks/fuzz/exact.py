@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from benchmarks.fuzz.judge import Failure, Setting, ran
+from benchmarks.fuzz.judge import REFUSED, Failure, Setting, ran
 from benchmarks.fuzz.program import Program, function
 from tilewright import compiler
 from tilewright.building import in_silence
@@ -61,8 +61,8 @@ def judged_exactly(program: Program, setting: Setting) -> Failure | None:
     plain = function(program.source())
     try:
         ran(plain, program.inputs(setting.seed), training=setting.training)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return Failure(REFUSED, f"eager: {str(error)[:600]}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -27,6 +27,8 @@ ULPS = 8.0
 LUCK = 4.0
 """What exceeds the rule's k by no more than this factor is judged again, all else wrong at once. Of a few elements,
 eager's error may be nothing: errors of so many roundings of the largest result are judged again as well."""
+REFUSED = "refused"
+"""The kind of a program that was not judged: eager refuses it, or torch fixes a size that the caller named."""
 FIXED = "is fixed by the program"
 """A size that the caller named and torch itself fixes while it traces: told, not wrong."""
 
@@ -45,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong. `kind` is wrong, crash, fallback, layout or slow."""
+    """What went wrong. `kind` is wrong, crash, fallback, layout or slow; or refused, if nothing was judged."""
 
     kind: str
     text: str
@@ -94,8 +96,8 @@ def judged(
             wanted = ran(
                 plain, program.inputs(setting.seed, later=later, device=device), training=setting.training
             )
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            return None  # eager refuses it
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            return Failure(REFUSED, f"eager: {str(error)[:600]}")
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
@@ -106,7 +108,7 @@ def judged(
                     training=setting.training,
                 )
             except InputError as refused:
-                return None if FIXED in str(refused) else Failure("crash", str(refused)[:600])
+                return Failure(REFUSED if FIXED in str(refused) else "crash", str(refused)[:600])
             except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
                 return Failure("crash", f"{type(error).__name__}: {str(error)[:600]}")
         told = [str(w.message) for w in said if "without generated code" in str(w.message)]

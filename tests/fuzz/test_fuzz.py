@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.fuzz import exact
-from benchmarks.fuzz.__main__ import setting_of, written
+from benchmarks.fuzz.__main__ import main, setting_of, written
 from benchmarks.fuzz.apart import apart
 from benchmarks.fuzz.grow import grown
-from benchmarks.fuzz.judge import Failure, Setting, judged
+from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
 from benchmarks.fuzz.program import Given, Program, Statement, function
 from benchmarks.fuzz.shrink import shrunk
+from benchmarks.fuzz.workers import NoWorker, Worker
 from torch import fx
 
 from tilewright.ir.program import Loop, Stmt, rewrite_body
@@ -149,3 +150,38 @@ def test_a_child_that_dies_hangs_or_lies_is_a_finding() -> None:
     assert died is not None and died.kind == "crash"
     slow = apart(lambda: time.sleep(60), seconds=0.2)
     assert slow is not None and slow.kind == "slow"
+
+
+def _told(statement: str) -> Program:
+    return Program(
+        (Given("x0", (4, 6), "float32"),), (Statement(("v0",), statement, ("x0",)),), ("v0",), {}, {}
+    )
+
+
+def test_a_worker_that_dies_or_hangs_costs_its_program() -> None:
+    worker = Worker("cpu")
+    try:
+        assert worker.ask(_told("{0} * 2"), Setting()) is None
+        first = worker.process
+        refused = worker.ask(_told("{0}.view(5, 5)"), Setting())
+        assert refused is not None and refused.kind == REFUSED and worker.process is first
+        slow = worker.ask(_told("{0} * 2 + __import__('time').sleep(60)"), Setting(), seconds=0.3)
+        assert slow is not None and slow.kind == "slow"
+        died = worker.ask(_told("{0} * __import__('os').kill(__import__('os').getpid(), 9)"), Setting())
+        assert died is not None and died.kind == "crash" and "-9" in died.text
+        assert worker.process is None
+    finally:
+        worker.end()
+
+
+def test_a_device_that_is_not_there_judges_nothing() -> None:
+    with pytest.raises(NoWorker, match="cuda:77 did not start"):
+        Worker("cuda:77").ask(_told("{0} * 2"), Setting())
+
+
+def test_a_run_that_judges_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--workers", "1", "--count", "0"])
+    assert main() == 1
+    assert "no program was judged" in capsys.readouterr().out
