@@ -41,6 +41,7 @@ def test_a_sequence_is_compiled(tmp_path: Path) -> None:
         helper.make_node("Exp", ["c"], ["e"]),
         helper.make_node("SequenceInsert", ["xs", "e"], ["ys"]),
     ]
+    tilewright.reset()
     compiled = tilewright.compile(save(tmp_path, nodes, {"xs": SEQUENCE}, {"e": FLOATS, "ys": SEQUENCE}))
     for sizes in ((2, 3), (5, 1), (2, 2, 4), (1,), (7, 0)):
         xs = [torch.randn(n, 3) for n in sizes]
