@@ -26,6 +26,7 @@ from tilewright.capture.draws import dropped_by_masks, save_states_apart, withou
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
+from tilewright.capture.rolled import rolled
 from tilewright.capture.saved import mark_saved, save_sources
 from tilewright.errors import UnsupportedError
 
@@ -90,6 +91,7 @@ def through_autograd(
     compared on each call (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
     lay_masks(gm)
+    gm = rolled(gm)
     given = [*_held(gm), *example_inputs]
     build = around_opaque(build)
 

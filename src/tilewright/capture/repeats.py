@@ -1,0 +1,117 @@
+"""Where a captured graph repeats itself: steps of a loop that was written in Python, found by their keys alone.
+
+Each node has a key: what it calls, how its arguments are nested, the inputs among them, and the type of its result. A
+loop of equal steps is a stretch of keys with a period. Candidates for the period are the distances at which short
+pieces of keys come again, so that the search takes time proportional to the graph. What stretches really compute is
+looked at by `rolled`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+PIECES = (2, 8, 32, 128)
+"""Lengths of pieces of keys whose next occurrence tells a period: short ones for short steps, long ones for steps that
+repeat something within themselves."""
+PERIODS = 8
+"""Periods that are tried."""
+PHASES = 4
+"""Places in a step at which it is tried to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`steps` times `period` nodes from number `start` on have the same keys, step by step."""
+
+    start: int
+    period: int
+    steps: int
+
+
+def repeats(nodes: Sequence[fx.Node], most: int) -> list[Repeat]:
+    """Stretches of `nodes` with more than `most` steps, those that cover the most nodes first, each at its most
+    promising phases."""
+    ids: dict[object, int] = {}
+    keys = [ids.setdefault(_key(n), len(ids)) for n in nodes]
+    found: dict[tuple[int, int], int] = {}
+    for period in _periods(keys, most):
+        for start, end in _stretches(keys, period):
+            if (end - start) // period > most:
+                found.setdefault((start, end), period)
+                found[start, end] = min(found[start, end], period)
+    order = sorted(found.items(), key=lambda f: f[0][0] - f[0][1])
+    return [r for (start, end), period in order for r in _phased(nodes, start, end, period, most)]
+
+
+def _key(node: fx.Node) -> object:
+    if node.op in ("placeholder", "get_attr", "output"):
+        return node.op, node.name
+    return (
+        node.op, node.target if isinstance(node.target, str) else id(node.target), _nesting(node.args),
+        _nesting(node.kwargs), _type(node.meta.get("example_value")),
+    )  # fmt: skip
+
+
+def _nesting(a: object) -> object:
+    """Arguments without the numbers and the computed nodes in them: inputs (weights) are the same in every step."""
+    if isinstance(a, fx.Node):
+        return a.name if a.op in ("placeholder", "get_attr") else fx.Node
+    if isinstance(a, (list, tuple)):
+        return type(a).__name__, tuple(map(_nesting, a))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(a, dict):
+        return tuple((k, _nesting(v)) for k, v in a.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(a, slice):
+        return slice, _nesting(a.start), _nesting(a.stop), _nesting(a.step)
+    if isinstance(a, (int, float)) and not isinstance(a, bool):
+        return type(a)
+    return repr(a)
+
+
+def _type(val: object) -> object:
+    if isinstance(val, Tensor):
+        return tuple(map(str, val.shape)), val.dtype, str(val.device)
+    if isinstance(val, (list, tuple)):
+        return tuple(map(_type, val))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return str(val) if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(val)
+
+
+def _periods(keys: Sequence[int], most: int) -> list[int]:
+    counts: Counter[int] = Counter()
+    for length in PIECES:
+        last: dict[tuple[int, ...], int] = {}
+        for k in range(len(keys) - length + 1):
+            piece = tuple(keys[k : k + length])
+            if piece in last:
+                counts[k - last[piece]] += 1
+            last[piece] = k
+    return [p for p, count in counts.most_common(PERIODS) if count >= most and p * most < len(keys)]
+
+
+def _stretches(keys: Sequence[int], period: int) -> list[tuple[int, int]]:
+    """First and last-but-one places of the longest stretches of this period."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for k in range(len(keys) - period + 1):
+        if k == len(keys) - period or keys[k] != keys[k + period]:
+            if k > start:
+                found.append((start, k + period))
+            start = k + 1
+    return found
+
+
+def _phased(nodes: Sequence[fx.Node], start: int, end: int, period: int, most: int) -> list[Repeat]:
+    """The steps of a stretch, begun at the places where the fewest values pass from one step to the next."""
+    where = {n: k for k, n in enumerate(nodes[start:end])}
+    middle = (end - start) // period // 2 * period
+    passing = [0] * (period + 1)
+    for k in range(max(0, middle - period), min(middle + period, end - start)):
+        last = max((where[u] for u in nodes[start + k].users if u in where), default=k)
+        for cut in range(max(k + 1, middle), min(last, middle + period) + 1):
+            passing[cut - middle] += 1
+    order = sorted(range(period), key=lambda phase: (passing[phase], phase))[:PHASES]
+    cut = [Repeat(start + p, period, (end - start - p) // period) for p in order]
+    return [r for r in cut if r.steps > most]

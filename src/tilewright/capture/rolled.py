@@ -1,0 +1,367 @@
+"""Loops that Dynamo took apart step by step, as scans again.
+
+A loop in Python leaves equal steps behind each other in the graph. Where step k reads what step k - 1 made, the same
+tensors in every step, and parts of tensors that move by one with each step, the steps become one scan of torch's. Torch
+knows its gradient: so this happens before autograd, and is right for training and inference alike. Numbers that change
+with the step become one more tensor that is sliced. What is read of each step is stacked by the scan. Steps that write
+into tensors, or draw random numbers, stay as they are."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.scan import scan_op
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .recurrent import MOST_UNROLLED
+from .repeats import Repeat, repeats
+from .unrolled import Numbers, Sliced, Steps, Unlike, classified, runs, val_of
+
+LOG = logging.getLogger("tilewright")
+
+
+def rolled(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with a scan in the place of each loop of more than `MOST_UNROLLED` equal steps; itself if it has none.
+    Nodes carry `meta["example_value"]`."""
+    made = gm
+    while True:
+        nodes = list(made.graph.nodes)
+        if len(nodes) <= MOST_UNROLLED or _device(nodes) != "cpu":
+            return made
+        loop = next((x for r in repeats(nodes, MOST_UNROLLED) if (x := _loop(nodes, r)) is not None), None)
+        if loop is None:
+            return made
+        LOG.info("%d equal steps became a loop", loop.steps)
+        made = _replaced(made, loop)
+
+
+def _device(nodes: Sequence[fx.Node]) -> str:
+    """Where the tensors of a graph lie; empty if at several places."""
+    found = {t.device.type for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
+    """The loop of a stretch, if it is one: of all its steps, or of the longest run of steps that are alike."""
+    period = repeat.period
+    windows = [
+        list(nodes[repeat.start + k * period : repeat.start + (k + 1) * period]) for k in range(repeat.steps)
+    ]
+    if not all(n.op in ("call_function", "call_method") for n in windows[0]):
+        return None
+    for first, last in runs(windows):
+        if last - first <= MOST_UNROLLED:
+            return None
+        try:
+            steps = classified(windows[first:last])
+            return _Loop(steps, *_body(steps))
+        except Unlike as why:
+            LOG.info("equal steps stay apart: %s", why)
+    return None
+
+
+# --- the body ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
+    then `stacked`, numbers of nodes of a step that something outside of the steps reads."""
+
+    found: Steps
+    body: fx.GraphModule
+    stacked: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        """Their number."""
+        return self.found.steps
+
+
+class Scan(torch.nn.Module):
+    """Runs a body step by step: on carried values, tensors that are sliced along dim 0, and what is outer."""
+
+    def __init__(self, body: fx.GraphModule, carried: int, sliced: int) -> None:
+        super().__init__()
+        self.body, self.carried, self.sliced = body, carried, sliced
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """The last carried values, then what the body stacks."""
+        ends = self.carried + self.sliced
+        body = self.body
+
+        def step(*now: Tensor) -> list[Tensor]:
+            return list(body(*now))
+
+        dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
+        state = [x.clone(memory_format=dense) for x in given[: self.carried]]
+        return tuple(scan_op(step, state, list(given[self.carried : ends]), given[ends:]))
+
+
+def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """The body of the steps, and what of each step is stacked. Raises Unlike."""
+    windows = found.windows
+    inside = {n for window in windows for n in window}
+    stacked = tuple(
+        m
+        for m in range(len(windows[0]))
+        if windows[1][m] not in found.sliced
+        and any(_read_outside(found, k, m, inside) for k in range(len(windows)))
+    )
+    graph = fx.Graph()
+    values: dict[object, fx.Node] = {}
+    samples: list[object] = []
+
+    def take(key: object, sample: object) -> None:
+        values[key] = graph.placeholder(f"given_{len(samples)}")
+        samples.append(sample)
+
+    for key in found.carried:
+        take(key, val_of(windows[0][key[0]]))
+    for key, what in found.sliced.items():
+        take(key, val_of(key) if isinstance(key, fx.Node) else _number(what, 0))
+    if not found.sliced:
+        take("counter", torch.zeros((), dtype=torch.int64))
+    for node in found.outer:
+        take(node, val_of(node))
+    inits = {windows[0][m]: values[m, first] for m, first in found.carried}
+    if len(inits) < len(found.carried):
+        raise Unlike("one value is carried from two beginnings")
+    for m, node in enumerate(windows[1]):
+        if node not in found.sliced:
+            values[node] = _copied(graph, found, node, m, values, inits)
+    carried = [values[windows[1][m]] for m, _ in found.carried]
+    results = [graph.call_method("clone", (values[windows[1][m]],)) for m in stacked]
+    rows = [graph.call_method("contiguous", (x,)) for x in carried]
+    graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
+    body = fx.GraphModule(torch.nn.Module(), graph)
+    _check(found, body, samples, stacked)
+    return body, stacked
+
+
+def _number(what: Sliced | Numbers, k: int) -> Tensor:
+    assert isinstance(what, Numbers)
+    return _tensor_of(what)[k]
+
+
+def _tensor_of(what: Numbers) -> Tensor:
+    whole = all(type(v) is int for v in what.values)
+    return torch.tensor(what.values, dtype=torch.int64 if whole else torch.float64)
+
+
+def _copied(
+    graph: fx.Graph, found: Steps, node: fx.Node, m: int, values: dict[object, fx.Node],
+    inits: dict[fx.Node, fx.Node],
+) -> fx.Node:  # fmt: skip
+    """A node of step 1 in the body."""
+    count = iter(range(1 << 30))
+
+    def visit(a: object) -> object:
+        if isinstance(a, (list, tuple)):
+            items = [visit(x) for x in a]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            return tuple(items) if isinstance(a, tuple) else items
+        if isinstance(a, dict):
+            return {k: visit(x) for k, x in a.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(a, slice):
+            return slice(visit(a.start), visit(a.stop), visit(a.step))
+        p = next(count)
+        if isinstance(a, fx.Node):
+            return inits.get(a) or values[a]
+        return values.get((m, p), a)
+
+    args, kwargs = visit(node.args), visit(node.kwargs)
+    return graph.create_node(node.op, node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
+
+
+def _read_outside(found: Steps, k: int, m: int, inside: set[fx.Node]) -> bool:
+    return any(u not in inside for u in found.windows[k][m].users)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes whether an op writes into memory of these tensors, or draws random numbers."""
+
+    def __init__(self, held: Sequence[object]) -> None:
+        super().__init__()
+        self.held = {t.untyped_storage()._cdata for t in held if isinstance(t, Tensor)}
+        self.refused = ""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        """Run the op."""
+        written = [
+            t
+            for t, a in zip(args, func._schema.arguments, strict=False)
+            if isinstance(t, Tensor) and a.alias_info is not None and a.alias_info.is_write
+        ]
+        writes = any(t.untyped_storage()._cdata in self.held for t in written)
+        if writes or torch.Tag.nondeterministic_seeded in func.tags:
+            self.refused = str(func)
+        return func(*args, **(kwargs or {}))  # pyright: ignore[reportCallIssue]
+
+
+def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacked: Sequence[int]) -> None:
+    """Run the body on what only pretends to be there. Raises Unlike unless its results are what the steps made."""
+    fake = next((s for s in samples if isinstance(s, FakeTensor)), None)
+    if fake is None or any(s is None for s in samples):
+        raise Unlike("what the steps read is not known")
+    with fake.fake_mode as mode, torch.no_grad(), enable_python_dispatcher():
+        given = [
+            mode.from_tensor(s) if isinstance(s, Tensor) and not isinstance(s, FakeTensor) else s
+            for s in samples
+        ]
+        with _Watch(given) as watch:
+            made = body(*given)
+    if watch.refused:
+        raise Unlike(f"a step runs {watch.refused}")
+    wanted = [*(m for m, _ in found.carried), *stacked]
+    before = [val_of(first) for _, first in found.carried]
+    pairs = [*zip(made, (val_of(found.windows[1][m]) for m in wanted), strict=True)]
+    pairs += zip(made[: len(before)], before, strict=True)
+    for have, want in pairs:
+        if not isinstance(want, Tensor) or not isinstance(have, Tensor):
+            raise Unlike("a step gives what is no tensor")
+        if have.dtype != want.dtype or str(have.shape) != str(want.shape) or have.device != want.device:
+            raise Unlike(f"a value of {want.dtype}{list(want.shape)} becomes {have.dtype}{list(have.shape)}")
+
+
+# --- the graph ---
+
+
+def _replaced(gm: fx.GraphModule, loop: _Loop) -> fx.GraphModule:
+    """The graph with the scan in the place of the steps."""
+    found = loop.found
+    inside = {n: (k, m) for k, window in enumerate(found.windows) for m, n in enumerate(window)}
+    last = found.windows[-1][-1]
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    placed = _Placed(graph, loop, inside, values)
+    name = next(n for k in range(len(inside)) if (n := f"rolled_{k}") not in dict(gm.named_children()))
+    for node in gm.graph.nodes:
+        if node in inside:
+            if node is last:
+                placed.scan(name)
+            continue
+        values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
+    setattr(gm, name, Scan(loop.body, len(found.carried), max(1, len(found.sliced))))
+    try:
+        made = fx.GraphModule(gm, graph)
+    finally:
+        delattr(gm, name)
+    made.meta = dict(gm.meta)
+    made.graph.eliminate_dead_code(_is_dead)
+    made.recompile()
+    return made
+
+
+def _is_dead(node: fx.Node) -> bool:
+    """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took have none."""
+    return node.target not in (operator.getitem, torch.unbind, "unbind", "select", torch.select)
+
+
+class _Placed:
+    """Makes the scan and what stands for values of its steps."""
+
+    def __init__(
+        self, graph: fx.Graph, loop: _Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
+    ) -> None:  # fmt: skip
+        self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
+        self.stacks: dict[int, fx.Node] = {}
+        self.parts: dict[tuple[int, int], fx.Node] = {}
+
+    def scan(self, name: str) -> None:
+        """The scan, and the tensors that hold what its steps made."""
+        found, graph = self.loop.found, self.graph
+        mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
+        given: list[fx.Node] = [self.values[first] for _, first in found.carried]
+        given += [self.whole(what) for what in found.sliced.values()]
+        if not found.sliced:
+            given.append(self.call(torch.arange, self.loop.steps))
+        given += [self.values[n] for n in found.outer]
+        made = graph.call_module(name, tuple(given))
+        for k, m in enumerate(self.loop.stacked):
+            stack = self.stacks[m] = self.call(operator.getitem, made, len(found.carried) + k)
+            one = cast(Tensor, val_of(found.windows[1][m]))
+            with mode:
+                stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
+
+    def call(self, target: Callable[..., object], *args: object) -> fx.Node:
+        """A call in the new graph."""
+        return self.graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
+
+    def whole(self, what: Sliced | Numbers) -> fx.Node:
+        """What is sliced, with the part of step k at place k of dim 0."""
+        graph, steps = self.graph, self.loop.steps
+        if isinstance(what, Numbers):
+            kind = _tensor_of(what).dtype
+            return graph.call_function(torch.tensor, (list(what.values),), {"dtype": kind})
+        base = self.values[what.base]
+        if what.index is not None:
+            base = self.call(operator.getitem, base, what.index)
+        moved = self.call(torch.movedim, base, what.dim, 0)
+        low = what.first if what.step > 0 else what.first - steps + 1
+        part = self.call(torch.narrow, moved, 0, low, steps)
+        return part if what.step > 0 else self.call(torch.flip, part, (0,))
+
+    def of(self, node: fx.Node) -> fx.Node:
+        """What stands for a node."""
+        if node not in self.inside:
+            return self.values[node]
+        at = self.inside[node]
+        found = self.parts.get(at)
+        if found is None:
+            part = self.call(torch.select, self.stacks[at[1]], 0, at[0])
+            found = self.parts[at] = self.graph.call_method("clone", (part,))
+            found.meta = dict(node.meta)
+        return found
+
+    def joined(self, node: fx.Node) -> fx.Node | None:
+        """A stack or a concatenation of results of steps, piece by piece of those that the scan has stacked."""
+        if node.target not in (torch.stack, torch.cat, torch.concat) or len(node.args) > 2:
+            return None
+        items = node.args[0] if node.args else None
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if not isinstance(items, (list, tuple)) or not isinstance(dim, int) or set(node.kwargs) - {"dim"}:
+            return None
+        whole = val_of(node)
+        if not all(isinstance(n, fx.Node) for n in items) or not isinstance(whole, Tensor):
+            return None
+        stacks = node.target is torch.stack
+        dim %= whole.dim()
+        pieces = self.pieces(cast(Sequence[fx.Node], items), dim, stacks=stacks)
+        made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+        made = self.graph.call_method("clone", (made,)) if len(pieces) == 1 else made
+        made.meta = dict(node.meta)
+        return made
+
+    def pieces(self, items: Sequence[fx.Node], dim: int, *, stacks: bool) -> list[fx.Node]:
+        """The operands of the concatenation."""
+        pieces: list[fx.Node] = []
+        k = 0
+        while k < len(items):
+            at = self.inside.get(items[k])
+            if at is None:
+                single = self.values[items[k]]
+                pieces.append(self.call(torch.unsqueeze, single, dim) if stacks else single)
+                k += 1
+                continue
+            end = k + 1
+            while end < len(items) and self.inside.get(items[end]) == (at[0] + end - k, at[1]):
+                end += 1
+            part = self.call(torch.narrow, self.stacks[at[1]], 0, at[0], end - k)
+            part = self.call(torch.movedim, part, 0, dim)
+            pieces.append(part if stacks else self.call(torch.flatten, part, dim, dim + 1))
+            k = end
+        return pieces

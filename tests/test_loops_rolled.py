@@ -1,0 +1,225 @@
+"""Loops of equal steps that torch unrolled become one loop again, with gradients; steps that differ stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tilewright
+
+STEPS = 80
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    tilewright.reset()
+    torch.manual_seed(0)
+
+
+def loops() -> int:
+    """How many loops the graphs compiled so far hold."""
+    return sum("tilewright_loop" in str(call) for c in tilewright.compilations() for call in c.calls)
+
+
+def close(have: object, want: object) -> None:
+    torch.testing.assert_close(have, want, rtol=2e-5, atol=2e-6)
+
+
+def agrees(f: Callable[..., object], *args: object, count: int = 1) -> None:
+    """Results of `f` compiled are eager's, and its graph holds `count` loops."""
+    with torch.no_grad():
+        close(torch.compile(f, backend="tilewright", fullgraph=True)(*args), f(*args))
+    assert loops() == count
+
+
+def elman(x: Tensor, w: Tensor, u: Tensor, h: Tensor) -> Tensor:
+    """The last state of a layer that runs along dim 1."""
+    for t in range(x.shape[1]):
+        h = torch.tanh(x[:, t] @ w + h @ u)
+    return h
+
+
+def weights(n: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, n) / 4, torch.randn(n, n) / 4
+
+
+def test_a_last_state_alone() -> None:
+    agrees(elman, torch.randn(3, STEPS, 8), *weights(), torch.randn(3, 8))
+
+
+def test_few_steps_stay_apart() -> None:
+    agrees(elman, torch.randn(3, 12, 8), *weights(), torch.randn(3, 8), count=0)
+
+
+class Cells(nn.Module):
+    """Two cells, one upon the other, over dim 0; the states of both leave."""
+
+    def __init__(self, kind: type[nn.GRUCell], width: int) -> None:
+        super().__init__()
+        self.low, self.high = kind(width, width), kind(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low = high = x.new_zeros(x.shape[1:])
+        lows: list[Tensor] = []
+        highs: list[Tensor] = []
+        for row in x:
+            low = self.low(row, low)
+            high = self.high(low, high)
+            lows.append(low)
+            highs.append(high)
+        return torch.stack(lows), torch.stack(highs, 1), high
+
+
+class Long(nn.Module):
+    """An LSTM cell over dim 0."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = c = x.new_zeros(x.shape[1:])
+        rows: list[Tensor] = []
+        for row in x.unbind(0):
+            h, c = self.cell(row, (h, c))
+            rows.append(h)
+        return torch.cat(rows), c
+
+
+@pytest.mark.parametrize("make", [lambda: Cells(nn.GRUCell, 8), lambda: Long(8)])
+def test_cells_in_training_with_a_dynamic_batch(make: Callable[[], nn.Module]) -> None:
+    module = make()
+    compiled = torch.compile(module, backend="tilewright", fullgraph=True)
+    for batch in (3, 5):
+        x = torch.randn(STEPS, batch, 8)
+        found: list[Sequence[Tensor]] = []
+        for f in (compiled, module):
+            given = x.clone().requires_grad_()
+            torch._dynamo.mark_dynamic(given, 1)  # type: ignore[attr-defined]
+            made = f(given)
+            loss = sum(((k + 1) * y.square().sum() for k, y in enumerate(made)), torch.zeros(()))
+            gradients = torch.autograd.grad(loss, [given, *module.parameters()])
+            found.append([*(y.detach() for y in made), *gradients])
+        close(found[0], found[1])
+    assert loops() == 2 and tilewright.stats().graphs == 2
+
+
+def test_backwards_in_time_and_every_state_by_itself() -> None:
+    def run(x: Tensor, w: Tensor, u: Tensor, h: Tensor) -> list[Tensor]:
+        states = [h]
+        for t in reversed(range(x.shape[0])):
+            states.append(torch.tanh(x[t] @ w + states[-1] @ u))
+        return states[::7]
+
+    agrees(run, torch.randn(STEPS, 3, 8), *weights(), torch.randn(3, 8))
+
+
+def test_two_results_of_each_step_and_pieces_beside_them() -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        hs: list[Tensor] = [h]
+        sums: list[Tensor] = []
+        for t in range(x.shape[0]):
+            h = torch.sin(h @ w) + x[t]
+            hs.append(h)
+            sums.append(h.sum(-1, keepdim=True) * x[t])
+        return torch.stack([*hs, h * 2], 1), torch.cat(sums, -1)
+
+    agrees(run, torch.randn(STEPS, 3, 8), weights()[0], torch.randn(3, 8))
+
+
+def test_a_number_that_changes_with_the_step() -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        for t in range(x.shape[0]):
+            h = torch.sin(h @ w) * (1 + 0.25 * t / STEPS) + x[t] - t
+        return h
+
+    agrees(run, torch.randn(STEPS, 3, 8), weights()[0], torch.randn(3, 8))
+
+
+def test_one_step_differs() -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        for t in range(x.shape[0]):
+            h = torch.sin(h @ w) + x[t]
+            if t == 75:
+                h = h.relu() * 2
+        return h
+
+    agrees(run, torch.randn(160, 3, 8), weights()[0], torch.randn(3, 8), count=2)
+
+
+def test_one_step_reads_something_else() -> None:
+    def run(x: Tensor, w: Tensor, u: Tensor, h: Tensor) -> Tensor:
+        for t in range(x.shape[0]):
+            h = torch.sin(h @ (u if t == 75 else w)) + x[t]
+        return h
+
+    agrees(run, torch.randn(150, 3, 8), *weights(), torch.randn(3, 8), count=2)
+
+
+def test_a_first_step_without_a_state() -> None:
+    def run(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        h = torch.tanh(x[:, 0] @ w)
+        for t in range(1, x.shape[1]):
+            h = torch.tanh(x[:, t] @ w + h @ u)
+        return h
+
+    agrees(run, torch.randn(3, STEPS, 8), *weights())
+
+
+def test_nothing_is_read_but_the_state() -> None:
+    def run(w: Tensor, h: Tensor) -> Tensor:
+        for _ in range(STEPS):
+            h = torch.sin(h @ w)
+        return h
+
+    agrees(run, weights()[0], torch.randn(3, 8))
+
+
+def test_weights_of_their_own_in_each_step_stay_apart() -> None:
+    ws = [torch.randn(4, 4) / 2 for _ in range(66)]
+
+    def run(h: Tensor, *ws: Tensor) -> Tensor:
+        for w in ws:
+            h = torch.sin(h @ w)
+        return h
+
+    agrees(run, torch.randn(3, 4), *ws, count=0)
+
+
+def test_states_of_two_steps_before_stay_apart() -> None:
+    def run(x: Tensor) -> Tensor:
+        a = b = x
+        for _ in range(66):
+            a, b = torch.sin(a + 0.5 * b), a
+        return a
+
+    with torch.no_grad():
+        x = torch.randn(3, 4)
+        close(torch.compile(run, backend="tilewright", fullgraph=True)(x), run(x))
+
+
+def test_random_numbers_stay_apart() -> None:
+    def run(x: Tensor) -> Tensor:
+        for _ in range(66):
+            x = nn.functional.dropout(torch.sin(x), 0.5)
+        return x
+
+    with torch.no_grad():
+        assert torch.compile(run, backend="tilewright", fullgraph=True)(torch.ones(50, 50)).eq(0).any()
+    assert loops() == 0
+
+
+def test_writes_stay_writes() -> None:
+    def run(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.zeros(70, 4)
+        for t in range(70):
+            h = torch.sin(h) + x[t]
+            out[t] = h
+        h = h + out.sum(0)
+        out.add_(1)
+        return out, h
+
+    agrees(run, torch.randn(70, 4), torch.randn(4), count=0)
