@@ -1,0 +1,69 @@
+"""Results lie as eager's do where torch's fake kernels promise other strides."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CL, CL3 = torch.channels_last, torch.channels_last_3d
+
+
+def _normed(training: bool) -> Callable[[Tensor], Tensor]:
+    def normed(x: Tensor) -> Tensor:
+        channels = x.shape[1]
+        return F.batch_norm(x, torch.zeros(channels), torch.ones(channels), training=training)
+
+    return normed
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "roll of one dim": lambda x: torch.roll(x, 2, 1),
+    "roll of two dims": lambda x: torch.roll(x, (1, -2), (0, -1)),
+    "roll of all": lambda x: torch.roll(x, 7),
+    "alias_copy": torch.alias_copy,
+    "t_copy": lambda x: torch.t_copy(x.flatten(2)[0]),
+    "batch norm, training": _normed(True),
+    "batch norm, evaluating": _normed(False),
+}
+OPERANDS: dict[str, Callable[[], Tensor]] = {
+    "row-major": lambda: torch.randn(4, 6, 5, 3),
+    "channels-last": lambda: torch.randn(4, 6, 5, 3).contiguous(memory_format=CL),
+    "3d channels-last": lambda: torch.randn(2, 3, 4, 5, 3).contiguous(memory_format=CL3),
+    "part of channels-last": lambda: torch.randn(4, 5, 3, 12)[..., 3:9].permute(0, 3, 1, 2),
+    "permuted": lambda: torch.randn(5, 6, 4, 3).permute(2, 1, 0, 3),
+    "permuted and offset": lambda: torch.randn(3, 4, 6, 6).permute(1, 2, 3, 0)[:, :, 1:],
+    "sliced": lambda: torch.randn(4, 12, 5, 3)[:, ::2],
+}
+
+
+def _all(x: Tensor) -> dict[str, Tensor]:
+    return {name: program(x) for name, program in PROGRAMS.items()}
+
+
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_results_lie_as_eagers(operand: str) -> None:
+    torch.manual_seed(0)
+    x = OPERANDS[operand]()
+    expected = _all(x)
+    for grad in (False, True):
+        torch._dynamo.reset()
+        made = torch.compile(_all, backend="tilewright", dynamic=False)(x.detach().requires_grad_(grad))
+        for name in PROGRAMS:
+            assert made[name].stride() == expected[name].stride(), (name, operand, grad)
+        torch.testing.assert_close(made, expected)
+
+
+def test_it_holds_for_one_graph_of_all_sizes() -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(_all, backend="tilewright", dynamic=True, fullgraph=True)
+    for size, stance in ((5, "default"), (7, "fail_on_recompile")):
+        x = torch.randn(size, 6, 4, 3).permute(2, 1, 0, 3)
+        with torch.compiler.set_stance(stance):
+            made = fast(x)
+        assert {k: v.stride() for k, v in made.items()} == {k: v.stride() for k, v in _all(x).items()}
