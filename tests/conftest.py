@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 import random
@@ -12,10 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch._export.utils as export_utils
 from hypothesis import HealthCheck, settings
 
 # Torch writes its structured trace to a logger; a failing test would show thousands of empty lines of it.
 logging.getLogger("torch.__trace").propagate = False
+
+# Exporting asks torch's dispatcher for all its composite ops each time; they do not change within a process.
+export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)  # pyright: ignore[reportPrivateUsage]
 
 GOLDENS = Path(__file__).parent / "golden"
 
