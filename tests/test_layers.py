@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trial",),
     ("pricing",),
     ("compiler",),
-    ("accuracy", "measure", "peak_memory", "door", "files", "report", "cli"),
+    ("accuracy", "measure", "peak_memory", "door", "files", "report", "bisection", "cli"),
     ("__init__", "__main__"),
 )
 LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}

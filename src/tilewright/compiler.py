@@ -184,6 +184,22 @@ class Recorder:
         return result
 
 
+Watcher = Callable[[fx.GraphModule, Mapping[str, Tensor], Compiled, Options], Compiled]
+"""Is shown each captured graph with its frozen tensors and what it became, and gives what is to run."""
+
+_WATCHERS: list[Watcher] = []
+
+
+@contextmanager
+def watched(by: Watcher) -> Generator[None]:
+    """What is compiled meanwhile, on any thread, is shown to `by`."""
+    _WATCHERS.append(by)
+    try:
+        yield
+    finally:
+        _WATCHERS.remove(by)
+
+
 def compile_fx(
     gm: fx.GraphModule,
     options: Options,
@@ -218,14 +234,24 @@ def compile_fx(
             )
         STATS.fallbacks += 1
         covered = captured_coverage(gm, refused.message)
-        return _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
+        done = _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
+        return _shown_to_watchers(gm, frozen or {}, done, options)
     STATS.graphs += 1
     cover = made.cover
     runs = executable(
         cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm)
     )
     graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
-    return _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs))
+    done = _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs))
+    return _shown_to_watchers(gm, frozen or {}, done, options)
+
+
+def _shown_to_watchers(
+    gm: fx.GraphModule, frozen: Mapping[str, Tensor], done: Compiled, options: Options
+) -> Compiled:
+    for watcher in tuple(_WATCHERS):
+        done = watcher(gm, frozen, done, options)
+    return done
 
 
 def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:

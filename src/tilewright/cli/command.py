@@ -143,12 +143,16 @@ def bench_(request: Request, against: str, seconds: float) -> int:
     "-k", type=click.FloatRange(0.0), help="Errors allowed, in units of eager's own. [default: 2; half 3]"
 )
 @click.option("--backward", is_flag=True, help="A training step: its loss, gradients and buffers.")
+@click.option("--bisect", is_flag=True, help="Find the kernel, call or rewrite that makes it wrong.")
+@click.option(
+    "--reproduction", default="wrong.py", show_default=True, metavar="FILE", help="Written by --bisect."
+)
 @verb
-def check_(request: Request, k: float | None, backward: bool) -> int:
+def check_(request: Request, k: float | None, backward: bool, bisect: bool, reproduction: str) -> int:
     """Compare MODEL's outputs with float64, beside eager's own error. Exit code 4 if they are worse."""
-    from tilewright.cli import work
+    from tilewright.cli import check
 
-    return work.check_model(request, k, backward=backward)
+    return check.check_model(request, k, backward=backward, bisect=bisect, file=reproduction)
 
 
 @cli.command("explain")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,10 +12,8 @@ import torch
 from torch import Tensor
 
 from tilewright import measure
-from tilewright.accuracy import compare_trees, in_float64
-from tilewright.cli import training
-from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape, typical_inputs
-from tilewright.cli.request import CHECK_FAILED, OK, Request
+from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape
+from tilewright.cli.request import OK, Request
 from tilewright.cli.show import Cell, Json, size
 from tilewright.errors import InputError
 from tilewright.options import PREFIX, Options
@@ -287,67 +284,6 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
             np.save(folder / f"{i}.npy", tensor.detach().numpy(), allow_pickle=False)
     except (OSError, TypeError) as error:
         raise InputError(f"cannot write outputs: {error}", phase="cli", place=str(folder)) from error
-
-
-def _trained(
-    request: Request, model: Model, inputs: tuple[Tensor, ...]
-) -> tuple[Compiled, tuple[object, object, object]]:
-    """A training step: compiled, as torch runs it, and in float64."""
-    if isinstance(model.target, Path):
-        raise InputError(
-            "a file has no parameters to train", phase="check", hint="give package.module:function"
-        )
-    copied = training.in_training(model.target)
-    compiled = compile_for(request, replace(model, target=copied), None)
-    ours = training.step(compiled, copied, inputs)
-    return compiled, (ours, training.in_eager(model.eager, inputs), training.in_double(model.eager, inputs))
-
-
-def _inferred(
-    request: Request, model: Model, inputs: tuple[Tensor, ...]
-) -> tuple[Compiled, tuple[object, object, object]]:
-    """The results: compiled, as torch runs it, and in float64."""
-    compiled = compile_for(request, model, inputs)
-    ours = measure.flatten(compiled(*(value.clone() for value in inputs)))
-    eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
-    return compiled, (ours, eager, measure.flatten(in_float64(model.eager)(*inputs)))
-
-
-def check_model(request: Request, k: float | None, *, backward: bool = False) -> int:
-    """`check`: the fp64 rule for every output, or for what a training step makes; CHECK_FAILED if one fails."""
-    with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
-        model = load(request.model)
-        free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
-        typical = free and not request.files and not request.shapes
-        inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
-        compiled, results = (_trained if backward else _inferred)(request, model, inputs)
-        verdict = compare_trees(*results, k=k)
-    if typical:
-        sizes = " ".join(
-            f"{n}={'x'.join(map(str, t.shape))}" for n, t in zip(model.names, inputs, strict=True)
-        )
-        request.screen.line(f"typical sizes {sizes} (--shape takes others)")
-    for path, each in verdict.leaves:
-        request.screen.line(f"output {path}: {each}", style="" if each.passed else "red")
-    request.screen.line(str(compiled.coverage))
-    style = "green" if verdict.passed else "bold red"
-    request.screen.line(f"{'PASS' if verdict.passed else 'FAIL'}: smallest k {verdict.smallest_k:.3g}", style)
-    request.screen.facts |= {
-        "passed": verdict.passed,
-        "smallest_k": verdict.smallest_k,
-        "coverage": str(compiled.coverage),
-        "outputs": [
-            {
-                "output": path,
-                "passed": each.passed,
-                "smallest_k": each.smallest_k,
-                "eager_k": each.eager_k,
-                "text": str(each),
-            }
-            for path, each in verdict.leaves
-        ],
-    }
-    return OK if verdict.passed else CHECK_FAILED
 
 
 def explain_model(request: Request, with_source: bool) -> int:

@@ -131,6 +131,7 @@ class Rewriter:
     Raises VerifyError if the rules do not come to an end."""
 
     def __init__(self, rules: Sequence[ExprRule]) -> None:
+        self.rules = tuple(rules)
         self._by_op: dict[str | None, list[ExprRule]] = {}
         for rule in rules:
             op = rule.match.op if isinstance(rule.match, Pattern) else None

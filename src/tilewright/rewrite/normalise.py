@@ -18,7 +18,7 @@ from ..interp.graph import run_graph, to_torch
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, integer, read, substitute, transform, walk
 from ..ir.graph import Graph, Layout, Op, Operand, Value
-from ..ir.pattern import Rewriter
+from ..ir.pattern import ExprRule, Rewriter
 from ..ir.tensor import TensorExpr
 from .rules import IEEE_RULES
 
@@ -56,6 +56,11 @@ def simplify(graph: Graph) -> Graph:
         return op if body == op.expr.body else replace(op, expr=replace(op.expr, body=body))
 
     return graph.with_ops([change(op) for op in graph.ops])
+
+
+def rules_in_use() -> tuple[ExprRule, ...]:
+    """The identities that `simplify` applies."""
+    return _SIMPLER.rules
 
 
 def compose_views(graph: Graph) -> Graph:

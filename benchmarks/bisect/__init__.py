@@ -1,0 +1,1 @@
+"""Planted defects, and whether `check --bisect` names them."""

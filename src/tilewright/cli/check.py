@@ -1,0 +1,157 @@
+"""`check`: results against float64, and which part of what was compiled makes one wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tilewright import measure
+from tilewright.accuracy import TreeVerdict, compare_trees, in_float64
+from tilewright.bisection import Bisection, Finding, excess
+from tilewright.cli import training
+from tilewright.cli.model import Model, load, typical_inputs
+from tilewright.cli.reproduction import CASE, Case, written
+from tilewright.cli.request import CHECK_FAILED, OK, Request
+from tilewright.cli.work import Compiled, compile_for, inputs_of, threads_of
+from tilewright.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A compiled model with what it is judged by: `run` makes the results anew, from the same inputs and state."""
+
+    compiled: Compiled
+    run: Callable[[], object]
+    eager: object
+    exact: object
+
+    def verdict(self, k: float | None) -> TreeVerdict:
+        """The judgement of one run."""
+        return compare_trees(self.run(), self.eager, self.exact, k=k)
+
+
+def _trained(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Trial:
+    """A training step: compiled, as torch runs it, and in float64."""
+    if isinstance(model.target, Path):
+        raise InputError(
+            "a file has no parameters to train", phase="check", hint="give package.module:function"
+        )
+    copied = training.in_training(model.target)
+    state = {name: b.detach().clone() for name, b in copied.named_buffers()}
+    compiled = compile_for(request, replace(model, target=copied), None)
+
+    def run() -> object:
+        with torch.no_grad():
+            for name, b in copied.named_buffers():
+                b.copy_(state[name])
+        torch.manual_seed(request.seed)
+        return training.step(compiled, copied, inputs)
+
+    return Trial(
+        compiled, run, training.in_eager(model.eager, inputs), training.in_double(model.eager, inputs)
+    )
+
+
+def _inferred(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Trial:
+    """The results: compiled, as torch runs it, and in float64."""
+    compiled = compile_for(request, model, inputs)
+
+    def run() -> object:
+        return measure.flatten(compiled(*(value.clone() for value in inputs)))
+
+    eager = measure.flatten(model.eager(*(value.clone() for value in inputs)))
+    return Trial(compiled, run, eager, measure.flatten(in_float64(model.eager)(*inputs)))
+
+
+def check_model(
+    request: Request, k: float | None, *, backward: bool = False, bisect: bool = False, file: str = CASE
+) -> int:
+    """`check`: the fp64 rule for every output, or for what a training step makes; CHECK_FAILED if one fails. With
+    `bisect`, what makes it fail is searched, and `file` gets a program that shows it."""
+    found: Finding | None = None
+    with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
+        model = load(request.model)
+        free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
+        typical = free and not request.files and not request.shapes
+        inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
+        bisection = Bisection()
+        with bisection.watching() if bisect else nullcontext():
+            trial = (_trained if backward else _inferred)(request, model, inputs)
+            verdict = trial.verdict(k)
+        if bisect and not verdict.passed:
+            found = bisection.search(lambda: excess(trial.verdict(k)), excess(verdict))
+    if typical:
+        sizes = " ".join(
+            f"{n}={'x'.join(map(str, t.shape))}" for n, t in zip(model.names, inputs, strict=True)
+        )
+        request.screen.line(f"typical sizes {sizes} (--shape takes others)")
+    _show(request, trial, verdict)
+    if found is not None:
+        _show_finding(request, found)
+        place = written(Path(file), Case.of(request, k, backward, found))
+        request.screen.line(f"run it again with: python {place}")
+        request.screen.facts["reproduction"] = str(place)
+    return OK if verdict.passed else CHECK_FAILED
+
+
+def _show(request: Request, trial: Trial, verdict: TreeVerdict) -> None:
+    screen, coverage = request.screen, str(trial.compiled.coverage)
+    for path, each in verdict.leaves:
+        screen.line(f"output {path}: {each}", style="" if each.passed else "red")
+    screen.line(coverage)
+    style = "green" if verdict.passed else "bold red"
+    screen.line(f"{'PASS' if verdict.passed else 'FAIL'}: smallest k {verdict.smallest_k:.3g}", style)
+    screen.facts |= {
+        "passed": verdict.passed,
+        "smallest_k": verdict.smallest_k,
+        "coverage": coverage,
+        "outputs": [
+            {
+                "output": path,
+                "passed": each.passed,
+                "smallest_k": each.smallest_k,
+                "eager_k": each.eager_k,
+                "text": str(each),
+            }
+            for path, each in verdict.leaves
+        ],
+    }
+
+
+def _show_finding(request: Request, found: Finding) -> None:
+    screen, culprit = request.screen, found.culprit
+    screen.line(f"wrong by: {culprit}", style="bold red")
+    screen.line(f"found in {found.runs} runs among {len(found.candidates)} candidates")
+    if culprit.detail:
+        screen.block(culprit.detail)
+    screen.facts["bisection"] = {
+        "culprit": str(culprit), "kind": culprit.kind, "phase": culprit.phase, "graph": culprit.graph,
+        "ops": list(culprit.ops), "places": list(culprit.places), "value": culprit.value, "detail": culprit.detail,
+        "number": found.number, "candidates": len(found.candidates), "runs": found.runs,
+    }  # fmt: skip
+
+
+def again(case: Case) -> int:
+    """Run a model with and without the candidate of a reproduction: 1 if it still makes the result wrong, else 0."""
+    request = case.request()
+    with measure.settings(threads_of(request)):
+        model = load(request.model)
+        free = any(not isinstance(n, int) for s in model.declared for n in s.dims or (None,))
+        typical = free and not request.files and not request.shapes
+        inputs = typical_inputs(model, request.seed) if typical else inputs_of(request, model)
+        bisection = Bisection()
+        with bisection.watching():
+            trial = (_trained if case.backward else _inferred)(request, model, inputs)
+            trial.verdict(case.k)
+        named = [n for n, c in enumerate(bisection.candidates, 1) if str(c) == case.culprit]
+        number = min(named, key=lambda n: abs(n - case.number), default=case.number)
+        error = lambda: excess(trial.verdict(case.k))  # noqa: E731
+        without, beside = (bisection.error_in(n, error) for n in (number - 1, number))
+    request.screen.line(f"without: {without:.3g} of the error that is allowed")
+    request.screen.line(f"with {ascii(case.culprit)}: {beside:.3g}")
+    return int(beside > 1 and beside > without)

@@ -1,0 +1,79 @@
+"""The file that `check --bisect` writes: a program in plain Python, in which names of a model are only text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tilewright.bisection import Finding
+from tilewright.cli.request import Request
+from tilewright.cli.show import Screen
+from tilewright.errors import InputError
+
+CASE = "wrong.py"
+"""Where it is written, unless a name is given."""
+
+TEMPLATE = """# What `tilewright check --bisect` found: run it with Python, from the same folder.
+# It runs the model without and with the part that makes it wrong; the exit code is 1 while it is wrong.
+from tilewright.cli.check import again
+from tilewright.cli.reproduction import Case
+
+CASE = Case(
+{fields}
+)
+
+# The culprit, as text:
+DETAIL = (
+{detail}
+)
+
+if __name__ == "__main__":
+    print(DETAIL)
+    raise SystemExit(again(CASE))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How a model was checked, and what was found: the culprit as text, and its number among the candidates."""
+
+    model: str
+    files: tuple[str, ...]
+    shapes: tuple[str, ...]
+    threads: int | None
+    strict: bool
+    freeze: bool | None
+    options: tuple[str, ...]
+    seed: int
+    k: float | None
+    backward: bool
+    culprit: str
+    number: int
+
+    @staticmethod
+    def of(request: Request, k: float | None, backward: bool, found: Finding) -> tuple[Case, str]:
+        """The case of a request, and more of the culprit."""
+        case = Case(
+            request.model, tuple(request.files), tuple(request.shapes), request.threads, request.strict,
+            request.freeze, tuple(request.options), request.seed, k, backward, str(found.culprit), found.number,
+        )  # fmt: skip
+        return case, found.culprit.detail
+
+    def request(self) -> Request:
+        """The request that it was."""
+        return Request(
+            self.model, self.files, self.shapes, self.threads, self.strict, self.freeze, self.options, self.seed,
+            Screen(None),
+        )  # fmt: skip
+
+
+def written(path: Path, case: tuple[Case, str]) -> Path:
+    """Write the program, every text in it as an ASCII literal. Raises InputError if the file cannot be written."""
+    told, detail = case
+    fields = "\n".join(f"    {name}={ascii(value)}," for name, value in asdict(told).items())
+    lines = "\n".join(f"    {ascii(line)}" for line in detail.splitlines(keepends=True)) or "    ''"
+    try:
+        path.write_text(TEMPLATE.format(fields=fields, detail=lines), encoding="ascii")
+    except OSError as error:
+        raise InputError(f"cannot write it: {error}", phase="check", place=str(path)) from error
+    return path
