@@ -234,31 +234,29 @@ def compile_fx(
             )
         STATS.fallbacks += 1
         covered = captured_coverage(gm, refused.message)
-        done = _noted(Captured(gm, frozen or {}), Compilation(kind, covered, run.trace))
-        return _shown_to_watchers(gm, frozen or {}, done, options)
+        fallen = Captured(gm, frozen or {})
+        return _noted(gm, frozen or {}, fallen, Compilation(kind, covered, run.trace), options)
     STATS.graphs += 1
     cover = made.cover
     runs = executable(
         cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm)
     )
     graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
-    done = _noted(runs, Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs))
-    return _shown_to_watchers(gm, frozen or {}, done, options)
+    compilation = Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs)
+    return _noted(gm, frozen or {}, runs, compilation, options)
 
 
-def _shown_to_watchers(
-    gm: fx.GraphModule, frozen: Mapping[str, Tensor], done: Compiled, options: Options
-) -> Compiled:
+def _noted(
+    gm: fx.GraphModule, frozen: Mapping[str, Tensor], executable: Executable | Captured, made: Compilation,
+    options: Options,
+) -> Compiled:  # fmt: skip
+    """Write down and say what was compiled, and show it to those who watch."""
+    COMPILATIONS.add(executable, made)
+    LOG.info("%s", made)
+    done = Compiled(executable, made)
     for watcher in tuple(_WATCHERS):
         done = watcher(gm, frozen, done, options)
     return done
-
-
-def _noted(executable: Executable | Captured, compilation: Compilation) -> Compiled:
-    """Write down and say what was compiled."""
-    COMPILATIONS.add(executable, compilation)
-    LOG.info("%s", compilation)
-    return Compiled(executable, compilation)
 
 
 @dataclass(frozen=True, slots=True)
