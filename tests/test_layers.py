@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tilewright"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "options", "target", "allocate", "arrays"),
     ("ir",),
-    ("interp",),
+    ("interp", "accuracy"),
     ("capture",),
     ("rewrite",),
     ("tile",),
@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trial",),
     ("pricing",),
     ("compiler",),
-    ("accuracy", "measure", "peak_memory", "door", "files", "report", "bisection", "cli"),
+    ("measure", "peak_memory", "door", "files", "report", "bisection", "cli"),
     ("__init__", "__main__"),
 )
 LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ from tilewright.runtime.executable import Executable
 from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
+from tilewright.runtime.verified import checks_of
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
 from tilewright.tile.sizes import seen_sizes
@@ -297,7 +299,13 @@ def executable(
     where = plan.device
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
     if where == "cpu":
-        return Executable(plan, held, unit, trusted=trusted, conditions=conditions)
+        checks = checks_of(cover, plan, options.verify)
+        return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks)
+    if options.verify:
+        warnings.warn(
+            "the option verify looks at nothing on a GPU: only plans of the CPU are held against their meaning",
+            RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
     gpu = unit.device if isinstance(unit, CudaUnit) else None
     graphs = Graphs(plan, gpu, saves) if options.cuda_graphs else None
     return CudaExecutable(plan, held, unit, trusted=trusted, conditions=conditions, graphs=graphs)

@@ -138,6 +138,10 @@ class BrokenPromise(TilewrightError):
     kind. For an op of one's own that is its fake kernel's fault."""
 
 
+class WrongResult(TilewrightError):
+    """Under the option `verify`: a kernel or a library call computed something else than the program means."""
+
+
 class VerifyError(TilewrightError):
     """An IR value that breaks its own invariants: always a defect of Tilewright, never of the model."""
 

@@ -77,6 +77,10 @@ class Options:
     cuda_graphs: bool = False
     """Replay CUDA graphs for sizes that were seen before, where a graph can be captured."""
 
+    verify: bool | Literal["results"] = False
+    """Hold each kernel and library call against its meaning as it runs, in eager's types and in float64, and raise
+    `WrongResult` at the first that differs (CPU; slow); `results`: look only whose memory the results of calls are."""
+
     pin_threads: bool = False
     """Pin worker threads to cores. For benchmarks on quiet machines; changes no thread of the caller."""
 
@@ -111,9 +115,11 @@ class Options:
     def digest(self) -> str:
         """Hex SHA-256 of every option that can change generated code; part of the cache key.
 
-        Left out: `cache` and `cache_dir`, which only say where results are kept.
+        Left out: `cache` and `cache_dir`, which only say where results are kept, and `verify`.
         """
-        shown = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("cache", "cache_dir")}
+        shown = {
+            k: v for k, v in dataclasses.asdict(self).items() if k not in ("cache", "cache_dir", "verify")
+        }
         return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
     def replace(self, **changes: object) -> Options:
@@ -146,6 +152,10 @@ def _is_fusion(value: object) -> TypeGuard[Fusion]:
     return value in ("full", "cover", "none")
 
 
+def _is_verify(value: object) -> TypeGuard[bool | Literal["results"]]:
+    return isinstance(value, bool) or value == "results"
+
+
 def _is_trim(value: object) -> TypeGuard[Trim]:
     return value in ("assume_finite", "exact")
 
@@ -165,6 +175,7 @@ _CHECKS: Mapping[str, tuple[Callable[[object], TypeGuard[OptionValue]], str]] = 
     "fusion": (_is_fusion, "'full', 'cover' or 'none'"),
     "tf32": (_is_flag_or_none, "true, false or none"),
     "cuda_graphs": (_is_flag, "true or false"),
+    "verify": (_is_verify, "true, false or 'results'"),
     "pin_threads": (_is_flag, "true or false"),
 }
 

@@ -21,6 +21,7 @@ from tilewright.runtime.launch import Launching, Unit
 from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
 from tilewright.runtime.results import Act, Promise, Tensors, counting, receiving
 from tilewright.runtime.tensors import maker_on, torch_dtype
+from tilewright.runtime.verified import Checks
 from tilewright.runtime.whole import Outside, WholeCall
 
 ALIGN = 64
@@ -77,8 +78,10 @@ class Part:
     """One segment under exact sizes: what to allocate and what to do."""
 
     def __init__(
-        self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None
-    ) -> None:
+        self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None,
+        checks: Checks | None = None,
+    ) -> None:  # fmt: skip
+        self.checks = checks
         check_preconditions(segment, sizes)
         self.plan = plan
         self.make = maker_on(plan.device)
@@ -232,7 +235,32 @@ class Workspace:
             for group in independent(copies, self.part.plan.buffers)
         ]
 
+    def _look(self, b: int, tensors: Tensors) -> Tensor:
+        """The tensor of any buffer, also one that only kernels see."""
+        t, buffer, layouts = tensors[b], self.part.plan.buffers[b], self.part.layouts
+        if t is not None:
+            return t
+        if buffer.home is Home.ARENA:
+            return self._view(b, self.part.place[b])
+        source = self._look(buffer.source, tensors)
+        offset = source.storage_offset() + layouts.offsets[b]
+        return source.as_strided(layouts.shapes[b], layouts.strides[b], offset)
+
     def _acts(self, step: Step) -> list[Act]:
+        checks, sizes = self.part.checks, self.part.layouts.sizes
+        if checks is None:
+            return self._plain_acts(step)
+        if isinstance(step, Launches):
+            acts = [(x, self._launches(Launches((x,)))) for x in step.launches]
+            return [a for x, act in acts for a in checks.around_launch(x, act, self._look, sizes)]
+        acts = self._plain_acts(step)
+        return (
+            checks.around_call(step, acts, lambda s: steps.calling(s, sizes))
+            if isinstance(step, Call)
+            else acts
+        )
+
+    def _plain_acts(self, step: Step) -> list[Act]:
         match step:
             case Launches():
                 return [self._launches(step)]

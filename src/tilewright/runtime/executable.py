@@ -36,6 +36,7 @@ from tilewright.runtime.tensors import (
     same_layout,
     torch_dtype,
 )
+from tilewright.runtime.verified import Checks
 from tilewright.runtime.whole import Outside
 
 PLANS = 256
@@ -80,19 +81,20 @@ class Bound:
     keep_bytes = KEEP_BYTES
 
     def __init__(
-        self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor]
-    ) -> None:
+        self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor],
+        checks: Checks | None = None,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.sizes = sizes
         self.constants = constants
         self.unit = unit
-        self.first = Part(plan, plan.segments[0], 0, sizes, unit)
+        self.first = Part(plan, plan.segments[0], 0, sizes, unit, checks)
         layouts = self.first.layouts
         self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         self.free: list[Workspace] = []
         self.keep = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
-        self.quick = _is_quick(plan)
+        self.quick = _is_quick(plan) and checks is None
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
@@ -202,7 +204,9 @@ class Executable:
         *,
         trusted: bool = False,
         conditions: Sequence[Expr] = (),
+        checks: Checks | None = None,
     ) -> None:
+        self.checks = checks
         self.record: object = None
         self.plan = plan
         self.constants = tuple(constants)
@@ -277,7 +281,7 @@ class Executable:
         held: list[Workspace] = []
         for place, segment in enumerate(self.plan.segments):
             if place:
-                part = Part(self.plan, segment, place, sizes, self.unit)
+                part = Part(self.plan, segment, place, sizes, self.unit, self.checks)
                 part.receive_measured(self.plan.segments[place - 1], tensors)
             workspace = bound.workspace() if not place else Workspace(part, self.constants)
             held.append(workspace)
@@ -337,7 +341,7 @@ class Executable:
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return Bound(self.plan, sizes, self.unit, self.constants)
+        return Bound(self.plan, sizes, self.unit, self.constants, self.checks)
 
     def bound_for(self, args: Sequence[Argument]) -> Bound:
         """The plan for the sizes of `args`."""
@@ -346,8 +350,9 @@ class Executable:
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""
         return Executable(
-            replace(self.plan, bindings=tuple(bindings)), self.constants, self.unit, trusted=True
-        )
+            replace(self.plan, bindings=tuple(bindings)), self.constants, self.unit, trusted=True,
+            checks=self.checks,
+        )  # fmt: skip
 
     def _checked(self, args: Sequence[Argument]) -> dict[str, Number]:
         """The sizes that `args` determine. Raises InputError unless every input fits the plan."""

@@ -1,0 +1,216 @@
+"""A net for wrong results: each kernel and call of a plan is held against its meaning as the plan runs.
+
+A kernel's meaning are its ops under the interpreter, rounded as eager rounds, beside the same in float64; a call's is
+what the program asked for, run again on copies of the operands in their own types and in float64, with the same random
+numbers. The fp64 rule judges; of few elements eager's error may be nothing, so that SLACK is allowed. Slow, and for
+finding faults only: the first step that differs is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from tilewright import accuracy
+from tilewright.errors import BrokenPromise, IndexOutOfRange, VerifyError, WrongResult
+from tilewright.interp import FLOATS, REALS
+from tilewright.interp.algebra import Algebra
+from tilewright.interp.evaluate import TensorEvaluator
+from tilewright.interp.graph import to_torch
+from tilewright.ir.graph import LibraryCall, Value
+from tilewright.ir.host import Number
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.plan.data import Call, Home, Launch, Launches, Plan
+from tilewright.plan.verify import written_operands
+from tilewright.runtime.results import Act, Tensors
+
+Level = bool | str
+SLACK = 4.0
+"""Times the rule's k up to which rounding explains a difference."""
+ULPS = 8.0
+"""Roundings of the largest result up to which rounding explains a difference."""
+Sizes = Mapping[str, Number]
+Look = Callable[[int, Tensors], Tensor]
+"""The tensor of a buffer while a plan runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checks:
+    """What each step of a plan means. Without `values`, only the memory of what calls give is looked at."""
+
+    values: bool
+
+    buffers: tuple[tuple[Home, int], ...]
+    """Home and source of each buffer."""
+    kernels: Mapping[Launch, Kernel]
+    plain: Mapping[int, LibraryCall]
+    """What stands behind a call, by the call's identity."""
+
+    def around_launch(self, launch: Launch, act: Act, look: Look, sizes: Sizes) -> list[Act]:
+        """Run a kernel and judge what it makes."""
+        kernel = self.kernels.get(launch)
+        if kernel is None:
+            return [act]
+        count = len(launch.params) - launch.stores
+
+        def checked(tensors: Tensors) -> None:
+            given = [look(b, tensors) for b in launch.params[:count]]
+            try:
+                eager, exact = (_meaning(kernel, given, sizes, algebra) for algebra in (FLOATS, REALS))
+            except (IndexOutOfRange, ZeroDivisionError):
+                act(tensors)  # which says the same
+                return
+            act(tensors)
+            for v, b in zip(kernel.outputs, launch.params[count:], strict=True):
+                names = " + ".join(op.name for op in kernel.ops)
+                origin = next(op for op in kernel.ops if v in op.outputs)
+                _judge(look(b, tensors), eager[v], exact[v], f"kernel {launch.kernel}: {names}", origin.name)
+
+        return [checked]
+
+    def around_call(self, step: Call, acts: Sequence[Act], run: Callable[[Call], Act]) -> list[Act]:
+        """Run a call (the first of `acts`), look whose memory its results are, and judge what comes of the rest."""
+        call, *rest = acts
+
+        def aliases(tensors: Tensors) -> None:
+            self._check_memory(step, tensors)
+
+        if not self.values or not _is_comparable(step):
+            return [call, aliases, *rest]
+        plain = replace(step, call=replace(self.plain.get(id(step.call), step.call), spare=None))
+        again = run(plain)
+
+        def checked(tensors: Tensors) -> None:
+            state = torch.get_rng_state()
+            eager = _again(again, step, tensors, wide=False)
+            exact = _in_double(again, plain, tensors)
+            torch.set_rng_state(state)
+            call(tensors)
+            aliases(tensors)
+            for act in rest:
+                act(tensors)
+            for b, e, r in zip(step.outputs, eager, exact or eager, strict=True):
+                t = tensors[b]
+                if isinstance(t, Tensor) and isinstance(e, Tensor) and isinstance(r, Tensor):
+                    _judge(
+                        t, e, r if r.dtype is torch.float64 else e, step.call.name, step.call.name, step.place
+                    )
+
+        return [checked]
+
+    def _check_memory(self, step: Call, tensors: Tensors) -> None:
+        """Raise BrokenPromise where a result is memory that the plan takes for another's, or is not its operand's."""
+        operands = {_storage(tensors[b]) for b in step.inputs} - {0}
+        seen: set[int] = set()
+        for k, b in enumerate(step.outputs):
+            home, source = self.buffers[b]
+            at = _storage(tensors[b])
+            if home is not Home.LIBRARY or not at:
+                continue
+            if source >= 0 and at != _storage(tensors[source]):
+                raise _broken(step, f"result {k} is memory of its own, that of an operand was promised")
+            if source < 0 and not step.guarded and at in operands | seen:
+                raise _broken(step, f"result {k} is memory of an operand or of another result")
+            seen.add(at)
+
+
+def checks_of(cover: Cover, plan: Plan, level: Level) -> Checks | None:
+    """The checks of a plan at a level of the option `verify`. Raises VerifyError if plan and cover do not fit."""
+    if not level:
+        return None
+    buffers = tuple((b.home, b.source) for b in plan.buffers)
+    steps = [step for segment in plan.segments for step in segment.steps]
+    if level is not True:
+        return Checks(False, buffers, {}, {}) if any(isinstance(step, Call) for step in steps) else None
+    kernels = [step for step in cover.steps if isinstance(step, Kernel)]
+    launches = [x for step in steps if isinstance(step, Launches) for x in step.launches]
+    if len(kernels) != len(launches):
+        raise VerifyError(f"{len(launches)} launches for {len(kernels)} kernels", phase="plan")
+    calls = [step.op.call for step in cover.steps if isinstance(step, LibraryStep) and step.op.call]
+    plain = {id(c): c.spare.call for c in calls if c.spare is not None and c.spare.call is not None}
+    return Checks(True, buffers, dict(zip(launches, kernels, strict=True)), plain)
+
+
+def _meaning(kernel: Kernel, given: Sequence[Tensor], sizes: Sizes, algebra: Algebra) -> dict[Value, Tensor]:
+    values = {v: algebra.load(t.cpu(), v.dtype) for v, t in zip(kernel.inputs, given, strict=True)}
+    for op in kernel.ops:
+        assert op.expr is not None
+        operands = [values[v] for v in op.inputs]
+        results = TensorEvaluator(op.expr, algebra, operands, dict(sizes)).run()
+        values |= dict(zip(op.outputs, results, strict=True))
+    found = {v: to_torch(np.asarray(values[v])) for v in kernel.outputs}
+    return {v: t for v, t in found.items() if isinstance(t, Tensor)}
+
+
+def _judge(made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str = "") -> None:
+    """Raise WrongResult unless a result errs by rounding alone."""
+    made, eager, exact = made.detach().cpu(), eager.detach().cpu().to(made.dtype), exact.detach().cpu()
+    wide = exact.double() if made.is_floating_point() else exact
+    verdict = accuracy.compare(made, eager, wide)
+    if verdict.passed or verdict.relative_k <= SLACK * verdict.k or _in_ulps(made, wide) <= ULPS:
+        return
+    hint = (
+        "a fault of Tilewright or of the library: the options of this compilation and the inputs reproduce it"
+    )
+    raise WrongResult(f"{name} gave another result: {verdict}", phase="run", op=op, place=place, hint=hint)
+
+
+def _in_ulps(made: Tensor, exact: Tensor) -> float:
+    if not made.is_floating_point() or made.shape != exact.shape or not made.numel():
+        return float("inf")
+    if not bool((made.isfinite() & exact.isfinite()).all()):
+        return float("inf")
+    unit = torch.finfo(made.dtype).eps * float(exact.abs().max())
+    error = float((made.double() - exact).abs().max())
+    return error / unit if unit else float("inf" if error else 0)
+
+
+def _is_comparable(step: Call) -> bool:
+    """Whether a call may be made twice: other processes do not take part, and storage is not addressed by place."""
+    return not (step.call.is_collective or step.call.apart or step.call.loop is not None)
+
+
+def _again(again: Act, step: Call, tensors: Tensors, *, wide: bool) -> list[Tensor | None]:
+    """The results of a call on copies of its operands."""
+    copies = list(tensors)
+    for b in set(step.inputs):
+        t = tensors[b]
+        if t is not None:
+            copy = _copied(t)
+            copies[b] = copy.double() if wide and t.is_floating_point() else copy
+    again(copies)
+    return [copies[b] for b in step.outputs]
+
+
+def _copied(t: Tensor) -> Tensor:
+    """The same numbers in the same layout, in memory of their own."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) if all(
+        s or n < 2 for n, s in zip(t.shape, t.stride(), strict=True)
+    ) else t.clone()  # fmt: skip
+
+
+def _in_double(again: Act, step: Call, tensors: Tensors) -> list[Tensor | None] | None:
+    """The same in float64; None where that is another function, or none."""
+    function = step.call.function
+    if not isinstance(function, OpOverload) or written_operands(step.call):
+        return None
+    if torch.Tag.nondeterministic_seeded in function.tags or step.call.reason == "random":
+        return None
+    try:
+        return _again(again, step, tensors, wide=True)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def _storage(t: object) -> int:
+    return t.untyped_storage().data_ptr() if isinstance(t, Tensor) and t.numel() else 0
+
+
+def _broken(step: Call, what: str) -> BrokenPromise:
+    return BrokenPromise(
+        what, phase="run", op=step.call.name, place=step.place, hint="its schema says otherwise"
+    )
