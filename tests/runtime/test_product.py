@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tilewright.ir import dims
 from tilewright.ir.graph import FrozenProduct, LibraryCall
+from tilewright.ir.ops.epilogue import activations
 from tilewright.options import Options
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import host_target
@@ -44,6 +45,18 @@ def test_any_number_of_rows_columns_and_inputs(rows: int) -> None:
     for columns, inner in itertools.product((1, 15, 33, 64, 200), (1, 7, 192, 193, 400)):
         x, w, b = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
         close(linear(w, b, x).function(x), F.linear(x.double(), w.double(), b.double()))
+
+
+@pytest.mark.parametrize("activation", [None, "tanh"])
+def test_a_single_row_is_summed_as_among_others(activation: str | None) -> None:
+    for columns, inner in itertools.product((1, 31, 33, 65, 129, 300), (1, 127, 129, 400)):
+        x, w, b = torch.randn(2, inner), torch.randn(columns, inner), torch.randn(columns)
+        call = linear(w, b, x)
+        for epilogue in call.epilogues if activation else ():
+            if epilogue.template is activations()[activation]:
+                call = epilogue.make((), None)
+        both, one = call.function(x), call.function(x[1:])
+        assert isinstance(both, Tensor) and torch.equal(both[1:], one)  # type: ignore[arg-type]
 
 
 def test_late_weights_are_packed_by_the_first_call_and_once() -> None:

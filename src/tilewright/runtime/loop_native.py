@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tilewright.runtime.device import build_texts, load
 from tilewright.runtime.executable import Bound
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.product import Linear, linear_of
-from tilewright.runtime.tensors import torch_dtype
+from tilewright.runtime.tensors import empty_strided, torch_dtype
 from tilewright.runtime.unit import NativeUnit
 
 SOURCE = Path(__file__).parent / "native" / "loop.cpp"
@@ -51,6 +52,8 @@ class _State(ctypes.Structure):
         ("even", ctypes.c_void_p),
         ("odd", ctypes.c_void_p),
         ("stacked", ctypes.c_int64),
+        ("last", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
     )
 
 
@@ -139,6 +142,8 @@ class NativeLoop:
         self.bases = self.workspace.bases
         self.tables: list[tuple[ctypes.Structure, bool]] = []
         self.held: list[object] = []
+        self.dense: dict[int, tuple[int, ...]] = {}
+        """Strides of buffers that are made here."""
         state = places.made[loop.conditional : loop.conditional + loop.carried]
         self.stacks = tuple(dict.fromkeys(places.made[loop.conditional + loop.carried :]))
         """Buffers whose values are kept, each once."""
@@ -164,12 +169,16 @@ class NativeLoop:
 
     def empty(self, b: int, count: int | None = None) -> Tensor:
         """Memory for buffer `b`, or for one such a step."""
-        if not self.is_dense(b):
-            raise LookupError
-        shape = self.layouts.shapes[b]
-        return torch.empty(
-            shape if count is None else (count, *shape), dtype=torch_dtype(self.plan.buffers[b].spec.dtype)
-        )
+        if b not in self.dense:
+            if not self.is_dense(b):
+                raise LookupError
+            kept = self.layouts.shapes[b]
+            self.dense[b] = tuple(max(1, math.prod(kept[d + 1 :])) for d in range(len(kept)))
+        shape, strides = self.layouts.shapes[b], self.dense[b]
+        dtype = torch_dtype(self.plan.buffers[b].spec.dtype)
+        if count is None:
+            return empty_strided(shape, strides, dtype)
+        return empty_strided((count, *shape), (max(1, math.prod(shape)), *strides), dtype)
 
     def is_dense(self, b: int) -> bool:
         """Whether buffer `b` is row-major without gaps."""
@@ -244,8 +253,10 @@ class NativeLoop:
         moving = (*places.sliced, *self.stacks)
         self.parts = (_Part * max(1, len(moving)))(*(_Part(slot=b, step=self.bytes_of(b)) for b in moving))
         self.states = (_State * max(1, loop.carried))()
-        for row, into, out, ring in zip(self.states, places.carried, self.made, self.rings, strict=False):
-            row.into, row.out = into, out
+        self.part_rows = list(self.parts)[: len(moving)]
+        self.state_rows = list(self.states)[: loop.carried]
+        for row, into, out, ring in zip(self.state_rows, places.carried, self.made, self.rings, strict=True):
+            row.into, row.out, row.bytes = into, out, self.bytes_of(out)
             if ring is None:
                 row.stacked = self.bytes_of(out)
             else:
@@ -268,10 +279,11 @@ class NativeLoop:
         stacks = {b: self.empty(b, room) for b in self.stacks}
         for b, t in zip(self.places.outer, outer, strict=True):
             self.bases[b] = t.data_ptr()
-        for part, t in zip(self.parts, sliced, strict=False):
+        ends = [self.empty(b) for b in self.made]
+        for part, t in zip(self.part_rows, sliced, strict=False):
             part.base = t.data_ptr()
-        for row, t in zip(self.states, state, strict=False):
-            row.first = t.data_ptr()
+        for row, t, end in zip(self.state_rows, state, ends, strict=True):
+            row.first, row.last = t.data_ptr(), end.data_ptr()
         header.done, header.last, header.threads = (
             0,
             steps - 1 if backwards and steps else -1,
@@ -286,11 +298,6 @@ class NativeLoop:
             room *= 2
             stacks = {b: torch.cat((x, torch.empty_like(x))) for b, x in stacks.items()}
         done = int(header.done)
-        last = room - done if backwards else done - 1
-        ends = [
-            (stacks[b][last] if ring is None else ring[(done - 1) % 2]).clone()
-            for b, ring in zip(self.made, self.rings, strict=True)
-        ]
         if done != room:
             stacks = {b: x[:done].clone() for b, x in stacks.items()}
         return ends, [stacks[b] for b in self.kept], done
@@ -306,8 +313,8 @@ class NativeLoop:
     def _point(self, stacks: dict[int, Tensor], first: int) -> None:
         """Say where values are kept."""
         for k, x in enumerate(stacks.values()):
-            self.parts[first + k].base = x.data_ptr()
-        for row, out, ring in zip(self.states, self.made, self.rings, strict=False):
+            self.part_rows[first + k].base = x.data_ptr()
+        for row, out, ring in zip(self.state_rows, self.made, self.rings, strict=True):
             if ring is None:
                 row.even = stacks[out].data_ptr()
 

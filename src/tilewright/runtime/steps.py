@@ -192,6 +192,7 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
     outputs = step.outputs
     name = CALLED + step.call.name
     places = step.call.places or tuple(range(len(outputs)))
+    plain = places == tuple(range(len(outputs)))
     if len(outputs) == 1:
         (only,) = outputs
 
@@ -214,7 +215,10 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
         except Exception as error:
             error.add_note(name)
             raise
-        for b, t in zip(outputs, taken(made, places, step), strict=True):
+        flat = made if plain and isinstance(made, tuple) and len(made) == len(outputs) else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if flat is None or any(isinstance(t, (tuple, list)) for t in flat):  # pyright: ignore[reportUnknownVariableType]
+            flat = taken(made, places, step)
+        for b, t in zip(outputs, flat, strict=True):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
             tensors[b] = cast(Tensor, t)  # `receiving` looks what it is
 
     return act_all
@@ -311,6 +315,17 @@ def _resolve(arg: object, tensors: Tensors) -> object:
     return arg
 
 
+def _resolver(arg: object) -> Callable[[Tensors], object]:
+    """What `_resolve` does for `arg`: a tensor or a list of them directly."""
+    if isinstance(arg, _Slot):
+        return itemgetter(arg.buffer)
+    if isinstance(arg, list):
+        places = [a.buffer for a in cast(list[object], arg) if isinstance(a, _Slot)]
+        if len(places) == len(cast(list[object], arg)):
+            return lambda tensors: [tensors[b] for b in places]
+    return partial(_resolve, arg)
+
+
 def _invoker(
     function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Callable[[Tensors], object]:
@@ -322,12 +337,12 @@ def _invoker(
     leading = [a.buffer for a in args if isinstance(a, _Slot)]
     rest = args[len(leading) :]
     if not all(isinstance(a, _Slot) for a in args[: len(leading)]) or any(_has_slot(a) for a in rest):
-        nested = [(i, a) for i, a in enumerate(args) if _has_slot(a)]
+        nested = [(i, _resolver(a)) for i, a in enumerate(args) if _has_slot(a)]
 
         def general(tensors: Tensors) -> object:
             values = list(args)
-            for i, a in nested:
-                values[i] = _resolve(a, tensors)
+            for i, resolve in nested:
+                values[i] = resolve(tensors)
             return function(*values, **kwargs)
 
         return general

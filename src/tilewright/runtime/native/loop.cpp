@@ -24,6 +24,8 @@ struct tw_state {  // a carried value is read in slot `in` and made in slot `out
   int64_t in, out;
   char *first, *even, *odd;  // the value before the first step; two places that take turns
   int64_t stacked;           // bytes of a step if all values are kept, one behind the other from `even` on; else 0
+  char* last;                // where the value goes that the last step made
+  int64_t bytes;
 };
 
 struct tw_loop {
@@ -78,5 +80,7 @@ TW_API int64_t tw_loop_run(tw_loop* l, int64_t end) {
     l->done = t + 1;
     if (l->goes && !*l->goes) break;
   }
+  if (l->done)
+    for (int64_t k = 0; k < l->state_count; k++) memcpy(l->states[k].last, l->bases[l->states[k].out], (size_t)l->states[k].bytes);
   return 0;
 }

@@ -207,6 +207,74 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   }
 }
 
+// ---- a single row: the weights come from an outer cache, and that is all there is to wait for ----
+
+// P panels of J vectors from `column` on. Each has sums of its own, in the order of `work`: with few vectors in a panel, one
+// panel alone would wait for each sum to be ready for the next one.
+template <int A, int P, int J> TW_INLINE void alone(const Run& run, i64 column) {
+  const Product& p = *run.p;
+  const i64 length = p.inner, pieces = (length + chain - 1) / chain;
+  const float* w[P];
+#pragma GCC unroll 8
+  for (int q = 0; q < P; q++) w[q] = p.weights + (column + q) * length * panel;
+  R total[P][J];
+  for (i64 c = 0; c < pieces; c++) {
+    R acc[P][J];
+#pragma GCC unroll 8
+    for (int q = 0; q < P; q++)
+#pragma GCC unroll 8
+      for (int j = 0; j < J; j++) acc[q][j] = R{};
+    for (i64 k = length * c / pieces; k < length * (c + 1) / pieces; k++) {
+      const R v = broadcast(run.x[k]);
+#pragma GCC unroll 8
+      for (int q = 0; q < P; q++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < J; j++) acc[q][j] = fused(v, *(const R*)(w[q] + j * lanes), acc[q][j]);
+        w[q] += panel;
+      }
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < P; q++)
+#pragma GCC unroll 8
+      for (int j = 0; j < J; j++) total[q][j] = c ? total[q][j] + acc[q][j] : acc[q][j];
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < P; q++)
+#pragma GCC unroll 8
+    for (int j = 0; j < J; j++) {
+      const i64 at = (column + q) * panel + j * lanes, left = p.columns - at;
+      if (left <= 0) return;
+      V v = {total[q][j]};
+      if (p.bias) v = v + load<float, lanes>(p.bias + at);
+      if (left >= lanes) {
+        if (run.added) v = v + load<float, lanes>(run.added + at);
+        store(run.out + at, made<A>(v, p));
+      } else {
+        if (run.added) v = v + load_part<float, lanes>(run.added + at, left);
+        store_part(run.out + at, made<A>(v, p), left);
+      }
+    }
+}
+
+template <int A> TW_NOINLINE void panels_alone(const Run& run, i64 column, i64 end) {
+  constexpr int together = 8 / across;
+  for (; column + together <= end; column += together) alone<A, together, across>(run, column);
+  for (; column < end; column++)
+    if (run.p->columns - column * panel <= panel / 2) alone<A, 1, across / 2>(run, column);
+    else alone<A, 1, across>(run, column);
+}
+
+void one_row(void* context, i64 begin, i64 end, i64) {
+  const Run& run = *(const Run*)context;
+  switch (run.p->activation) {
+#define TW_CASE(A) case A: return panels_alone<A>(run, begin, end);
+    TW_CASE(relu) TW_CASE(clamp) TW_CASE(leaky) TW_CASE(gelu) TW_CASE(gelu_tanh) TW_CASE(silu) TW_CASE(hardswish)
+    TW_CASE(hardsigmoid) TW_CASE(sigmoid_of) TW_CASE(tanh_of)
+#undef TW_CASE
+    default: return panels_alone<none>(run, begin, end);
+  }
+}
+
 void task(void* context, i64 begin, i64 end, i64) {
   const Run& run = *(const Run*)context;
   for (i64 i = begin; i < end; i++) {
@@ -401,6 +469,10 @@ TW_API void tw_product(const Product* p, const float* x, i64 rows, i64 stride, c
   const i64 blocks = blocks_for(rows, most, panels, threads), block = (rows + blocks - 1) / blocks;
   Run run = {p, x, added, out, rows, stride, (rows + block - 1) / block, block, panels, 0};
   run.by_panel = length * p->columns > rows * p->inner;
+  if (rows == 1 && p->taps == 1 && p->height == 0) {
+    parallel(one_row, &run, panels, max(i64(1), 200000 / max(i64(1), 2 * panel * length)), 0);
+    return;
+  }
   const i64 work_of_task = 2 * block * panel * length, grain = max(i64(1), 200000 / max(i64(1), work_of_task));
   parallel(task, &run, run.blocks * panels, grain, 0);
 }

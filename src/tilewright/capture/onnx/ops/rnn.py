@@ -118,8 +118,8 @@ def _run(
         outs.append(ys)
         for final, s in zip(finals, last, strict=True):
             final.append(s)
-    y = torch.stack(outs, 1)
-    last = [torch.stack(f) for f in finals]
+    y = torch.stack(outs, 1) if len(outs) > 1 else outs[0].unsqueeze(1)
+    last = [torch.stack(f) if len(f) > 1 else f[0].unsqueeze(0) for f in finals]
     if layer.layout:
         return (y.permute(2, 0, 1, 3), *[s.transpose(0, 1) for s in last])
     return (y, *last)
