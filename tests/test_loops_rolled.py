@@ -50,6 +50,21 @@ def test_a_last_state_alone() -> None:
     agrees(elman, torch.randn(3, STEPS, 8), *weights(), torch.randn(3, 8))
 
 
+def test_steps_are_cut_where_tensors_pass() -> None:
+    """A cell gives one tuple, which is fewer than its two tensors, but nothing that a loop can carry."""
+    cell = nn.LSTMCell(8, 8)
+
+    def run(x: Tensor, h: Tensor) -> Tensor:
+        c = h
+        rows: list[Tensor] = []
+        for row in x:
+            h, c = cell(row, (h, c))
+            rows.append(h)
+        return torch.stack(rows)
+
+    agrees(run, torch.randn(160, 3, 8), torch.zeros(3, 8))
+
+
 def test_few_steps_stay_apart() -> None:
     agrees(elman, torch.randn(3, 12, 8), *weights(), torch.randn(3, 8), count=0)
 

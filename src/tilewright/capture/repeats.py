@@ -104,14 +104,16 @@ def _stretches(keys: Sequence[int], period: int) -> list[tuple[int, int]]:
 
 
 def _phased(nodes: Sequence[fx.Node], start: int, end: int, period: int, most: int) -> list[Repeat]:
-    """The steps of a stretch, begun at the places where the fewest values pass from one step to the next."""
+    """The steps of a stretch, begun at the places where the fewest values pass from one step to the next, and those
+    are tensors."""
     where = {n: k for k, n in enumerate(nodes[start:end])}
     middle = (end - start) // period // 2 * period
     passing = [0] * (period + 1)
     for k in range(max(0, middle - period), min(middle + period, end - start)):
         last = max((where[u] for u in nodes[start + k].users if u in where), default=k)
+        weight = 1 if isinstance(nodes[start + k].meta.get("example_value"), Tensor) else period
         for cut in range(max(k + 1, middle), min(last, middle + period) + 1):
-            passing[cut - middle] += 1
+            passing[cut - middle] += weight
     order = sorted(range(period), key=lambda phase: (passing[phase], phase))[:PHASES]
     cut = [Repeat(start + p, period, (end - start - p) // period) for p in order]
     return [r for r in cut if r.steps > most]

@@ -121,6 +121,8 @@ def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...]]:
         if windows[1][m] not in found.sliced
         and any(_read_outside(found, k, m, inside) for k in range(len(windows)))
     )
+    if not all(isinstance(val_of(windows[1][m]), Tensor) for m in (*(m for m, _ in found.carried), *stacked)):
+        raise Unlike("what leaves a step is no tensor")
     graph = fx.Graph()
     values: dict[object, fx.Node] = {}
     samples: list[object] = []
