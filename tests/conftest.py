@@ -56,6 +56,9 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         monkeypatch.delenv(name)
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("TILEWRIGHT_MEASURE", "0")
+    monkeypatch.setenv(
+        "TILEWRIGHT_VERIFY", "results"
+    )  # whose memory the results of calls are: microseconds a call
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

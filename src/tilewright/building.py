@@ -301,7 +301,7 @@ def executable(
     if where == "cpu":
         checks = checks_of(cover, plan, options.verify)
         return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks)
-    if options.verify:
+    if options.verify is True:
         warnings.warn(
             "the option verify looks at nothing on a GPU: only plans of the CPU are held against their meaning",
             RuntimeWarning, stacklevel=2,
