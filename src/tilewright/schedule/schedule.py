@@ -96,7 +96,7 @@ class Schedule:
     apart: bool = False
     last_outermost: bool = False
     lazy: int = 0
-    chain: int = 32
+    chain: int = 16
     skip: bool = False
     warps: int = 1
     stages: int = 1
