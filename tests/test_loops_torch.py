@@ -11,7 +11,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
-from tilewright.capture.recurrent import MOST_UNROLLED
+from tilewright.capture.recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -38,6 +38,10 @@ def walked(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return scan(step, h, x)
 
 
+needs_gradients = pytest.mark.skipif(not SCANS_DIFFERENTIATE, reason="torch's gradient of a scan is wrong")
+
+
+@needs_gradients
 def test_a_scan_and_its_gradient_are_loops() -> None:
     w = (torch.randn(16, 16, dtype=torch.float64) / 4).requires_grad_()
     x, h = torch.randn(100, 3, 16, dtype=torch.float64), torch.randn(3, 16, dtype=torch.float64)
@@ -92,4 +96,4 @@ def test_a_layer_trains_through_its_loop() -> None:
     torch.compile(layer, backend="tilewright")(x)[0].square().sum().backward()
     for p, want in zip(layer.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad, want, rtol=1e-4, atol=1e-5)
-    assert loops() == [["loop"], ["loop"]]
+    assert loops() == ([["loop"], ["loop"]] if SCANS_DIFFERENTIATE else [[], []])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,9 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decompositions as torchs
 from torch._higher_order_ops.scan import scan_op
+from torch.torch_version import TorchVersion
 
 MOST_UNROLLED = 64
 """Steps up to which a layer is taken apart step by step."""
+
+SCANS_DIFFERENTIATE = TorchVersion(torch.__version__) >= "2.13"
+"""Whether torch's gradient of a scan is right. Up to 2.12 it loses that of a state which begins with a tensor that
+needs none, as most do, without a word."""
 
 Layer = Callable[..., tuple[Tensor, object]]
 _NAMES = ("one_layer_rnn", "one_layer_lstm")
@@ -35,9 +40,15 @@ def recurrent_loops() -> Generator[None]:
             setattr(torchs, name, layer)
 
 
-def _is_long(x: Tensor) -> bool:
+def may_scan(operands: Iterable[Tensor]) -> bool:
+    """Whether a loop over these tensors may be a scan: torch differentiates it right, or nobody asks for a gradient."""
+    asks = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    return SCANS_DIFFERENTIATE or not asks
+
+
+def _is_long(x: Tensor, others: Sequence[Tensor]) -> bool:
     steps = x.shape[0]
-    return isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED
+    return (isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED) and may_scan((x, *others))
 
 
 def _rnn(plain: Layer) -> Layer:
@@ -45,7 +56,7 @@ def _rnn(plain: Layer) -> Layer:
         inp: Tensor, hidden: Tensor, params: Sequence[Tensor], has_biases: bool,
         hidden_fn: Callable[..., Tensor], reverse: bool = False,
     ) -> tuple[Tensor, object]:  # fmt: skip
-        if not _is_long(inp):
+        if not _is_long(inp, (hidden, *params)):
             return plain(inp, hidden, params, has_biases, hidden_fn, reverse=reverse)
         held = (params[1], params[3]) if has_biases else (params[1],)
 
@@ -63,7 +74,7 @@ def _lstm(plain: Layer) -> Layer:
     def layer(
         inp: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
     ) -> tuple[Tensor, object]:  # fmt: skip
-        if not _is_long(inp):
+        if not _is_long(inp, (*hidden, *params)):
             return plain(inp, hidden, params, has_biases, reverse=reverse)
         projects = len(params) in (3, 5)
         held = (params[1], *params[3:]) if has_biases else tuple(params[1:])

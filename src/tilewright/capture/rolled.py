@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .recurrent import MOST_UNROLLED
+from .recurrent import MOST_UNROLLED, may_scan
 from .repeats import Repeat, repeats
 from .unrolled import Numbers, Sliced, Steps, Unlike, classified, runs, val_of
 
@@ -39,13 +39,18 @@ def rolled(gm: fx.GraphModule) -> fx.GraphModule:
     made = gm
     while True:
         nodes = list(made.graph.nodes)
-        if len(nodes) <= MOST_UNROLLED or _device(nodes) != "cpu":
+        if len(nodes) <= MOST_UNROLLED or _device(nodes) != "cpu" or not may_scan(_inputs(nodes)):
             return made
         loop = next((x for r in repeats(nodes, MOST_UNROLLED) if (x := _loop(nodes, r)) is not None), None)
         if loop is None:
             return made
         LOG.info("%d equal steps became a loop", loop.steps)
         made = _replaced(made, loop)
+
+
+def _inputs(nodes: Sequence[fx.Node]) -> list[Tensor]:
+    given = (n for n in nodes if n.op in ("placeholder", "get_attr"))
+    return [t for n in given for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)]
 
 
 def _device(nodes: Sequence[fx.Node]) -> str:

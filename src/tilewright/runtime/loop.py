@@ -61,7 +61,7 @@ class LoopRunner:
         with self._lock:
             if self._free[0] is runs.bound:
                 self._free[2].append(runs)
-        return (*ends, *stacks)
+        return _apart((*ends, *stacks))
 
     def _taken(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
@@ -112,7 +112,7 @@ class LoopRunner:
             goes = not loop.conditional or bool(tensors[0])
             state = tensors[loop.conditional : first]
             done += 1
-        return (*state, *(x if x.shape[0] == done else x[:done].clone() for x in stacks))
+        return _apart((*state, *(x if x.shape[0] == done else x[:done].clone() for x in stacks)))
 
     def _sample(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
@@ -131,6 +131,18 @@ class LoopRunner:
             torch.empty((0, *(size(n, sizes) for n in v.shape)), dtype=torch_dtype(v.dtype), device=device)
             for v in self._parts
         ]
+
+
+def _apart(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results, each with memory of its own: a body may return one value at several places."""
+    if len(set(map(id, results))) == len(results):
+        return results
+    seen: set[int] = set()
+    out: list[Tensor] = []
+    for x in results:
+        out.append(x.clone() if id(x) in seen else x)
+        seen.add(id(x))
+    return tuple(out)
 
 
 def _device(*groups: Sequence[Argument]) -> torch.device | None:
