@@ -52,7 +52,8 @@ class Attending(nn.Module):
 
 
 class Folded(nn.Module):
-    """Folds of several kinds over rows and columns, without a product."""
+    """Folds of several kinds over rows and columns, without a product. In training there is no extremum among them: see
+    the limit in `tilewright.bisection`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +62,9 @@ class Folded(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[40, 33] to [33], [40] and [40, 33]."""
         y = torch.exp(-x.abs() * self.scale) + 0.5
-        return y.sum(0), (x * y).amax(1), (y - y.mean(1, keepdim=True)).tanh()
+        z = x * y
+        largest = z.logsumexp(1) if self.training else z.amax(1)
+        return y.sum(0), largest, (y - y.mean(1, keepdim=True)).tanh()
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {

@@ -12,6 +12,10 @@ needs no counter of its own, and a defect shows in whatever a phase does.
 
 Third, a state is wrong if its error is nearer to that of what was compiled than to what is allowed (in the logarithm
 of the smallest k): the interpreter rounds in its own way, and must not be taken for the defect.
+
+One limit follows from that. A backward pass computes some values again, and a gradient of an extremum compares these
+with what the forward pass saved. In a state in which one pass is compiled and the other one interpreted they may differ
+in the last bit, and the gradient is NaN without a defect: then the search names the op at which the two part.
 """
 
 from tilewright.bisection.search import Bisection, Finding, excess
