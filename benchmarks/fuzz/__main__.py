@@ -233,9 +233,6 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """The command."""
     arguments = parsed()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.CRITICAL)
     campaign = Campaign(arguments)
     if arguments.workers:
         judges = [Worker(arguments.device) for _ in range(arguments.workers)]
@@ -260,4 +257,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)
     sys.exit(main())
