@@ -30,6 +30,7 @@ from tilewright import compiler, place
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
 from tilewright.partition.settle import Mapped
+from tilewright.phases import Recorder, Trace
 from tilewright.place import Place
 from tilewright.runtime.device import host_target
 from tilewright.target import preset
@@ -69,13 +70,13 @@ def _listed(module: Attention) -> Callable[..., list[torch.Tensor]]:
     return run
 
 
-def compiled(graph: fx.GraphModule, target: str) -> compiler.Trace:
+def compiled(graph: fx.GraphModule, target: str) -> Trace:
     """The phases of a compilation; for a machine that is not this one, those before building."""
     machine = host_target() if target == CPU else preset(target)
     here = Place("cpu" if machine.language == "cpp" else "cuda:0")
-    recorders: list[compiler.Recorder] = []
+    recorders: list[Recorder] = []
 
-    class Noted(compiler.Recorder):
+    class Noted(Recorder):
         def __init__(self) -> None:
             super().__init__()
             recorders.append(self)

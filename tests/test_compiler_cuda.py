@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -161,9 +161,27 @@ def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(building, "emit_triton", broken)
     gm = traced(two, (64, 512), (32, 100))
-    with pytest.warns(RuntimeWarning, match=r"tanh.*no_such_name is not defined.*library calls"):
+    with pytest.warns(RuntimeWarning, match=r"tanh.*library calls.*no_such_name is not defined"):
         made = compile_fx(gm, Options(), trusted=True)
     assert isinstance(made.executable, CudaExecutable) and len(made.kernels) == 1
     assert {(c.name, c.reason) for c in made.calls} >= {("aten.tanh", "a refused kernel")}
     with pytest.raises(KernelRefused):
         compile_fx(gm, Options(strict=True), trusted=True)
+
+
+@needs_triton
+def test_kernels_that_are_all_refused_are_no_fault_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then Triton itself is at fault, and the graph is not compiled once for each."""
+    builds: list[int] = []
+
+    def refuse(sources: Sequence[TritonSource], **_: object) -> None:
+        builds.append(len(sources))
+        raise KernelRefused("it is broken", tuple(range(len(sources))))
+
+    def three(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return torch.tanh(x).sum(-1), torch.exp(y) + 1, (z * 2).sum(0)
+
+    monkeypatch.setattr(building, "build_kernels", refuse)
+    with pytest.warns(RuntimeWarning, match="runs as captured"):
+        made = compile_fx(traced(three, (64, 512), (32, 100), (40, 7)), Options(), trusted=True)
+    assert isinstance(made.executable, Captured) and len(builds) == 1 and builds[0] >= 3

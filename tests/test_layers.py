@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("plan",),
     ("runtime", "_build"),
-    ("building", "place"),
+    ("building", "phases", "place"),
     ("trial",),
     ("pricing",),
     ("compiler",),

@@ -156,20 +156,13 @@ class Builder:
             sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
             try:
                 built = run("build", lambda: builder(sources))  # noqa: B023
-            except SharedMemoryExceeded as refused:
-                if attempt == ATTEMPTS - 1:
-                    raise _naming(
-                        refused, steps, scheduled, [programs[wanted[refused.kernel or 0][0]]]
-                    ) from refused
-                self._cramp(
-                    steps, scheduled, programs[wanted[refused.kernel or 0][0]], refused.limit / refused.needed
-                )
+            except KernelRefused as refused:
+                behind = [programs[wanted[k][0]] for k in refused.kernels]
+                if not isinstance(refused, SharedMemoryExceeded) or attempt == ATTEMPTS - 1:
+                    raise _naming(refused, steps, scheduled, behind) from refused
+                self._cramp(steps, scheduled, behind, refused.limit / refused.needed)
                 scheduled = [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
                 continue
-            except KernelRefused as refused:
-                raise _naming(
-                    refused, steps, scheduled, [programs[wanted[refused.kernel or 0][0]]]
-                ) from refused
             known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
             gpu = run("load", lambda: device(self.ordinal, store, options))
             number_of = {id(p): k for k, p in enumerate(programs)}
@@ -189,10 +182,10 @@ class Builder:
         return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, self.sizes)))
 
     def _cramp(
-        self, steps: Sequence[_Step], scheduled: Sequence[Scheduled], program: TileProgram, share: float
-    ) -> None:
-        """Give the kernels behind a program a `share` of the shared memory."""
-        for kernel, layouts in _behind(steps, scheduled, [program]):
+        self, steps: Sequence[_Step], scheduled: Sequence[Scheduled], programs: Sequence[TileProgram], share: float
+    ) -> None:  # fmt: skip
+        """Give the kernels behind some programs a `share` of the shared memory."""
+        for kernel, layouts in _behind(steps, scheduled, programs):
             self.solver.cramp(kernel, layouts, share)
 
 
@@ -209,9 +202,10 @@ def _naming(
     refused: KernelRefused, steps: Sequence[_Step], scheduled: Sequence[Scheduled],
     programs: Sequence[TileProgram],
 ) -> BuildError:  # fmt: skip
-    """The refusal of the kernels behind some programs; the same as it was if these are none."""
+    """The refusal of the kernels behind some programs. Where these are none, or all of several, it is no fault of
+    kernels: the same as it was."""
     kernels = [kernel for kernel, _ in _behind(steps, scheduled, programs)]
-    return Refused(refused.message, kernels) if kernels else refused
+    return Refused(refused.message, kernels) if 0 < len(kernels) < max(2, len(steps)) else refused
 
 
 def _refused_programs(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,6 +45,7 @@ from tilewright.partition.library import select, spared
 from tilewright.partition.loops import distinct, with_bodies
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
+from tilewright.phases import Recorder, Trace
 from tilewright.place import Place, lacking, machine_of, place_of
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
@@ -78,38 +78,6 @@ from tilewright.tile.sizes import EARNEST, raised, representative, seen_sizes
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One finished phase: name, seconds, its result, and the seconds that processors worked for this process."""
-
-    name: str
-    seconds: float
-    result: object
-    cpu_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What each phase made, in order."""
-
-    phases: tuple[Phase, ...] = ()
-
-    def __getitem__(self, name: str) -> object:
-        """The result of phase `name`; raises KeyError if it did not run."""
-        for phase in self.phases:
-            if phase.name == name:
-                return phase.result
-        raise KeyError(name)
-
-    @property
-    def seconds(self) -> float:
-        """Time of all phases together."""
-        return sum(p.seconds for p in self.phases)
-
-    def __str__(self) -> str:
-        return "\n".join(f"{p.name:<12}{p.seconds * 1e3:9.1f} ms" for p in self.phases)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,20 +137,8 @@ class Compiled:
         return self.compilation.cuda_graphs
 
 
-class Recorder:
-    """Runs phases and writes the trace."""
-
-    def __init__(self) -> None:
-        self.trace = Trace()
-
-    def __call__(self, name: str, phase: Callable[[], T]) -> T:
-        """Run one phase."""
-        start, worked = time.perf_counter(), time.process_time()
-        result = phase()
-        done = Phase(name, time.perf_counter() - start, result, time.process_time() - worked)
-        self.trace = replace(self.trace, phases=(*self.trace.phases, done))
-        return result
-
+MOST_REFUSALS = 4
+"""How often a graph is compiled again without the kernels that were refused."""
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, Tensor], Compiled, Options], Compiled]
 """Is shown each captured graph with its frozen tensors and what it became, and gives what is to run."""
@@ -297,7 +253,7 @@ def _generated(
     trusted: bool, *, repeated: bool = False,
 ) -> _Made:  # fmt: skip
     """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
-    while True:
+    for _ in range(MOST_REFUSALS):
         try:
             return _attempted(run, graph, options, place, shares, sizes, trusted, repeated=repeated)
         except Refused as refused:
@@ -305,8 +261,10 @@ def _generated(
             left = spared(graph, (op.origin for op in ops), "a refused kernel")
             if options.strict or left is graph:
                 raise
-            warnings.warn(f"{', '.join(op.name for op in ops)}: {refused}", RuntimeWarning, stacklevel=2)
+            names = ", ".join(op.name for op in ops)
+            warnings.warn(f"{names} run as library calls: {refused}", RuntimeWarning, stacklevel=2)
             graph = left
+    return _attempted(run, graph, options, place, shares, sizes, trusted, repeated=repeated)
 
 
 def _attempted(

@@ -17,10 +17,11 @@ from tilewright.capture.device import ADMITTED
 from tilewright.capture.exported import exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, load
-from tilewright.compiler import COMPILATIONS, Compilation, Compiled, Trace, compile_fx
+from tilewright.compiler import COMPILATIONS, Compilation, Compiled, compile_fx
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.files import FileWay, program_way
 from tilewright.options import Options, OptionValue
+from tilewright.phases import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime import cuda_executable
 from tilewright.runtime.model import CompiledModel, Way

@@ -68,19 +68,20 @@ class BuildError(TilewrightError):
 
 
 class KernelRefused(BuildError):
-    """A kernel that the compiler behind us refuses; `kernel` is its number among those that were built together (None:
-    one of them)."""
+    """Kernels that the compiler behind us refuses; `kernels` are their numbers among those that were built together
+    (none: it is not known which)."""
 
-    def __init__(self, message: str, kernel: int | None = None) -> None:
-        super().__init__(message, phase="build", hint="its ops run as library calls; report the model")
-        self.kernel = kernel
+    def __init__(self, message: str, kernels: tuple[int, ...] = ()) -> None:
+        hint = "report the model; the option fusion='none' makes other kernels"
+        super().__init__(message, phase="build", hint=hint)
+        self.kernels = kernels
 
 
 class SharedMemoryExceeded(KernelRefused):
     """A kernel that needs `needed` bytes of shared memory for a block where there are `limit`."""
 
     def __init__(self, message: str, kernel: int, needed: int, limit: int) -> None:
-        super().__init__(message, kernel)
+        super().__init__(message, (kernel,))
         self.needed, self.limit = needed, limit
 
 

@@ -23,9 +23,10 @@ from tilewright.capture.onnx import (
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
-from tilewright.compiler import Compiled, Trace, compile_fx
+from tilewright.compiler import Compiled, compile_fx
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 from tilewright.options import Options
+from tilewright.phases import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.direct import Short
 from tilewright.runtime.fallback import Region

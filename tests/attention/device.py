@@ -24,6 +24,7 @@ from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.settle import Mapped, Settled
+from tilewright.phases import Recorder
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import preset
@@ -94,7 +95,7 @@ def compiled(
     module = function if isinstance(function, torch.nn.Module) else Function(function)
     gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
     given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
-    solver, run = Solver(replace(preset(machine), launch_seconds=launch), given), compiler.Recorder()
+    solver, run = Solver(replace(preset(machine), launch_seconds=launch), given), Recorder()
     captured, traced = from_fx(gm), compiler.traced_sizes(gm)
     sizes = compiler.typical_sizes(captured, traced)
     normal = compiler._normal(run, captured, solver, given, sizes, None, traced, late=False)  # pyright: ignore[reportArgumentType]

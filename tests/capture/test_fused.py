@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tilewright.capture.fused import lay_masks
 
@@ -31,3 +32,23 @@ def test_a_mask_that_repeats_an_element_is_laid_densely(device: str, dense: bool
     assert len(gm.graph.find_nodes(op="call_method", target="contiguous")) == laid
     q, mask = torch.randn(2, 4, 16, 8), torch.randn(16, 1).expand(2, 1, 16, 16)
     torch.testing.assert_close(gm(q, mask), F.scaled_dot_product_attention(q, q, q, mask))
+
+
+def test_masks_without_dims_and_of_free_sizes_are_left_alone() -> None:
+    """A question about a free size would be a guard."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    free = mode.from_tensor(
+        torch.empty(5, 16),
+        symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]),
+    )
+    gm = traced("cpu", dense=True)
+    (m,) = (n for n in gm.graph.nodes if n.name == "m")
+    for mask in (free.t(), mode.from_tensor(torch.tensor(True))):
+        m.meta["example_value"] = mask
+        before = len(env.guards)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(mask), "device", torch.device("cuda"))
+            lay_masks(gm)
+        assert len(env.guards) == before
+        assert not gm.graph.find_nodes(op="call_method", target="contiguous")

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.triton_sources import product, scaled
 
 from tilewright.emit.variant import Variant
-from tilewright.errors import BuildError
+from tilewright.errors import BuildError, KernelRefused
 from tilewright.runtime import cuda_workers, triton_compat
 from tilewright.runtime.cache import Store
 from tilewright.runtime.cuda_binary import resources
@@ -96,6 +96,13 @@ def test_what_triton_says_is_in_the_error(store: Store, change: str, words: str)
         build_kernels([bad, scaled()], HOPPER, store)
     STATS.reset()
     assert only(store, scaled()) and STATS.triton == 0, "the good one was built beside the bad one"
+
+
+def test_all_kernels_that_are_refused_are_named(store: Store) -> None:
+    bad = [replace(scaled(), text=scaled().text + f"    no_such_{n}\n") for n in range(2)]
+    with pytest.raises(KernelRefused, match="no_such_0") as caught:
+        build_kernels([bad[0], scaled(), bad[1], bad[0]], HOPPER, store)
+    assert caught.value.kernels == (0, 2, 3)
 
 
 def test_a_worker_that_dies_is_replaced(store: Store) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from tilewright.bisection.reference import reference_cover, reference_of
 from tilewright.bisection.rules import wrong_rules
 from tilewright.building import executable
-from tilewright.compiler import Trace
 from tilewright.ir.graph import Graph, Op, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
 from tilewright.options import Options
 from tilewright.partition.library import live, select, spared
 from tilewright.partition.settle import Mapped
+from tilewright.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.executable import Executable

@@ -71,8 +71,8 @@ def job_of(source: TritonSource, target: Target) -> Job:
 def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store) -> list[Built]:
     """One kernel for each source, in order. Needs no GPU.
 
-    Raises KernelRefused with Triton's words for the first that does not build, and SharedMemoryExceeded for one that
-    wants more shared memory than `target` has."""
+    Raises KernelRefused for those that do not build, with Triton's words for the first, SharedMemoryExceeded for one
+    that wants more shared memory than `target` has, and another BuildError where it is not a kernel's fault."""
     version = triton_compat.version()
     if version is None:
         raise BuildError("Triton is not installed", phase="build", hint="pip install triton")
@@ -81,16 +81,22 @@ def build_kernels(sources: Sequence[TritonSource], target: Target, store: Store)
     found = {key: store.get(key) for key in keys}
     missing = {key: text for key, text in zip(keys, texts, strict=True) if found[key] is None}
     STATS.cache_hits += len(found) - len(missing)
+    refused: dict[str, KernelRefused] = {}
     failed: BuildError | None = None
     answers = zip(missing.items(), workers().submit(list(missing.values())), strict=True) if missing else ()
     for (key, text), answer in answers:
         try:
             found[key] = _stored(store, key, text, _answer(text, answer))
             STATS.triton += 1
+        except KernelRefused as error:
+            refused[key] = error
         except BuildError as error:  # the others are waited for, so that none is still being built
-            failed = failed or KernelRefused(error.message, keys.index(key))
+            failed = failed or error
     if failed is not None:
         raise failed
+    if refused:
+        first = next(iter(refused.values()))
+        raise KernelRefused(first.message, tuple(n for n, key in enumerate(keys) if key in refused))
     built = [_loaded(found[key]) for key in keys]
     for place, b in enumerate(built):
         check_shared(b.facts, target, place)
@@ -129,7 +135,7 @@ def _stored(store: Store, key: str, job: str, answer: str) -> Path:
     try:
         parts = json.loads(answer)
         if "error" in parts:
-            raise BuildError(str(parts["error"]), phase="build")
+            raise KernelRefused(str(parts["error"]))
         files = {
             CODE: base64.b64decode(parts["code"], validate=True),
             TEXT: parts["text"].encode(),

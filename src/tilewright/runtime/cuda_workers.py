@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tilewright.errors import BuildError
+from tilewright.errors import BuildError, KernelRefused
 from tilewright.runtime.cache import digest
 
 BUILD_SECONDS = 300.0
@@ -23,7 +23,7 @@ BUILD_SECONDS = 300.0
 MOST_WORKERS = 16
 
 
-class BuilderDied(BuildError):
+class BuilderDied(KernelRefused):
     """A build process has ended without an answer."""
 
 
@@ -48,7 +48,7 @@ class _Worker:
         )  # fmt: skip
 
     def ask(self, line: str) -> str:
-        """The answer to a job. Raises BuilderDied if the process dies over it, BuildError if it takes too long."""
+        """The answer to a job. Raises BuilderDied if the process dies over it, KernelRefused if it takes too long."""
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
 
@@ -71,10 +71,8 @@ class _Worker:
             self.close(0)
             status = f"(exit status {self._process.returncode})"
             if late.is_set():
-                raise BuildError(
-                    f"the Triton compiler took over {BUILD_SECONDS:.0f} s {status}", phase="build"
-                )
-            raise BuilderDied(f"the Triton compiler died {status}", phase="build")
+                raise KernelRefused(f"the Triton compiler took over {BUILD_SECONDS:.0f} s {status}")
+            raise BuilderDied(f"the Triton compiler died {status}")
         if not is_answer(answer, line):
             self.close(0)
             raise BuildError(f"a build worker gave no answer to its job: {answer[:80]!r}", phase="build")
