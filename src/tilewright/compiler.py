@@ -80,9 +80,9 @@ T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Compilation:
-    """How one graph was compiled. `kind` is inference, forward or backward; `calls` are what runs besides `kernels`."""
+    """How one graph was compiled; prints as a line. `kind` is inference, forward or backward; `calls` are what runs besides `kernels`."""
 
     kind: str
     coverage: Coverage
@@ -96,8 +96,8 @@ class Compilation:
         """How many CUDA graphs replay, or why none does, in one line; nothing without the option."""
         return () if self.graphs is None else (self.graphs.report,)
 
-    def __str__(self) -> str:
-        return f"{self.kind} graph: {self.coverage}"
+    def __repr__(self) -> str:
+        return "; ".join((f"{self.kind} graph: {self.coverage}", *self.cuda_graphs))
 
 
 COMPILATIONS: Compilations[Compilation] = Compilations()
