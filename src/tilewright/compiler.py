@@ -82,7 +82,10 @@ LOG = logging.getLogger("tilewright")
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Compilation:
-    """How one graph was compiled; prints as a line. `kind` is inference, forward or backward; `calls` are what runs besides `kernels`."""
+    """How one graph was compiled; prints as a line.
+
+    `kind` is inference, forward or backward; `calls` are what runs besides `kernels`.
+    """
 
     kind: str
     coverage: Coverage
