@@ -16,6 +16,8 @@ import torch
 import torch._export.utils as export_utils
 from hypothesis import HealthCheck, settings
 
+from tilewright.runtime.stats import STATS
+
 # Torch writes its structured trace to a logger; a failing test would show thousands of empty lines of it.
 logging.getLogger("torch.__trace").propagate = False
 
@@ -51,7 +53,7 @@ def two_threads() -> None:
 @pytest.fixture(autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No TILEWRIGHT_ variable of the caller, an empty kernel cache, no choice by the times of a busy machine, the same
-    random numbers in every test."""
+    random numbers in every test, and counters that start at 0."""
     for name in [name for name in os.environ if name.startswith("TILEWRIGHT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
@@ -62,6 +64,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    STATS.reset()
     yield
 
 

@@ -33,3 +33,9 @@ def test_golden_refuses_and_explains(
     golden("a", "one\ntwo")
     with pytest.raises(pytest.fail.Exception, match=r"\+three"):
         golden("a", "one\nthree")
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_counters_start_at_zero(turn: int) -> None:
+    STATS.fallbacks += 1
+    assert STATS == Stats(fallbacks=1), f"turn {turn}"

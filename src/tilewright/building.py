@@ -287,13 +287,14 @@ def numbered(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tu
 
 def executable(
     cover: Cover, plan: Plan, unit: NativeUnit | CudaUnit | None, options: Options, *, trusted: bool = True,
-    conditions: Sequence[Expr] = (), saves: int | None = None,
+    conditions: Sequence[Expr] = (), saves: int | None = None, kind: str = "inference",
 ) -> Executable:  # fmt: skip
-    """What runs the plan of a cover on its device. `saves`: the first result that is saved for a backward pass."""
+    """What runs the plan of a cover on its device. `saves`: the first result that is saved for a backward pass.
+    `kind`: which graph of a program it is, for errors."""
     where = plan.device
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
     if where == "cpu":
-        checks = checks_of(cover, plan, options.verify)
+        checks = checks_of(cover, plan, options.verify, kind)
         return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks)
     if options.verify is True:
         warnings.warn(

@@ -196,10 +196,10 @@ def compile_fx(
         fallen = Captured(gm, frozen or {})
         return _noted(gm, frozen or {}, fallen, Compilation(kind, covered, run.trace), options)
     STATS.graphs += 1
-    cover = made.cover
     runs = executable(
-        cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm)
-    )
+        made.cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm),
+        kind=kind,
+    )  # fmt: skip
     graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
     compilation = Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs)
     return _noted(gm, frozen or {}, runs, compilation, options)
@@ -334,7 +334,7 @@ def _looped(
             Recorder(), body, alone, replace(place, host=(), late=False), kept, sizes, False, repeated=True
         )
         bodies.append(made)
-        runs = executable(made.cover, made.plan, made.unit, options)
+        runs = executable(made.cover, made.plan, made.unit, options, kind="loop")
         native = place.device == "cpu"
         return LoopRunner(
             loop, order, runs, loop_function(Store(default_root(options)), options) if native else None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright
+from tilewright import accuracy
 from tilewright.emit import cpp
 from tilewright.errors import BrokenPromise, WrongResult
 from tilewright.runtime import steps
@@ -36,8 +37,29 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(tilewright.compile(run, (x,), options=VERIFY)(x), run(x), rtol=1e-5, atol=1e-5)
     monkeypatch.setattr("tilewright.building.emit_units", wrong)
     fast = tilewright.compile(run, (x,), options=VERIFY | {"cache": False})
-    with pytest.raises(WrongResult, match="sum gave another result.*kernel 0"):
+    with pytest.raises(WrongResult, match="sum gave another result in the inference graph.*kernel 0") as told:
         fast(x)
+    assert "test_verified.py:" in told.value.place
+
+
+def test_a_wrong_kernel_of_the_backward_pass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(x: Tensor) -> Tensor:
+        return torch.tanh(x * 1.5).sum()
+
+    given = torch.randn(64, 32, requires_grad=True)
+    fast = torch.compile(run, backend=tilewright.backend, options=VERIFY)
+    judge = accuracy.compare
+
+    def failing(*given: Tensor, **more: object) -> accuracy.Verdict:
+        made, eager, exact = given
+        return judge(made + 1, eager, exact, **more)  # type: ignore[arg-type]
+
+    loss = fast(given)
+    monkeypatch.setattr(accuracy, "compare", failing)
+    monkeypatch.setattr("tilewright.runtime.verified._in_ulps", lambda *_: float("inf"))
+    with pytest.raises(WrongResult, match="gave another result in the backward graph") as told:
+        loss.backward()
+    assert "test_verified.py:" in told.value.place
 
 
 def test_a_wrong_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

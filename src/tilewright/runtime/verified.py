@@ -21,7 +21,7 @@ from tilewright.interp import FLOATS, REALS
 from tilewright.interp.algebra import Algebra
 from tilewright.interp.evaluate import TensorEvaluator
 from tilewright.interp.graph import to_torch
-from tilewright.ir.graph import LibraryCall, Value
+from tilewright.ir.graph import LibraryCall, Op, Origin, Value
 from tilewright.ir.host import Number
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.plan.data import Call, Home, Launch, Launches, Plan
@@ -44,11 +44,15 @@ class Checks:
 
     values: bool
 
+    kind: str
+    """Which graph of a program it is: inference, forward, backward, or the body of a loop."""
     buffers: tuple[tuple[Home, int], ...]
     """Home and source of each buffer."""
     kernels: Mapping[Launch, Kernel]
     plain: Mapping[int, LibraryCall]
     """What stands behind a call, by the call's identity."""
+    origins: tuple[Origin, ...] = ()
+    """What was captured, as ops number it."""
 
     def around_launch(self, launch: Launch, act: Act, look: Look, sizes: Sizes) -> list[Act]:
         """Run a kernel and judge what it makes."""
@@ -68,7 +72,9 @@ class Checks:
             for v, b in zip(kernel.outputs, launch.params[count:], strict=True):
                 names = " + ".join(op.name for op in kernel.ops)
                 origin = next(op for op in kernel.ops if v in op.outputs)
-                _judge(look(b, tensors), eager[v], exact[v], f"kernel {launch.kernel}: {names}", origin.name)
+                what = f"kernel {launch.kernel}: {names}"
+                place = self._place(origin)
+                self._judge(look(b, tensors), eager[v], exact[v], what, origin.name, place)
 
         return [checked]
 
@@ -96,9 +102,8 @@ class Checks:
             for b, e, r in zip(step.outputs, eager, exact or eager, strict=True):
                 t = tensors[b]
                 if isinstance(t, Tensor) and isinstance(e, Tensor) and isinstance(r, Tensor):
-                    _judge(
-                        t, e, r if r.dtype is torch.float64 else e, step.call.name, step.call.name, step.place
-                    )
+                    exactly = r if r.dtype is torch.float64 else e
+                    self._judge(t, e, exactly, step.call.name, step.call.name, step.place)
 
         return [checked]
 
@@ -112,27 +117,50 @@ class Checks:
             if home is not Home.LIBRARY or not at:
                 continue
             if source >= 0 and at != _storage(tensors[source]):
-                raise _broken(step, f"result {k} is memory of its own, that of an operand was promised")
+                raise self._broken(step, f"result {k} is memory of its own, that of an operand was promised")
             if source < 0 and not step.guarded and at in operands | seen:
-                raise _broken(step, f"result {k} is memory of an operand or of another result")
+                raise self._broken(step, f"result {k} is memory of an operand or of another result")
             seen.add(at)
 
+    def _broken(self, step: Call, what: str) -> BrokenPromise:
+        return BrokenPromise(
+            f"{what}, in the {self.kind} graph", phase="run", op=step.call.name, place=step.place,
+            hint="its schema says otherwise",
+        )  # fmt: skip
 
-def checks_of(cover: Cover, plan: Plan, level: Level) -> Checks | None:
-    """The checks of a plan at a level of the option `verify`. Raises VerifyError if plan and cover do not fit."""
+    def _place(self, op: Op) -> str:
+        """Where the user's source says what an op computes, if that is known."""
+        return self.origins[op.origin].place if 0 <= op.origin < len(self.origins) else ""
+
+    def _judge(self, made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str) -> None:
+        """Raise WrongResult unless a result errs by rounding alone."""
+        made, eager, exact = made.detach().cpu(), eager.detach().cpu().to(made.dtype), exact.detach().cpu()
+        wide = exact.double() if made.is_floating_point() else exact
+        verdict = accuracy.compare(made, eager, wide)
+        if verdict.passed or verdict.relative_k <= SLACK * verdict.k or _in_ulps(made, wide) <= ULPS:
+            return
+        what = f"{name} gave another result in the {self.kind} graph: {verdict}"
+        hint = "a fault of Tilewright or of the library: the options of this compilation and the inputs reproduce it"
+        raise WrongResult(what, phase="run", op=op, place=place, hint=hint)
+
+
+def checks_of(cover: Cover, plan: Plan, level: Level, kind: str) -> Checks | None:
+    """The checks of a plan at a level of the option `verify`, the graph of that `kind`. Raises VerifyError if plan
+    and cover do not fit."""
     if not level:
         return None
     buffers = tuple((b.home, b.source) for b in plan.buffers)
     steps = [step for segment in plan.segments for step in segment.steps]
     if level is not True:
-        return Checks(False, buffers, {}, {}) if any(isinstance(step, Call) for step in steps) else None
+        return Checks(False, kind, buffers, {}, {}) if any(isinstance(step, Call) for step in steps) else None
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     launches = [x for step in steps if isinstance(step, Launches) for x in step.launches]
     if len(kernels) != len(launches):
         raise VerifyError(f"{len(launches)} launches for {len(kernels)} kernels", phase="plan")
     calls = [step.op.call for step in cover.steps if isinstance(step, LibraryStep) and step.op.call]
     plain = {id(c): c.spare.call for c in calls if c.spare is not None and c.spare.call is not None}
-    return Checks(True, buffers, dict(zip(launches, kernels, strict=True)), plain)
+    by_launch = dict(zip(launches, kernels, strict=True))
+    return Checks(True, kind, buffers, by_launch, plain, cover.graph.origins)
 
 
 def _meaning(kernel: Kernel, given: Sequence[Tensor], sizes: Sizes, algebra: Algebra) -> dict[Value, Tensor]:
@@ -144,19 +172,6 @@ def _meaning(kernel: Kernel, given: Sequence[Tensor], sizes: Sizes, algebra: Alg
         values |= dict(zip(op.outputs, results, strict=True))
     found = {v: to_torch(np.asarray(values[v])) for v in kernel.outputs}
     return {v: t for v, t in found.items() if isinstance(t, Tensor)}
-
-
-def _judge(made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str = "") -> None:
-    """Raise WrongResult unless a result errs by rounding alone."""
-    made, eager, exact = made.detach().cpu(), eager.detach().cpu().to(made.dtype), exact.detach().cpu()
-    wide = exact.double() if made.is_floating_point() else exact
-    verdict = accuracy.compare(made, eager, wide)
-    if verdict.passed or verdict.relative_k <= SLACK * verdict.k or _in_ulps(made, wide) <= ULPS:
-        return
-    hint = (
-        "a fault of Tilewright or of the library: the options of this compilation and the inputs reproduce it"
-    )
-    raise WrongResult(f"{name} gave another result: {verdict}", phase="run", op=op, place=place, hint=hint)
 
 
 def _in_ulps(made: Tensor, exact: Tensor) -> float:
@@ -208,9 +223,3 @@ def _in_double(again: Act, step: Call, tensors: Tensors) -> list[Tensor | None] 
 
 def _storage(t: object) -> int:
     return t.untyped_storage().data_ptr() if isinstance(t, Tensor) and t.numel() else 0
-
-
-def _broken(step: Call, what: str) -> BrokenPromise:
-    return BrokenPromise(
-        what, phase="run", op=step.call.name, place=step.place, hint="its schema says otherwise"
-    )
