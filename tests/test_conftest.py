@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests import conftest
+from tilewright.runtime.stats import STATS, Stats
+
 
 
 def test_every_test_has_an_empty_cache_of_its_own() -> None:
