@@ -13,7 +13,6 @@ from tests import conftest
 from tilewright.runtime.stats import STATS, Stats
 
 
-
 def test_every_test_has_an_empty_cache_of_its_own() -> None:
     place = Path(os.environ["TILEWRIGHT_CACHE_DIR"])
     assert place.is_dir() and not list(place.iterdir())
