@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.scan import scan_op
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .leaving import Watch, memories_of, written_after
 from .recurrent import MOST_UNROLLED, may_scan
 from .repeats import Repeat, repeats
 from .unrolled import Numbers, Sliced, Steps, Unlike, classified, runs, val_of
@@ -72,7 +71,10 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
             return None
         try:
             steps = classified(windows[first:last])
-            return _Loop(steps, *_body(steps))
+            body, stacked = _body(steps)
+            begin, end = repeat.start + first * period, repeat.start + last * period
+            leaving = [window[m] for window in steps.windows for m in stacked]
+            return _Loop(steps, body, stacked, written_after(nodes[:begin], leaving, nodes[end:]))
         except Unlike as why:
             LOG.info("equal steps stay apart: %s", why)
     return None
@@ -84,11 +86,13 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
-    then `stacked`, numbers of nodes of a step that something outside of the steps reads."""
+    then `stacked`, numbers of nodes of a step that something outside of the steps reads. Something writes to `written`
+    after the steps."""
 
     found: Steps
     body: fx.GraphModule
     stacked: tuple[int, ...]
+    written: frozenset[fx.Node]
 
     @property
     def steps(self) -> int:
@@ -197,29 +201,6 @@ def _read_outside(found: Steps, k: int, m: int, inside: set[fx.Node]) -> bool:
     return any(u not in inside for u in found.windows[k][m].users)
 
 
-class _Watch(TorchDispatchMode):
-    """Notes whether an op writes into memory of these tensors, or draws random numbers."""
-
-    def __init__(self, held: Sequence[object]) -> None:
-        super().__init__()
-        self.held = {t.untyped_storage()._cdata for t in held if isinstance(t, Tensor)}
-        self.refused = ""
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: object = None
-    ) -> object:
-        """Run the op."""
-        written = [
-            t
-            for t, a in zip(args, func._schema.arguments, strict=False)
-            if isinstance(t, Tensor) and a.alias_info is not None and a.alias_info.is_write
-        ]
-        writes = any(t.untyped_storage()._cdata in self.held for t in written)
-        if writes or torch.Tag.nondeterministic_seeded in func.tags:
-            self.refused = str(func)
-        return func(*args, **(kwargs or {}))  # pyright: ignore[reportCallIssue]
-
-
 def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacked: Sequence[int]) -> None:
     """Run the body on what only pretends to be there. Raises Unlike unless its results are what the steps made."""
     fake = next((s for s in samples if isinstance(s, FakeTensor)), None)
@@ -230,10 +211,11 @@ def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacke
             mode.from_tensor(s) if isinstance(s, Tensor) and not isinstance(s, FakeTensor) else s
             for s in samples
         ]
-        with _Watch(given) as watch:
+        with Watch() as watch:
             made = body(*given)
-    if watch.refused:
-        raise Unlike(f"a step runs {watch.refused}")
+    refused = watch.drew or next((watch.wrote[m] for m in memories_of(given) if m in watch.wrote), "")
+    if refused:
+        raise Unlike(f"a step runs {refused}")
     wanted = [*(m for m, _ in found.carried), *stacked]
     before = [val_of(first) for _, first in found.carried]
     pairs = [*zip(made, (val_of(found.windows[1][m]) for m in wanted), strict=True)]
@@ -251,17 +233,17 @@ def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacke
 def _replaced(gm: fx.GraphModule, loop: _Loop) -> fx.GraphModule:
     """The graph with the scan in the place of the steps."""
     found = loop.found
-    inside = {n: (k, m) for k, window in enumerate(found.windows) for m, n in enumerate(window)}
+    inside = {n: (k, m) for k, window in enumerate(found.windows) for m, n in enumerate(window)
+              if found.windows[1][m] not in found.sliced}  # fmt: skip
     last = found.windows[-1][-1]
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     placed = _Placed(graph, loop, inside, values)
     name = next(n for k in range(len(inside)) if (n := f"rolled_{k}") not in dict(gm.named_children()))
     for node in gm.graph.nodes:
-        if node in inside:
-            if node is last:
-                placed.scan(name)
-            continue
-        values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
+        if node not in inside:
+            values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
+        if node is last:
+            placed.scan(name)
     setattr(gm, name, Scan(loop.body, len(found.carried), max(1, len(found.sliced))))
     try:
         made = fx.GraphModule(gm, graph)
@@ -358,14 +340,16 @@ class _Placed:
         pieces: list[fx.Node] = []
         k = 0
         while k < len(items):
-            at = self.inside.get(items[k])
+            at = None if items[k] in self.loop.written else self.inside.get(items[k])
             if at is None:
-                single = self.values[items[k]]
+                single = self.of(items[k])
                 pieces.append(self.call(torch.unsqueeze, single, dim) if stacks else single)
                 k += 1
                 continue
             end = k + 1
             while end < len(items) and self.inside.get(items[end]) == (at[0] + end - k, at[1]):
+                if items[end] in self.loop.written:
+                    break
                 end += 1
             part = self.call(torch.narrow, self.stacks[at[1]], 0, at[0], end - k)
             part = self.call(torch.movedim, part, 0, dim)

@@ -1,0 +1,111 @@
+"""What leaves the steps of a loop, and which of it is written to afterwards.
+
+A scan stacks copies of what its steps made. That is the same as the steps were as long as nobody tells a copy from the
+tensor it was taken of: by writing to one of two that share memory, or by getting both as results. Which tensors share
+memory is what torch's pretended tensors say; whether a call writes is seen by making it once more with others."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .unrolled import Unlike, val_of
+
+
+class Watch(TorchDispatchMode):
+    """Notes which memory ops write into, and which op draws random numbers (empty: none)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrote: dict[int, str] = {}
+        self.drew = ""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:  # fmt: skip
+        """Run the op."""
+        given = kwargs or {}
+        for k, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[k] if k < len(args) else given.get(argument.name)
+                self.wrote.update(dict.fromkeys(memories_of(value), str(func)))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drew = str(func)
+        return func(*args, **given)
+
+
+def written_after(
+    before: Sequence[fx.Node], leaving: Sequence[fx.Node], after: Sequence[fx.Node]
+) -> frozenset[fx.Node]:
+    """Those of the nodes that leave a loop whose memory something writes to after it: `before`, `leaving` and `after`
+    are nodes that precede, belong to, and follow the loop. Raises Unlike where copies would be told from them."""
+    owners: Counter[int] = Counter(m for n in leaving for m in memories_of(val_of(n)))
+    outside = {m for n in before for m in memories_of(val_of(n))} & set(owners)
+    written: set[int] = set()
+    results: Counter[int] = Counter()
+    for node in after:
+        touched = {m for n in node.all_input_nodes for m in memories_of(val_of(n)) if m in owners}
+        if node.op == "output":
+            results = Counter(m for n in node.all_input_nodes for m in memories_of(val_of(n)) if m in owners)
+        elif touched - written:
+            written |= _written(node, touched)
+    if any(owners[m] > 1 or m in outside for m in written):
+        raise Unlike("two values of the steps share memory that is written to afterwards")
+    if any(m in outside or (owners[m] > 1 and times > 1) for m, times in results.items()):
+        raise Unlike("results share memory")
+    return frozenset(n for n in leaving if any(m in written for m in memories_of(val_of(n))))
+
+
+def memories_of(value: object) -> Iterator[int]:
+    """What tells the memory of each tensor of a value from other memory."""
+    for t in tree_leaves(value):
+        if isinstance(t, Tensor):
+            yield t.untyped_storage()._cdata
+
+
+def _written(node: fx.Node, touched: Collection[int]) -> Collection[int]:
+    """The memory of these that a node writes to, seen by calling it with other tensors that look the same; all of it
+    where that cannot be known."""
+    called = {"call_function": node.target, "call_method": _method}.get(node.op)
+    values = {n: val_of(n) for n in node.all_input_nodes}
+    mode = next((v.fake_mode for v in values.values() if isinstance(v, FakeTensor)), None)
+    if called is None or mode is None or any(v is None for v in values.values()):
+        return touched
+    fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
+    watch = Watch()
+    try:
+        with mode, fresh, torch.no_grad(), enable_python_dispatcher():
+            others = {n: _like(v) if isinstance(v, Tensor) else v for n, v in values.items()}
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: others[n])  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType, reportUnknownArgumentType]
+            with watch:
+                called(*((node.target,) if called is _method else ()), *args, **kwargs)  # pyright: ignore[reportCallIssue, reportUnknownArgumentType]
+    except (
+        Exception
+    ):  # whatever a call raises on what only looks like its operands: nothing is known of it then
+        return touched
+    return {
+        m
+        for n, v in values.items()
+        for m, other in zip(memories_of(v), memories_of(others[n]), strict=True)
+        if m in touched and other in watch.wrote
+    }
+
+
+def _like(t: Tensor) -> Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+
+def _method(name: str, receiver: object, *args: object, **kwargs: object) -> object:
+    return getattr(receiver, name)(*args, **kwargs)

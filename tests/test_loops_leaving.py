@@ -1,0 +1,135 @@
+"""What leaves a loop that was rolled shares memory, and shows writes, as what the steps left does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tilewright
+from tests.test_loops_rolled import loops, weights
+
+STEPS = 80
+Left = tuple[list[Tensor], Tensor, Tensor]
+"""What each step appended, the last state, and the input."""
+Ending = Callable[[list[Tensor], Tensor, Tensor], tuple[Tensor, ...]]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    tilewright.reset()
+    torch.manual_seed(0)
+
+
+def states(x: Tensor, h: Tensor) -> Tensor:
+    return h
+
+
+def rows(x: Tensor, h: Tensor) -> Tensor:
+    return h.unsqueeze(0)
+
+
+def inputs(x: Tensor, h: Tensor) -> Tensor:
+    return x
+
+
+def parts(x: Tensor, h: Tensor) -> Tensor:
+    return x[:, :4]
+
+
+def both(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return h, h.view(-1)
+
+
+def run(
+    kept: Callable[..., object], end: Ending, x: Tensor, w: Tensor, u: Tensor, h: Tensor
+) -> tuple[Tensor, ...]:
+    """A recurrent layer that keeps something of each step, and what is done with that."""
+    left: list[Tensor] = []
+    for t in range(x.shape[0]):
+        now = x[t]
+        h = torch.tanh(now @ w + h @ u)
+        made = kept(now, h)
+        left.extend(made if isinstance(made, tuple) else (made,))  # pyright: ignore[reportArgumentType, reportUnknownArgumentType]
+    return end(left, h, x)
+
+
+def added(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    left[3].add_(1.0)
+    return (torch.stack(left),)
+
+
+def through_a_view(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    left[5].view(-1)[0] = 7.0
+    return torch.cat(left), left[5]
+
+
+def in_place_by_position(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    F.relu(left[4], True)
+    before = torch.stack(left)
+    F.dropout(h, 0.5, False, True)
+    h.mul_(2.0)
+    return before, torch.stack(left), h
+
+
+def by_other_names(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    torch.add(h, 1.0, out=left[2])
+    torch._foreach_add_([left[6], left[9]], 1.0)  # pyright: ignore[reportPrivateUsage]
+    left[11][1:2] = 3.0
+    return torch.stack(left), h
+
+
+def stacked(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.stack(left), h
+
+
+def joined(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.cat(left), h
+
+
+def with_the_last(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.stack(left), left[-1], h.t()
+
+
+def one_of_them(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return left[1], h
+
+
+def into_the_input(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    x.zero_()
+    return torch.stack(left), h
+
+
+def into_one_of_two(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    left[6].mul_(2.0)
+    return torch.stack(left[::2]), torch.stack(left[1::2]), h
+
+
+CASES = [
+    (states, added, 1), (states, through_a_view, 1), (states, in_place_by_position, 1), (states, by_other_names, 1),
+    (states, with_the_last, 1), (rows, joined, 1), (inputs, stacked, 1), (inputs, added, 0), (inputs, one_of_them, 1),
+    (inputs, into_the_input, 1), (parts, stacked, 1), (parts, into_the_input, 0), (parts, one_of_them, 1),
+    (both, into_one_of_two, 0), (both, lambda left, h, x: (left[2], left[3]), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kept", "end", "count"), CASES)
+def test_it_is_as_the_steps_left_it(kept: Callable[..., object], end: Ending, count: int) -> None:
+    given = [torch.randn(STEPS, 3, 8), *weights(), torch.randn(3, 8)]
+    compiled = torch.compile(lambda *a: run(kept, end, *a), backend="tilewright", fullgraph=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            ours, eagers = [t.clone() for t in given], [t.clone() for t in given]
+            have, want = compiled(*ours), run(kept, end, *eagers)  # pyright: ignore[reportArgumentType]
+        torch.testing.assert_close((have, ours), (want, eagers), rtol=2e-5, atol=2e-6)
+        assert shared((*have, *ours)) == shared((*want, *eagers))
+    assert loops() == 2 * count
+
+
+def shared(tensors: tuple[Tensor, ...]) -> list[list[bool]]:
+    """Which of the tensors share memory."""
+    memory = [t.untyped_storage().data_ptr() for t in tensors]
+    return [[a == b for b in memory] for a in memory]
