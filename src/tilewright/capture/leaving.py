@@ -91,9 +91,7 @@ def _written(node: fx.Node, touched: Collection[int]) -> Collection[int]:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: others[n])  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType, reportUnknownArgumentType]
             with watch:
                 called(*((node.target,) if called is _method else ()), *args, **kwargs)  # pyright: ignore[reportCallIssue, reportUnknownArgumentType]
-    except (
-        Exception
-    ):  # whatever a call raises on what only looks like its operands: nothing is known of it then
+    except Exception:  # noqa: BLE001  (whatever a call raises on what only looks like its operands)
         return touched
     return {
         m
