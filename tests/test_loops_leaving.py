@@ -77,7 +77,7 @@ def in_place_by_position(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tens
 
 def by_other_names(left: list[Tensor], h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     torch.add(h, 1.0, out=left[2])
-    torch._foreach_add_([left[6], left[9]], 1.0)  # pyright: ignore[reportPrivateUsage]
+    torch._foreach_add_([left[6], left[9]], 1.0)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     left[11][1:2] = 3.0
     return torch.stack(left), h
 
@@ -119,7 +119,9 @@ CASES = [
 @pytest.mark.parametrize(("kept", "end", "count"), CASES)
 def test_it_is_as_the_steps_left_it(kept: Callable[..., object], end: Ending, count: int) -> None:
     given = [torch.randn(STEPS, 3, 8), *weights(), torch.randn(3, 8)]
-    compiled = torch.compile(lambda *a: run(kept, end, *a), backend="tilewright", fullgraph=True)
+    compiled = torch.compile(
+        lambda x, w, u, h: run(kept, end, x, w, u, h), backend="tilewright", fullgraph=True
+    )
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             ours, eagers = [t.clone() for t in given], [t.clone() for t in given]

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -51,6 +52,8 @@ def written_after(
 ) -> frozenset[fx.Node]:
     """Those of the nodes that leave a loop whose memory something writes to after it: `before`, `leaving` and `after`
     are nodes that precede, belong to, and follow the loop. Raises Unlike where copies would be told from them."""
+    if not all(any(memories_of(val_of(n))) for n in leaving):
+        raise Unlike("a step makes a tensor that is not one piece of memory")
     owners: Counter[int] = Counter(m for n in leaving for m in memories_of(val_of(n)))
     outside = {m for n in before for m in memories_of(val_of(n))} & set(owners)
     written: set[int] = set()
@@ -60,7 +63,7 @@ def written_after(
         if node.op == "output":
             results = Counter(m for n in node.all_input_nodes for m in memories_of(val_of(n)) if m in owners)
         elif touched - written:
-            written |= _written(node, touched)
+            written.update(_written(node, touched))
     if any(owners[m] > 1 or m in outside for m in written):
         raise Unlike("two values of the steps share memory that is written to afterwards")
     if any(m in outside or (owners[m] > 1 and times > 1) for m, times in results.items()):
@@ -71,7 +74,7 @@ def written_after(
 def memories_of(value: object) -> Iterator[int]:
     """What tells the memory of each tensor of a value from other memory."""
     for t in tree_leaves(value):
-        if isinstance(t, Tensor):
+        if isinstance(t, Tensor) and torch._C._has_storage(t):
             yield t.untyped_storage()._cdata
 
 
@@ -88,7 +91,7 @@ def _written(node: fx.Node, touched: Collection[int]) -> Collection[int]:
     try:
         with mode, fresh, torch.no_grad(), enable_python_dispatcher():
             others = {n: _like(v) if isinstance(v, Tensor) else v for n, v in values.items()}
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: others[n])  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType, reportUnknownArgumentType]
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: others[n])  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues, reportUnknownVariableType]
             with watch:
                 called(*((node.target,) if called is _method else ()), *args, **kwargs)  # pyright: ignore[reportCallIssue, reportUnknownArgumentType]
     except Exception:  # noqa: BLE001  (whatever a call raises on what only looks like its operands)
@@ -105,5 +108,5 @@ def _like(t: Tensor) -> Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
 
-def _method(name: str, receiver: object, *args: object, **kwargs: object) -> object:
-    return getattr(receiver, name)(*args, **kwargs)
+def _method(name: object, receiver: object, *args: object, **kwargs: object) -> object:
+    return getattr(receiver, str(name))(*args, **kwargs)
