@@ -175,6 +175,25 @@ def test_places_of_nan_and_infinity(ours: float, eager: float, exact: float, pas
         assert verdict.worst_element == (20,)
 
 
+@pytest.mark.parametrize(
+    ("ours", "eager", "exact", "passed"),
+    [
+        (INF, NAN, 70000.0, True),  # eager took infinities from each other
+        (-INF, NAN, 70000.0, False),
+        (INF, NAN, 60000.0, False),
+        (INF, 60000.0, 70000.0, False),
+        (INF, NAN, INF, False),
+        (NAN, INF, 70000.0, False),
+    ],
+)
+def test_infinity_where_the_exact_number_is_beyond_the_type(
+    ours: float, eager: float, exact: float, passed: bool
+) -> None:
+    y, e, r = (torch.cat([torch.ones(20), torch.tensor([v])]) for v in (ours, eager, exact))
+    verdict = compare(y.half(), e.half(), r.double())
+    assert verdict.passed == passed and not verdict.rescued, str(verdict)
+
+
 def test_only_non_finite_and_empty_tensors() -> None:
     full = torch.full((3,), NAN)
     assert compare(full, full, full.double()).passed

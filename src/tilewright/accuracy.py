@@ -14,8 +14,8 @@ itself, would need a k of thousands. So a result may err k times as much as eage
 by the same yardstick. (b) needs no such factor, since e fulfils it with k = 1. The smallest k that a result
 needs and eager's own are part of the verdict.
 
-One exception to (a): y may be finite where eager overflowed and r is finite too (then (c) binds it); never
-the reverse. Integers and bools equal eager's, except where a near tie decided or they are those of float64; these
+Two exceptions to (a), where eager overflowed on the way and r is finite: y may be finite too (then (c) binds it), or
+the infinity that r is in the dtype; never the reverse. Integers and bools equal eager's, except where a near tie decided or they are those of float64; these
 are counted.
 """
 
@@ -218,7 +218,8 @@ def _compare_floats(y: Tensor, e: Tensor, r: Tensor, k: float) -> Verdict:
     flat_r = r.reshape(-1)
     finite_y, finite_e = wide_y.isfinite(), wide_e.isfinite()
     rescued = finite_y & ~finite_e & flat_r.isfinite()
-    same = finite_y & finite_e | rescued | (wide_y == wide_e) | (wide_y.isnan() & wide_e.isnan())
+    beyond = wide_y.isinf() & wide_e.isnan() & flat_r.isfinite() & (wide_y == flat_r.to(e.dtype).double())
+    same = finite_y & finite_e | rescued | beyond | (wide_y == wide_e) | (wide_y.isnan() & wide_e.isnan())
 
     def at(i: int) -> tuple[tuple[int, ...], tuple[float, float, float]]:
         return _place(i, e.shape), (float(wide_y[i]), float(wide_e[i]), float(flat_r[i]))

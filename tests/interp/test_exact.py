@@ -163,6 +163,9 @@ LAWS: dict[str, tuple[X, X]] = {
     "exp2": ((A + 1).of("exp2"), A.of("exp2") * (A - A + 1).of("exp2")),
     "opaque of equals": ((A + B).of("tanh"), (B + A).of("tanh")),
     "square": (A.of("pow", 2.0), A * A),
+    "erf is odd": ((-A).of("erf"), -A.of("erf")),
+    "erf of nothing": ((A * 0).of("erf"), A * 0),
+    "complement of erf": (A.of("erf") + 1, (-A).of("quick_erfc")),
     "mod": (POSITIVE.of("mod", 0.5) + POSITIVE.of("floordiv", 0.5) * 0.5, POSITIVE),
 }
 

@@ -248,6 +248,16 @@ def _modulo(whole: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
     return lambda a, b: _subtract(a, _multiply(b, from_floats(whole(a["v"] / b["v"]))))
 
 
+def _odd(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """f(-a) is -f(a), and f(0) is 0: laws that rewrite erf rest on it."""
+
+    def apply(a: Array) -> Array:
+        above = _choose(a["v"] < 0, _negate(a), a)
+        return _choose(a["v"] == 0, a, _choose(a["v"] < 0, _negate(function(above)), function(above)))
+
+    return apply
+
+
 def _power(a: Array, b: Array) -> Array:
     exponents = np.unique(b["v"])
     if exponents.size == 1 and exponents[0] in (1.0, 2.0, 3.0, 4.0):
@@ -259,7 +269,7 @@ def _power(a: Array, b: Array) -> Array:
 
 
 ONE = from_floats(np.asarray(1.0))
-_ERF = _tag("erf", lambda v: np.asarray(np.frompyfunc(math.erf, 1, 1)(v)))
+_ERF = _odd(_tag("erf", lambda v: np.asarray(np.frompyfunc(math.erf, 1, 1)(v))))
 _SQRT = _tag("sqrt", np.sqrt)
 
 _OPS: dict[str, Callable[..., Array]] = {
