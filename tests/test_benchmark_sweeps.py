@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from benchmarks.gradients.__main__ import PROGRAMS, names
 from benchmarks.gradients.judge import Case, Trial
 from benchmarks.gradients.judge import judged as judged_program
 from benchmarks.gradients.variants import LAYOUTS, PRECISIONS
-from benchmarks.ops import scope
+from benchmarks.ops import judge, scope
 from benchmarks.ops.__main__ import entry, totals
 from benchmarks.ops.judge import judged
 from benchmarks.ops.programs import Program, joined, program
 from benchmarks.sweep import Sweep, spread
+from torch import Tensor
+
+from tilewright.accuracy import compare
 
 pytest.importorskip("expecttest")  # torch's own test tools import it
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -79,6 +83,33 @@ def test_a_wrong_result_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", wrong)
     (outcome,) = judged([p], lambda k, seed: None, dynamic=False, gradients=False)
     assert outcome.state in ("wrong", "excluded") and "FAIL" in outcome.said
+
+
+def test_bad_luck_with_integers_is_judged_in_several_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is two ulps off where eager happens to be exact, and like eager in any other order."""
+    torch.manual_seed(0)
+    drawn = torch.randint(-9, 9, (125,))
+    p = Program("torch.var({0}.float())", (drawn,), {"torch": torch})
+    found = judge.reference(p, False)
+    (eager,), (exact,) = found.eager, found.exact
+    assert eager is not None and exact is not None
+
+    def off(t: Tensor) -> Tensor:
+        return t.nextafter(2 * t).nextafter(2 * t)
+
+    def compiler(wrong: Callable[[Tensor], bool]) -> object:
+        def compiled(function: Callable[..., list[Tensor]], **options: object) -> object:
+            def run(*args: Tensor) -> list[Tensor]:
+                return [off(t) if wrong(args[0]) else t for t in function(*args)]
+
+            return run
+
+        return compiled
+
+    assert not compare(off(eager), eager, exact).passed
+    for wrong, passed in ((lambda x: torch.equal(x, drawn), True), (lambda x: True, False)):
+        monkeypatch.setattr(torch, "compile", compiler(wrong))
+        assert ("FAIL" not in judge._settled(p, [p] * judge.DRAWS, dynamic=False, gradients=False)) == passed
 
 
 def test_a_wrong_gradient_is_seen() -> None:

@@ -88,7 +88,12 @@ def _settled(p: Program, drawn: Sequence[Program | None], dynamic: bool, gradien
     ours: list[Sequence[Tensor | None]] = []
     want: list[Reference] = []
     for q in [p, *alike]:
-        want.append(reference(q, gradients))
+        try:
+            want.append(reference(q, gradients))
+        except Exception:
+            if q is p:
+                raise
+            continue
         torch.manual_seed(0)
         ours.append(_pulled(compiled, q.tensors, gradients)[0])
     whole = Reference(_stacked([w.eager for w in want]), _stacked([w.exact for w in want]), want[0].draws)
@@ -96,16 +101,20 @@ def _settled(p: Program, drawn: Sequence[Program | None], dynamic: bool, gradien
 
 
 def _shaken(p: Program, q: Program, seed: int) -> Program:
-    """`q`; where torch draws the same numbers for every seed, those of `p`, each a little nearer to 0."""
+    """`q`; where torch draws the same numbers for every seed, those of `p`, each a little nearer to 0. A program of
+    integers alone has them in another order."""
     if not all(torch.equal(a, b) for a, b in zip(p.tensors, q.tensors, strict=True)):
         return q
     draw = torch.Generator().manual_seed(seed)
+    whole = not any(t.is_floating_point() for t in q.tensors)
 
     def near(t: Tensor) -> Tensor:
-        if not t.is_floating_point():
-            return t
         found = copied(t).requires_grad_(False)
-        found.mul_((1 - torch.rand(t.shape, generator=draw) / 32).to(t.device, t.dtype))
+        if t.is_floating_point():
+            found.mul_((1 - torch.rand(t.shape, generator=draw) / 32).to(t.device, t.dtype))
+        elif whole and t.dtype is not torch.bool:
+            order = torch.randperm(t.numel(), generator=draw).to(t.device)
+            found.copy_(t.flatten()[order].reshape(t.shape))
         return found.requires_grad_(t.requires_grad)
 
     return Program(p.text, tuple(map(near, p.tensors)), p.scope)

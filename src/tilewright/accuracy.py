@@ -14,9 +14,9 @@ itself, would need a k of thousands. So a result may err k times as much as eage
 by the same yardstick. (b) needs no such factor, since e fulfils it with k = 1. The smallest k that a result
 needs and eager's own are part of the verdict.
 
-Two exceptions to (a), where eager overflowed on the way and r is finite: y may be finite too (then (c) binds it), or
-the infinity that r is in the dtype; never the reverse. Integers and bools equal eager's, except where a near tie decided or they are those of float64; these
-are counted.
+Two exceptions to (a), where eager overflowed on the way and r is finite: y may be finite too (then (c) binds
+it), or the infinity that r is in the dtype; never the reverse. Integers and bools equal eager's, except where a
+near tie decided or they are those of float64; these are counted.
 """
 
 from __future__ import annotations

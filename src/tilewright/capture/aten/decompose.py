@@ -15,8 +15,8 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OperatorBase, OpOverload
 from torch._prims_common import suggest_memory_format
 
+from .promises import promise_decompositions
 from .registry import TABLE
-from .strides import stride_decompositions
 
 Decompositions = dict[OperatorBase, Callable[..., object]]
 
@@ -40,7 +40,7 @@ def decompositions() -> Decompositions:
             table.pop(overload, None)
     for overload in (*_OF_THE_LIBRARY, *_STRIDES_OF_THEIR_OWN):
         table.pop(overload, None)
-    return dict(table.items()) | stride_decompositions()
+    return dict(table.items()) | promise_decompositions()
 
 
 Kernels = dict[DispatchKey, Callable[..., object]]

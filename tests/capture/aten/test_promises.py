@@ -1,4 +1,4 @@
-"""Results lie as eager's do where torch's fake kernels promise other strides."""
+"""Results have eager's form where torch's fake kernels promise another."""
 
 # pyright: reportPrivateUsage=false
 
@@ -67,3 +67,27 @@ def test_it_holds_for_one_graph_of_all_sizes() -> None:
         with torch.compiler.set_stance(stance):
             made = fast(x)
         assert {k: v.stride() for k, v in made.items()} == {k: v.stride() for k, v in _all(x).items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags_that_the_library_leaves_out(dtype: torch.dtype, weighted: bool) -> None:
+    """The real kernel sums halves the fast way, without the bag of each index; the gradient computes it."""
+    torch.manual_seed(0)
+    table = torch.randn(10, 5, dtype=dtype, requires_grad=True)
+    scale = torch.randn(7, dtype=dtype, requires_grad=True) if weighted else None
+    indices, offsets = torch.randint(0, 10, (7,)), torch.tensor([0, 2, 4])
+
+    def bags(table: Tensor, scale: Tensor | None, padding: int | None) -> Tensor:
+        return F.embedding_bag(
+            indices, table, offsets, mode="sum", per_sample_weights=scale, padding_idx=padding
+        ).float()
+
+    starts = [t for t in (table, scale) if t is not None]
+    for dynamic, padding in ((False, None), (True, None), (False, 1)):
+        torch._dynamo.reset()
+        fast = torch.compile(bags, backend="tilewright", dynamic=dynamic)
+        made, expected = fast(table, scale, padding), bags(table, scale, padding)
+        torch.testing.assert_close(made, expected)
+        gradients = (torch.autograd.grad(y.square().sum(), starts) for y in (made, expected))
+        torch.testing.assert_close(*gradients)

@@ -1,0 +1,105 @@
+"""Ops of which torch's fake kernel promises another form than its CPU kernel gives: taken apart so that both agree.
+
+A program that goes on outside the graph (`.view` of a result) sees other strides; what is captured behind a result of
+other sizes is another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
+from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
+)
+
+aten = torch.ops.aten
+
+
+def promise_decompositions() -> dict[OpOverload, Callable[..., object]]:
+    """For AOTAutograd's table. Each leaves the op alone where the promise holds, and so on other devices."""
+    norms = {op: _row_major_norm(op) for op in _NORMS}
+    return {aten.roll.default: _roll, aten._embedding_bag.default: _embedding_bag, **norms}
+
+
+_NORMS = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit_no_training.default,
+    aten._batch_norm_with_update_functional.default,
+    aten.native_batch_norm.default,
+)
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """The fake kernel's result is row-major, the CPU's channels-last where its operand is: so roll the row-major
+    tensor of which it is a view."""
+    if not dims or not _is_plain_cpu(x) or suggest_memory_format(x) is torch.contiguous_format:
+        return NotImplemented
+    order = [0, *range(2, x.dim()), 1]
+    back = [order.index(d) for d in range(x.dim())]
+    return x.permute(order).roll(shifts, [order.index(d % x.dim()) for d in dims]).permute(back)
+
+
+def _row_major_norm(norm: OpOverload) -> Callable[..., object]:
+    """The fake kernel's result lies as its operand, the CPU's is row-major unless that is channels-last."""
+
+    def decomposed(x: Tensor, *rest: object, **named: object) -> object:
+        if not _is_plain_cpu(x) or suggest_memory_format(x) is not torch.contiguous_format:
+            return NotImplemented
+        return NotImplemented if x.is_contiguous() else norm(x.contiguous(), *rest, **named)
+
+    return decomposed
+
+
+_inside = ContextVar("inside", default=False)
+
+
+def _embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> object:  # fmt: skip
+    """The second result, the bag of each index, is empty where the CPU's kernel takes a fast way, and the gradient then
+    computes it. For which types it does, the fake kernel does not always know."""
+    if _inside.get() or not (_is_plain_cpu(weight) and _is_plain_cpu(offsets)):
+        return NotImplemented
+    if not _leaves_bags_empty(weight, offsets, mode, per_sample_weights, padding_idx):
+        return NotImplemented
+    token = _inside.set(True)
+    try:
+        y, bags, sizes, extrema = aten._embedding_bag.default(
+            weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset,
+            padding_idx,
+        )  # fmt: skip
+    finally:
+        _inside.reset(token)
+    return y, bags.new_empty(0), sizes, extrema
+
+
+def _leaves_bags_empty(
+    weight: Tensor, offsets: Tensor, mode: int, per_sample_weights: Tensor | None, padding_idx: int
+) -> bool:
+    """Whether the kernel itself does, of two indices in operands of the same types that lie the same way."""
+    with _disable_current_modes(), no_python_dispatcher():
+        index = torch.zeros(2, dtype=offsets.dtype)
+        table = torch.zeros(2, 4, dtype=weight.dtype)[:, :: 1 if weight.stride(1) == 1 else 2]
+        scale = None
+        if per_sample_weights is not None:
+            scale = torch.zeros(4, dtype=per_sample_weights.dtype)[
+                :: 1 if per_sample_weights.stride(0) == 1 else 2
+            ]
+            scale = scale[:2]
+        bags = aten._embedding_bag.default(
+            table, index, index[:1], False, mode, False, scale, False, -1 if padding_idx < 0 else 0
+        )[1]
+    return bags.numel() == 0
+
+
+def _is_plain_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.layout is torch.strided and not free_unbacked_symbols(x)
