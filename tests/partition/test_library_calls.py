@@ -11,7 +11,7 @@ from tests.partition.calls import agrees, calls, captured, fast, generated, prod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilewright.capture.aten.onednn import flushed
+from tilewright.capture.aten.onednn import _plain_transposed, flushed
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Maker
 from tilewright.target import PRESETS
@@ -281,6 +281,34 @@ def test_weights_that_are_inputs() -> None:
         agrees(g, m, [x], *others)
     few, target = torch.randn(3, 300), replace(PRESETS["x86-64-v4"], slow_products=True)
     assert calls(fast(captured(m, [few], frozen=False), target=target)) == ["aten.addmm"]
+
+
+class Gradient(nn.Module):
+    """That of a weight: a product over all rows."""
+
+    def forward(self, g: Tensor, x: Tensor) -> Tensor:
+        return torch.mm(g.t(), x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_long_sums_of_products_stay_with_torch(dynamic: bool) -> None:
+    """The other library sums in one chain: over thousands of rows a weight's gradient would err twice as much."""
+    m, given = Gradient(), [torch.randn(3000, 192), torch.randn(3000, 192)]
+    g = captured(m, given, dynamic=[[True, False]] * 2 if dynamic else None)
+    g = fast(g, target=replace(PRESETS["x86-64-v4"], slow_products=True))
+    ours = torch.from_numpy(np.asarray(run_graph(g, given)[0]))
+    wide = m(*(t.double() for t in given))
+    assert (ours - wide).norm() <= 1.2 * (m(*given) - wide).norm()
+
+
+def test_a_weight_with_gaps_stays_with_torch() -> None:
+    """The other library would take a thousand times as long to bring it into form."""
+
+    x, weight = torch.randn(256, 128), torch.randn(512, 300)[:, :128].t()
+    with torch.profiler.profile() as seen:
+        product = _plain_transposed(x, weight, None)
+    assert torch.equal(product, x @ weight)
+    assert not any("mkldnn" in e.key for e in seen.key_averages())
 
 
 def test_a_weight_seen_through_views_is_frozen() -> None:

@@ -211,8 +211,9 @@ class _Product:
         held = frozen.get(weight.index)
         work = _size(dims.mul(dims.integer(2), dims.prod(self.shape), self.inputs[x.index].shape[-1]))
         if held is None:
+            chain = dims.static(self.inputs[x.index].shape[-1])
             plain = target.slow_products and not frozen and work >= SMALLEST_PLAIN
-            return self.plain(x, weight, bias) if plain else None
+            return self.plain(x, weight, bias) if plain and (chain is None or chain <= CHAIN) else None
         if not isinstance(held, Tensor) or work < self.least or (bias is not None and vector is None):
             return None
         matrix = held.detach().t() if slots.transposed else held.detach()
@@ -270,15 +271,18 @@ _linear_add = onednn._linear_pointwise.binary
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _linear(x, weight, bias, "none", [], "")
+    return _plain_transposed(x, weight.t(), bias)
 
 
 def _plain_transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.numel() < FEWEST_ROWS * weight.shape[0]:
-        flat = x.reshape(-1, weight.shape[0])
-        out = torch.mm(flat, weight) if bias is None else torch.addmm(bias, flat, weight)
-        return out.view(*x.shape[:-1], weight.shape[1])
-    return _linear(x, weight.t(), bias, "none", [], "")
+    """The library sums K in one chain, and brings a weight with gaps into form a thousand times as slowly as it
+    multiplies."""
+    dense = weight.is_contiguous() or weight.t().is_contiguous()
+    if x.numel() >= FEWEST_ROWS * weight.shape[0] and weight.shape[0] <= CHAIN and dense:
+        return _linear(x, weight.t(), bias, "none", [], "")
+    flat = x.reshape(-1, weight.shape[0])
+    out = torch.mm(flat, weight) if bias is None else torch.addmm(bias, flat, weight)
+    return out.view(*x.shape[:-1], weight.shape[1])
 
 
 def _packed(weight: Tensor) -> tuple[Tensor, ...]:
