@@ -217,6 +217,33 @@ def test_states_of_two_steps_before_stay_apart() -> None:
         close(torch.compile(run, backend="tilewright", fullgraph=True)(x), run(x))
 
 
+@pytest.mark.parametrize("carried", [True, False])
+def test_integers_beside_gradients_stay_apart(carried: bool) -> None:
+    """Torch has no gradient of a scan that makes integers."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        count = torch.zeros(3, dtype=torch.int64)
+        most: list[Tensor] = []
+        for row in x:
+            h = torch.tanh(row + h @ w)
+            if carried:
+                count = count * 2 + 1
+            else:
+                most.append(h.argmax(-1))
+        return count if carried else torch.stack(most), h
+
+    x, w, h = torch.randn(66, 3, 8), weights()[0], torch.randn(3, 8)
+    agrees(run, x, w, h)
+    compiled = torch.compile(run, backend="tilewright", fullgraph=True)
+    grads: list[Tensor | None] = []
+    for f in (compiled, run):
+        leaf = w.clone().requires_grad_()
+        whole, last = f(x, leaf, h)
+        last.sum().backward()
+        grads += [whole.float(), leaf.grad]
+    close(grads[:2], grads[2:])
+
+
 def test_random_numbers_stay_apart() -> None:
     def run(x: Tensor) -> Tensor:
         for _ in range(66):

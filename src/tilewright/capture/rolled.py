@@ -132,6 +132,9 @@ def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...]]:
     )
     if not all(isinstance(val_of(windows[1][m]), Tensor) for m in (*(m for m, _ in found.carried), *stacked)):
         raise Unlike("what leaves a step is no tensor")
+    made = [cast(Tensor, val_of(windows[1][m])) for m in (*(m for m, _ in found.carried), *stacked)]
+    if not all(t.is_floating_point() or t.is_complex() for t in made) and _asks_gradient(windows[1]):
+        raise Unlike("torch has no gradient of loops that make integers")
     graph = fx.Graph()
     values: dict[object, fx.Node] = {}
     samples: list[object] = []
@@ -161,6 +164,10 @@ def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...]]:
     body = fx.GraphModule(torch.nn.Module(), graph)
     _check(found, body, samples, stacked)
     return body, stacked
+
+
+def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
+    return any(t.requires_grad for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor))
 
 
 def _number(what: Sliced | Numbers, k: int) -> Tensor:
