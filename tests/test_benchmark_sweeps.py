@@ -16,7 +16,7 @@ from benchmarks.gradients.variants import LAYOUTS, PRECISIONS
 from benchmarks.ops import judge, scope
 from benchmarks.ops.__main__ import entry, totals
 from benchmarks.ops.judge import judged
-from benchmarks.ops.programs import Program, joined, program
+from benchmarks.ops.programs import Program, joined, program, strided
 from benchmarks.sweep import Sweep, spread
 from torch import Tensor
 
@@ -127,6 +127,12 @@ def test_a_joined_program_is_its_parts() -> None:
     run, args = joined(parts)
     for got, s in zip(run(*args), samples, strict=True):
         torch.testing.assert_close(got, op.op(s.input, *s.args, **s.kwargs))
+
+
+def test_sparse_tensors_are_left_as_they_are() -> None:
+    """Their samples are excluded, not the end of a worker."""
+    (kept,) = strided(Program("{0}.sum()", (torch.eye(3).to_sparse_csr(),), {})).tensors
+    assert kept.layout is torch.sparse_csr
 
 
 def test_a_sweep_survives_a_dying_worker_and_goes_on(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def strided(p: Program) -> Program:
     """The same call on tensors that are not dense: every second element of a larger one, or of a transposed one."""
 
     def spread(t: Tensor) -> Tensor:
-        if t.dim() == 0 or t.numel() < 2:
+        if t.layout is not torch.strided or t.dim() == 0 or t.numel() < 2:
             return t
         room = torch.empty((*t.shape[:-1], 2 * t.shape[-1] + 1), dtype=t.dtype, device=t.device)
         room.zero_()
