@@ -54,6 +54,7 @@ from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
+from tilewright.rewrite.wide_moments import wide_moments
 from tilewright.rewrite.wide_scans import wide_scans
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
@@ -374,6 +375,7 @@ def _normal(
     chosen = run("select", lambda: select(found.graph, repeated=repeated))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     parted = wide_scans(parted) if target.wide_scans else parted
+    parted = wide_moments(parted) if target.wide_moments else parted
     normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language == "cpp":
         store = Store(default_root(options))

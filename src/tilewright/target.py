@@ -127,6 +127,9 @@ class Target:
     """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
     wide_scans: bool = False
     """Whether running sums of singles are kept in doubles, as the usual library does on this machine."""
+    wide_moments: bool = False
+    """Whether means of singles from which distances are taken, and the squares of these, are summed in doubles, as the
+    usual library does on this machine or does as exactly."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -239,6 +242,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         alone_seconds=20e-6,
         compiler_flags=flags,
         wide_scans=True,
+        wide_moments=True,
         first_touch=4e9,  # an estimate for pages of 4 KiB and two threads
     )
 

@@ -1,0 +1,192 @@
+"""Means that hold all digits of singles where distances from them are taken, and the squares of these distances.
+
+    s[i] = sum over r of x(i, r)        m[i] = s[i] / N        d[i] = sum over r of (x(i, r) - m[i])^2
+
+A mean of singles is off by half a unit in its last place or more. Of equal elements no distance is 0 then, and a norm
+with a small variance makes that error large. Libraries for a CPU keep these sums in doubles, or take them in steps that
+are exact there. Sums in doubles would halve the lanes of each vector. Where squares are summed, the pass that sums them
+sums the distances as well, in singles, and one step in doubles for each i corrects both:
+
+    c[i] = sum over r of (x(i, r) - m[i])
+    m[i] + c[i] / N   for m[i]          d[i] - c[i]^2 / N   for d[i]
+
+Equal elements have distances of a few units in the last place of x: sums of these and of their squares are exact, and
+so are both corrections. A mean of which no squares are taken is summed in doubles: to correct would take a pass more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import dims
+from ..ir.dtype import DType, f32, f64
+from ..ir.expr import Expr, axis, call, cast, const, make, read, transform, walk, where
+from ..ir.graph import Graph, Op, Value
+from ..ir.reduction import sum_
+from ..ir.tensor import TensorExpr, output_axes
+from .moments import Moments, is_quotient, is_square, is_sum, operand, takes_away
+from .normalise import drop_dead
+
+ROUNDED = frozenset({"read", "const", "cast", "add", "sub", "mul", "div", "maximum", "sqrt", "rsqrt"})
+"""Arithmetic that only rounds: doubles give what singles give, but closer."""
+
+
+def wide_moments(graph: Graph) -> Graph:
+    """The graph with doubles for singles as each mean of singles from which distances of its own elements are taken, as
+    the sum of their squares, and as what is made of these alone. Those of halves stay: singles hold them well."""
+    rewriter = _Rewriter(graph)
+    for op in graph.ops:
+        rewriter.add(op)
+    return drop_dead(graph.with_ops(rewriter.ops)) if rewriter.twins else graph
+
+
+class _Rewriter:
+    """The ops so far, and the doubles that stand beside singles."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.producer, self.consumers = graph.producer(), graph.consumers()
+        values = [v for op in graph.ops for v in (*op.inputs, *op.outputs)]
+        self.fresh = 1 + max((v.id for v in values), default=0)
+        self.ops: list[Op] = []
+        self.twins: dict[Value, Value] = {}
+        self.folded: set[Op] = set()
+
+    def add(self, op: Op) -> None:
+        """Take `op` over, in doubles where it should be, and its result in singles for others."""
+        e = op.expr
+        moments = self.moments(op)
+        if op in self.folded:
+            return
+        if moments is not None:
+            self.correct(moments)
+        elif e is None or e.scan is not None or len(op.outputs) != 1 or op.output.dtype is not f32:
+            self.ops.append(op)
+        elif e.reduction is not None:
+            known = any(v in self.twins for v in op.inputs)
+            self.take(op, is_sum(op) and (known or self.makes_mean(op)))
+        elif self.is_of_twins(op):
+            self.take(op, True)
+        else:
+            known = any(v in self.twins for v in op.inputs)
+            if known and _is_distance(op):
+                self.ops.append(self.over_twins(op, replace(e, body=(cast(self.wide(op), f32),))))
+            else:
+                self.take(op, known and is_square(op))
+
+    def take(self, op: Op, wide: bool) -> None:
+        """`op` as it is, or a twin of it and the rounded one."""
+        if not wide or op.expr is None:
+            self.ops.append(op)
+            return
+        fold = None if op.expr.reduction is None else sum_(f64)
+        made = self.twin_of(op.output)
+        twin = self.over_twins(op, replace(op.expr, body=(self.wide(op),), reduction=fold))
+        self.ops += [replace(twin, outputs=(made,)), _rounded(op, made)]
+
+    def twin_of(self, v: Value) -> Value:
+        """A new value for `v` in doubles."""
+        self.twins[v] = self.new(v, f64)
+        return self.twins[v]
+
+    def new(self, v: Value, dtype: DType) -> Value:
+        """A value with the shape of `v`."""
+        self.fresh += 1
+        return replace(v, id=self.fresh - 1, dtype=dtype)
+
+    def moments(self, mean: Op) -> Moments | None:
+        """The moments of which an op is the mean, if they are those of singles in memory."""
+        if not is_quotient(mean) or mean.inputs[0] not in self.producer or mean.inputs[0] in self.twins:
+            return None
+        total = self.producer[mean.inputs[0]]
+        for square in self.consumers.get(mean.output, []):
+            for squares in self.consumers.get(square.output, []):
+                found = Moments(total, mean, square, squares)
+                if squares not in self.folded and found.hold():
+                    return found
+        return None
+
+    def correct(self, x: Moments) -> None:
+        """The moments, corrected by the sum of all distances."""
+        assert x.mean.expr and x.square.expr and x.squares.expr
+        near, distance = self.new(x.mean.output, f32), self.new(x.square.output, f32)
+        left, rough = (self.new(x.squares.output, f32) for _ in range(2))
+        inputs = tuple(near if v is x.mean.output else v for v in x.square.inputs)
+        away = replace(x.square.expr, body=(x.square.expr.body[0].args[0],))
+        mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
+        axes = output_axes(near.shape)
+        index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
+        first, rest, d = (cast(read(k, index, f32), f64) for k in range(3))
+        share = call("div", rest, x.count)
+        known = where(call("isnan", share), const(0, f64), share)  # of elements that are not all finite
+        less = call("maximum", call("sub", d, call("mul", rest, share)), const(0, f64))
+        self.ops += [
+            replace(x.mean, outputs=(near,)),
+            replace(x.square, inputs=inputs),
+            Op("distance", inputs, (distance,), expr=away, origin=x.square.origin),
+            replace(x.squares, outputs=(rough,)),
+            replace(x.squares, inputs=(distance,), outputs=(left,)),
+            Op("mean", (near, left, rough), (mean,), expr=TensorExpr(axes, (call("add", first, known),)),
+               origin=x.mean.origin),
+            Op("squares", (near, left, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
+            _rounded(x.mean, mean), _rounded(x.squares, squares),
+        ]  # fmt: skip
+        self.folded |= {x.square, x.squares}
+
+    def over_twins(self, op: Op, expr: TensorExpr) -> Op:
+        """`op` with `expr` over the twins of what it reads."""
+        return replace(op, inputs=tuple(self.twins.get(v, v) for v in op.inputs), expr=expr)
+
+    def wide(self, op: Op) -> Expr:
+        """The element of `op` in doubles."""
+        assert op.expr is not None
+
+        def visit(e: Expr) -> Expr | None:
+            if e.dtype is not f32:
+                return None
+            if e.op == "read":
+                assert isinstance(e.value, int)
+                known = op.inputs[e.value] in self.twins
+                return read(e.value, e.args, f64) if known else cast(e, f64)
+            if e.op == "cast":
+                return cast(e.args[0], f64)
+            return make("const", (), f64, e.value) if e.op == "const" else None
+
+        return transform(op.expr.body[0], visit)
+
+    def makes_mean(self, total: Op) -> bool:
+        """Whether a sum of singles, divided, is what distances of its elements are taken from, but for moments."""
+        assert total.expr is not None
+        x = total.expr.body[0]
+        if x.op != "read" or x.dtype is not f32:
+            return False
+        source = total.inputs[operand(x)]
+        means = [op for op in self.consumers.get(total.output, []) if is_quotient(op)]
+        if any(self.moments(m) is not None for m in means):
+            return False
+        readers = [r for m in means for r in self.consumers.get(m.output, []) if source in r.inputs]
+        return any(is_square(r) or _is_distance(r) for r in readers)
+
+    def is_of_twins(self, op: Op) -> bool:
+        """Whether `op` rounds what it makes of doubles alone."""
+        assert op.expr is not None
+        reads = op.expr.reads()
+        known = bool(reads) and all(op.inputs[operand(r)] in self.twins for r in reads)
+        return known and all(y.op in ROUNDED for y in walk(op.expr.body[0]) if y.dtype is f32)
+
+
+def _rounded(op: Op, twin: Value) -> Op:
+    """What makes the result of `op` from its twin."""
+    axes = output_axes(twin.shape)
+    index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
+    return Op(
+        "round",
+        (twin,),
+        op.outputs,
+        expr=TensorExpr(axes, (cast(read(0, index, f64), f32),)),
+        origin=op.origin,
+    )
+
+
+def _is_distance(op: Op) -> bool:
+    """Whether an op takes one element from another."""
+    return op.expr is not None and op.expr.reduction is None and takes_away(op.expr.body[0])

@@ -1,0 +1,116 @@
+"""Means, and the squares of the distances from them, hold the digits that eager's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.rewrite.capture import capture
+from torch import Tensor
+
+import tilewright
+from tilewright.accuracy import compare
+from tilewright.interp import run_graph
+from tilewright.ir.dtype import f32, f64
+from tilewright.ir.graph import Graph
+from tilewright.rewrite.wide_moments import wide_moments
+
+SEEDS = range(4)
+
+MOMENTS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "rows": (lambda x: x.var(-1), (7, 33)),
+    "columns": (lambda x: x.std(0), (33, 7)),
+    "layer norm of three": (lambda x: F.layer_norm(x, x.shape[-1:]), (7, 3)),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), (4, 6, 33)),
+    "statistics": (lambda x: torch.cat(torch.var_mean(x, (0, 2))), (4, 6, 33)),
+    "by hand": (lambda x: (x - x.mean(-1, keepdim=True)) * 100, (7, 33)),
+}
+
+
+def _judged(f: Callable[[Tensor], Tensor], compiled: Callable[[Tensor], Tensor], x: Tensor) -> list[str]:
+    """What departs of the result and of the gradient."""
+    sides = [x.clone().requires_grad_(), x.clone().requires_grad_(), x.double().requires_grad_()]
+    results = [g(s) for g, s in zip((compiled, f, f), sides, strict=True)]
+    draw = torch.Generator().manual_seed(1)
+    cotangent = torch.randint(-8, 9, results[1].shape, generator=draw) / 8
+    for r in results:
+        r.backward(cotangent.to(r.dtype))
+    grads = [s.grad for s in sides]
+    assert all(g is not None for g in grads)
+    verdicts = (compare(*(r.detach() for r in results)), compare(*grads))  # type: ignore[arg-type]
+    return [str(v) for v in verdicts if not v.passed]
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_far_from_zero(name: str) -> None:
+    f, shape = MOMENTS[name]
+    compiled = tilewright.compile(f)
+    for seed in SEEDS:
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        equal = x.flatten()[0].expand(shape).contiguous()
+        for given in (x, x + 10, x + 100, equal, equal + 100):
+            assert not _judged(f, compiled, given), (seed, float(given.mean()))
+
+
+def test_equal_elements_have_no_variance() -> None:
+    x = (torch.rand(64, 1, generator=torch.Generator().manual_seed(0)) * 1000).expand(64, 999).contiguous()
+    assert not tilewright.compile(lambda x: x.var(-1), (x,))(x).any()
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean, variance = torch.zeros(3), torch.ones(3)
+    F.batch_norm(x, mean, variance, training=True, momentum=1.0)
+    return mean, variance
+
+
+def test_means_that_are_not_finite() -> None:
+    x = torch.tensor(
+        [[1.0, torch.inf, 2.0], [torch.nan, 1.0, 2.0], [-torch.inf, torch.inf, 0.0]]
+    ).T.contiguous()
+    for ours, eager in zip(tilewright.compile(_statistics, (x,))(x), _statistics(x), strict=True):
+        assert torch.equal(ours.nan_to_num(7, 8, 9), eager.nan_to_num(7, 8, 9))
+
+
+def _folds(graph: Graph) -> list[str]:
+    return [str(op.expr.reduction.state[0]) for op in graph.ops if op.expr is not None and op.expr.reduction]
+
+
+def test_squares_stay_sums_of_singles() -> None:
+    graph = wide_moments(capture(lambda x: x.var(-1), [torch.zeros(3, 5)]))
+    assert _folds(graph) == [str(f32)] * 3
+    graph = wide_moments(capture(lambda x: x - x.mean(-1, keepdim=True), [torch.zeros(3, 5)]))
+    assert _folds(graph) == [str(f64)]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.mean(-1),
+        lambda x: x / x.sum(-1, keepdim=True),
+        lambda x: x.half() - x.half().mean(-1, keepdim=True),
+        lambda x: x.half().var(-1),
+        lambda x: x.double().var(-1),
+    ],
+)
+def test_others_stay(f: Callable[[Tensor], Tensor]) -> None:
+    graph = capture(f, [torch.zeros(3, 5)])
+    assert wide_moments(graph) is graph
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: ((x - y.mean(-1, keepdim=True)) * (x - y.mean(-1, keepdim=True))).sum(-1),
+        lambda x, y: ((x - x.mean(0)) * (x - x.mean(0))).sum(-1),
+        lambda x, y: (x - x.sum(-1, keepdim=True) / 7).square().sum(-1),
+        lambda x, y: (lambda d: d * d)(x - x.mean(-1, keepdim=True)).sum(),
+        lambda x, y: (x - x.mean(1, keepdim=True)).square().sum(1).sqrt() + x.mean(1),
+    ],
+)
+def test_what_is_no_pair_keeps_its_value(f: Callable[[Tensor, Tensor], Tensor]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(-8, 9, (4, 4), generator=draw) / 4 for _ in range(2))
+    graph = wide_moments(capture(f, [x, y]))
+    torch.testing.assert_close(torch.as_tensor(run_graph(graph, [x, y])[0]), f(x, y))
