@@ -101,7 +101,7 @@ class Forked:
 
 def torch_fails(judge: Forked | Worker, program: Program, setting: Setting, failure: Failure) -> bool:
     """Whether what torch captures fails in the same way when it runs as it is."""
-    upstream = judge.ask(program, replace(setting, door="backend"), "aot_eager")
+    upstream = judge.ask(program, setting, "aot_eager")
     return upstream is not None and upstream.kind == failure.kind
 
 

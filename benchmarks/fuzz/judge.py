@@ -87,7 +87,8 @@ def _weights(r: Tensor, k: int) -> Tensor:
 def judged(
     program: Program, setting: Setting, device: str = "cpu", backend: str = "tilewright"
 ) -> Failure | None:
-    """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails."""
+    """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails; at
+    the direct door, as one graph."""
     torch._dynamo.reset()
     plain = function(program.source())
     compiled: Callable[..., tuple[Tensor, ...]] | None = None
@@ -124,7 +125,8 @@ def _compiled(
     plain: Callable[..., tuple[Tensor, ...]], program: Program, setting: Setting, device: str, backend: str
 ) -> Callable[..., tuple[Tensor, ...]]:
     if backend != "tilewright":
-        return torch.compile(plain, backend=backend, dynamic=setting.dynamic)
+        whole = setting.door == "direct"
+        return torch.compile(plain, backend=backend, dynamic=setting.dynamic, fullgraph=whole)
     options = {"measure": False, **setting.options}
     if setting.door == "direct":
         inputs = program.inputs(setting.seed, device=device)

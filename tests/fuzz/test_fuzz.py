@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.fuzz import exact
-from benchmarks.fuzz.__main__ import main, setting_of, written
+from benchmarks.fuzz.__main__ import Forked, main, setting_of, torch_fails, written
 from benchmarks.fuzz.apart import apart
 from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
@@ -70,6 +70,16 @@ def test_kernels_read_what_those_before_them_made() -> None:
     program = Program(givens, (norm,), ("v0",), {"b": 2, "n": 3}, {"b": 2, "n": 8})
     setting = Setting(dynamic=True, seed=2032, schedules=2033)
     assert exact.judged_exactly(program, setting) is None
+
+
+def test_what_torch_does_not_capture_as_one_graph_is_its_own() -> None:
+    """The direct door wants one graph; a view of an input in place breaks it."""
+    shaped = Statement((), "{0}.unsqueeze_(0)", ("x0",))
+    program = Program((Given("x0", (2, 3), "float32"),), (shaped,), ("x0",), {}, {})
+    for door, own in (("direct", True), ("backend", False)):
+        setting = Setting(door=door)
+        failure = judged(program, setting) or Failure("crash", "as if")
+        assert torch_fails(Forked(), program, setting, failure) == own
 
 
 def _without_last_steps(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
