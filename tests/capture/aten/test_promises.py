@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import tilewright
+
 CL, CL3 = torch.channels_last, torch.channels_last_3d
 
 
@@ -91,3 +93,22 @@ def test_bags_that_the_library_leaves_out(dtype: torch.dtype, weighted: bool) ->
         torch.testing.assert_close(made, expected)
         gradients = (torch.autograd.grad(y.square().sum(), starts) for y in (made, expected))
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_halves_that_an_evaluating_norm_leaves_alone(dtype: torch.dtype) -> None:
+    """Torch hands them on as singles; what is captured computes with them."""
+    torch.manual_seed(0)
+    x, given = torch.randn(3, 2, 3, 4).to(dtype), [(torch.rand(2) + 0.5).to(dtype) for _ in range(4)]
+
+    def normed(x: Tensor, *given: Tensor) -> Tensor:
+        return torch.ops.aten._native_batch_norm_legit(x, *given, False, 0.1, 1e-5)[0]
+
+    torch._dynamo.reset()
+    tilewright.reset()
+    kept = [t.clone() for t in given]
+    with torch.no_grad():
+        made = torch.compile(normed, backend="tilewright")(x, *given)
+    assert tilewright.stats().fallbacks == 0 and tilewright.compilations()[-1].kernels
+    torch.testing.assert_close(made, normed(x, *kept))
+    torch.testing.assert_close(given, kept, rtol=0, atol=0)

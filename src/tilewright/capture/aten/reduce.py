@@ -255,7 +255,11 @@ def _batch_norm_training(
             pointwise.full(c.b, s, c.number(0, t))
             for s, t in zip(c.sizes_of_results[1:3], c.results[1:3], strict=True)
         ]
-        return (out, *kept, pointwise.copy(c.b, running_mean), pointwise.copy(c.b, running_var))
+        moved = [
+            pointwise.copy(c.b, pointwise.to(c.b, v, t))
+            for v, t in zip((running_mean, running_var), c.results[3:], strict=True)
+        ]
+        return (out, *kept, *moved)
     out, mean, rstd, variance = norm.batch_norm_training(c.b, x, weight, bias, eps)
     n = dims.prod(s for d, s in enumerate(x.shape) if d != 1)
     moved = norm.running_statistics(c.b, running_mean, running_var, mean, variance, n, momentum)
