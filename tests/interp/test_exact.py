@@ -197,6 +197,15 @@ def test_mistakes_show(mistake: str):
     assert left != right
 
 
+def test_powers_of_a_part_are_those_of_the_whole():
+    """Whole exponents among others are products, wherever they stand."""
+    base, exponents = rnd(6, low=0.5, high=2), X(from_floats(np.array([2.0, 0.3, 2.0, 1.0, -1.7, 3.0])))
+    whole = base.of("pow", exponents)
+    for k in range(6):
+        assert base[k : k + 1].of("pow", exponents[k : k + 1]) == whole[k : k + 1]
+    assert whole[5:] == base[5:] * base[5:] * base[5:] and whole[1:2] != base[1:2]
+
+
 def test_what_is_not_finite():
     nothing = from_floats(np.array([-math.inf, math.inf, math.nan]))
     assert equal(EXACT.apply("exp", [nothing[:1]], f32, f32), from_floats(np.array([0.0])))

@@ -259,18 +259,25 @@ def _odd(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 
 def _power(a: Array, b: Array) -> Array:
-    exponents = np.unique(b["v"])
-    if exponents.size == 1 and exponents[0] in (1.0, 2.0, 3.0, 4.0):
-        out = a
-        for _ in range(int(exponents[0]) - 1):
-            out = _multiply(out, a)
-        return out
-    return _tag("pow", np.power)(a, b)
+    """Opaque, but for small whole exponents: products, element by element, so that parts are as the whole."""
+    out = _TAGGED_POWER(a, b)
+    for n in range(1, 5):
+        exponent = from_floats(np.asarray(float(n)))
+        small = np.broadcast_to((b["v"] == n) & (b["w"] == exponent["w"]).all(-1) & ~b["log"], out.shape)
+        if not small.any():
+            continue
+        base = _choose(small, a, ONE)
+        product = base
+        for _ in range(n - 1):
+            product = _multiply(product, base)
+        out = _choose(small, product, out)
+    return out
 
 
 ONE = from_floats(np.asarray(1.0))
 _ERF = _odd(_tag("erf", lambda v: np.asarray(np.frompyfunc(math.erf, 1, 1)(v))))
 _SQRT = _tag("sqrt", np.sqrt)
+_TAGGED_POWER = _tag("pow", np.power)
 
 _OPS: dict[str, Callable[..., Array]] = {
     "add": _add, "sub": _subtract, "mul": _multiply, "div": _divide, "neg": _negate, "reciprocal": _reciprocal,
