@@ -73,6 +73,19 @@ def test_means_that_are_not_finite() -> None:
         assert torch.equal(ours.nan_to_num(7, 8, 9), eager.nan_to_num(7, 8, 9))
 
 
+def test_stored_statistics_move_as_doubles() -> None:
+    def given(x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = mean.clone(), variance.clone()
+        F.batch_norm(x, mean, variance, training=True)
+        return mean, variance
+
+    x = torch.full((5, 3), 0.7)
+    stored = (torch.full((3,), 0.7), torch.full((3,), 0.9))
+    ours, eager = tilewright.compile(given)(x, *stored), given(x, *stored)
+    exact = given(x.double(), *(t.double() for t in stored))
+    assert not [str(v) for v in map(compare, ours, eager, exact) if not v.passed]
+
+
 def _folds(graph: Graph) -> list[str]:
     return [str(op.expr.reduction.state[0]) for op in graph.ops if op.expr is not None and op.expr.reduction]
 

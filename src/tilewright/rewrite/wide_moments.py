@@ -33,7 +33,8 @@ ROUNDED = frozenset({"read", "const", "cast", "add", "sub", "mul", "div", "maxim
 
 def wide_moments(graph: Graph) -> Graph:
     """The graph with doubles for singles as each mean of singles from which distances of its own elements are taken, as
-    the sum of their squares, and as what is made of these alone. Those of halves stay: singles hold them well."""
+    the sum of their squares, and as what is made of these, or of these and stored values beside them.
+    Those of halves stay: singles hold them well."""
     rewriter = _Rewriter(graph)
     for op in graph.ops:
         rewriter.add(op)
@@ -50,6 +51,7 @@ class _Rewriter:
         self.ops: list[Op] = []
         self.twins: dict[Value, Value] = {}
         self.folded: set[Op] = set()
+        self.stored = {*graph.inputs, *graph.constants}
 
     def add(self, op: Op) -> None:
         """Take `op` over, in doubles where it should be, and its result in singles for others."""
@@ -167,10 +169,13 @@ class _Rewriter:
         return any(is_square(r) or _is_distance(r) for r in readers)
 
     def is_of_twins(self, op: Op) -> bool:
-        """Whether `op` rounds what it makes of doubles alone."""
+        """Whether `op` rounds what it makes of doubles, each with as many values that are stored at most."""
         assert op.expr is not None
-        reads = op.expr.reads()
-        known = bool(reads) and all(op.inputs[operand(r)] in self.twins for r in reads)
+        read_ = [op.inputs[operand(r)] for r in op.expr.reads()]
+        beside = [v for v in read_ if v not in self.twins]
+        known = len(beside) < len(read_) and all(
+            v in self.stored and v.shape == op.output.shape for v in beside
+        )
         return known and all(y.op in ROUNDED for y in walk(op.expr.body[0]) if y.dtype is f32)
 
 
