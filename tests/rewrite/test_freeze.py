@@ -11,7 +11,7 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import DType, f16, f32
 from tilewright.ir.expr import call, const, integer, symbol
 from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Value
-from tilewright.ir.ops import contract, norm, pointwise
+from tilewright.ir.ops import contract, norm, pointwise, view
 from tilewright.rewrite import freeze, interpret, normalise
 
 aten = torch.ops.aten
@@ -203,6 +203,21 @@ def test_what_must_not_fold():
     net = Net()
     x = net.b.value(tuple(map(integer, (2, 3, 5, 4))), f32)
     unchanged(net, x, [net.conv(net.relu(net.norm(x)), 6, bias=True)], data)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_slice_is_no_scale(length: int, normed: bool) -> None:
+    """The call makes all elements, so the chain ends in front of what takes only the first of them."""
+    net = Net()
+    x = net.b.value(tuple(map(integer, (2, 3, 5, 4))), f32)
+    y = net.conv(x, 6, bias=not normed)
+    y = net.norm(y) if normed else y
+    size = integer(length)
+    z = net.node("slice", None, [y], (), lambda: view.slice_(net.b, y, 2, None, size))
+    new = compare(net.b.finish([x], [net.relu(z)]), image(3))
+    (call,) = [o for o in new.origins if o.call is not None and o.call.reason == "convolution"]
+    assert [v.shape[2] for v in call.outputs] == [integer(5)]
 
 
 def test_scales_that_are_not_finite_stay():

@@ -112,6 +112,8 @@ def _extend(chain: Chain, consumers: Mapping[Value, list[Op]]) -> Chain | None:
     (op,) = readers
     if op.expr is None or not op.expr.is_pointwise or len(op.expr.axes) != len(end.shape):
         return None
+    if not all(dims.equal(a.extent, s) for a, s in zip(op.expr.axes, end.shape, strict=True)):
+        return None  # a slice: the call makes all elements
     others = [v for v in op.inputs if v is not end]
     here = read(op.inputs.index(end), [_place(a) for a in op.expr.axes], end.dtype)
     reads = [r for r in op.expr.reads() if r is not here]
