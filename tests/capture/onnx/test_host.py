@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
 
 from tilewright.capture.onnx import host as host_module
@@ -211,3 +212,22 @@ def test_symbolic_sizes_stay_symbols() -> None:
     (value,) = result.values
     assert isinstance(value, torch.SymInt) and str(value.node.expr) == f"({n.node.expr}//2)"
     assert not n.node.shape_env.guards
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_rounding_leaves_nothing_in_a_trace(dtype: torch.dtype) -> None:
+    """A tensor made on the way would be a node, and each node takes longer the more there are."""
+    multiply = lookup_host("", "Mul")
+    assert multiply is not None
+    factors = Host((1.1, 1e39, -1e-40), (3,), dtype)
+    seen: list[object] = []
+
+    def run(x: Tensor) -> Tensor:
+        seen.append(multiply(factors, Host((0.7,), (1,), dtype)))
+        return x + 1
+
+    traced = make_fx(run, tracing_mode="fake")(torch.ones(2))
+    assert [n.target for n in traced.graph.nodes if n.op == "call_function"] == [torch.ops.aten.add.Tensor]
+    rounded = torch.tensor([v * 0.7 for v in factors.values], dtype=torch.float64).to(dtype)
+    (product,) = seen
+    assert isinstance(product, Host) and product.values == tuple(rounded.tolist())

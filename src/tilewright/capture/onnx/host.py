@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.onnx.ratio import Ratio
 from tilewright.capture.onnx.registry import host_op
@@ -59,6 +61,10 @@ def _broadcast(xs: Sequence[Host]) -> tuple[list[Host], tuple[int, ...]]:
     return [spread(x) for x in xs], tuple(shape)
 
 
+_SINGLE_OR_DOUBLE = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+"""These round as the types do, without a tensor."""
+
+
 def _round(value: Number, dtype: torch.dtype) -> Number:
     """A number as a dtype keeps it; symbolic numbers only change between integer and float."""
     if dtype == torch.bool:
@@ -68,7 +74,10 @@ def _round(value: Number, dtype: torch.dtype) -> Number:
             return Ratio(value, 1)  # type: ignore[return-value]
         if is_symbolic(value):
             return value
-        return torch.tensor(value, dtype=torch.float64).to(dtype).item()
+        if dtype in _SINGLE_OR_DOUBLE:
+            return _SINGLE_OR_DOUBLE[dtype](float(value)).value
+        with _disable_current_modes():  # a tensor that is traced would become nodes of the graph
+            return torch.tensor(value, dtype=torch.float64).to(dtype).item()
     return _wrapped(to_int(value), dtype)
 
 
