@@ -305,6 +305,22 @@ def test_in_float64_widens_casts_weights_and_factories() -> None:
     assert got.dtype == torch.float64 and torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((8, 16), (3, 16, 8)), ((3, 8, 16), (16, 8)), ((8, 8), (8, 8)), ((3, 8, 16), (3, 16, 8))],
+)
+def test_grouped_products_have_a_float64_form(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    a, b = torch.randn(left), torch.randn(right)
+    ends = None if len(left) == len(right) == 3 else torch.tensor([2, 5, 8], dtype=torch.int32)
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return torch.nn.functional.grouped_mm(a, b, offs=ends).sin()
+
+    wide = in_float64(product)(a, b)
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), product(a, b), rtol=1e-4, atol=1e-5)
+
+
 def test_functions_of_integers_are_computed_in_float64() -> None:
     exact = in_float64(torch.atan)(torch.tensor([True, False]))
     assert exact.dtype is torch.float64 and float(exact[0]) == math.pi / 4

@@ -361,8 +361,29 @@ _STRICT_CALLS = frozenset(
 """Functions that compare the dtypes of their arguments before the dispatcher sees them."""
 
 
+def _grouped_product(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: object, **__: object) -> Tensor:
+    """Products group by group; groups end at `offs` along rows of a, columns of b, or what both sum over."""
+    if offs is None:
+        return torch.bmm(a, b)
+    ends = [0, *(int(end) for end in offs)]
+    groups = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    if a.dim() == b.dim() == 2:
+        return torch.stack([a[:, g] @ b[g] for g in groups])
+    if a.dim() == 2:
+        parts, rest = [a[g] @ m for g, m in zip(groups, b, strict=True)], a.shape[0] - ends[-1]
+        return torch.cat([*parts, a.new_zeros(rest, b.shape[2])])
+    parts, rest = [m @ b[:, g] for g, m in zip(groups, a, strict=True)], b.shape[1] - ends[-1]
+    return torch.cat([*parts, a.new_zeros(a.shape[1], rest)], 1)
+
+
+_WITHOUT_FLOAT64: dict[object, Callable[..., Tensor]] = {
+    torch._grouped_mm: _grouped_product,  # pyright: ignore[reportPrivateUsage]
+}
+"""Functions that torch has no float64 kernel of, by others."""
+
+
 class _WideCalls(TorchFunctionMode):
-    """Widens the arguments of the functions that refuse mixed dtypes; they write into none of them."""
+    """Widens the arguments of the functions that refuse mixed dtypes (they write into none of them) or float64."""
 
     def __torch_function__(
         self,
@@ -371,9 +392,9 @@ class _WideCalls(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        if func in _STRICT_CALLS:
+        if func in _STRICT_CALLS or func in _WITHOUT_FLOAT64:
             args, kwargs = tree_map(_widened, args), tree_map(_widened, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        return _WITHOUT_FLOAT64.get(func, func)(*args, **(kwargs or {}))
 
 
 class _Wide(TorchDispatchMode):

@@ -9,7 +9,9 @@ import operator
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 
 from tilewright.capture.onnx.ratio import Ratio
 from tilewright.capture.onnx.registry import host_op
