@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks import record
 from benchmarks.zoo import __main__ as zoo
-from benchmarks.zoo.child import Step, judged
+from benchmarks.zoo.child import More, Step, Triple, judged
 from benchmarks.zoo.models import LeftOut, made, names
 from benchmarks.zoo.small import PLANS, shrunk
 
@@ -45,11 +45,21 @@ def test_a_doubtful_tensor_is_judged_over_more_steps() -> None:
         eager = (exact + 1e-6 * torch.sin(7 * exact)).float()
         return Step([(exact + error).float()], [], []), Step([eager], [], []), Step([exact], [], [])
 
-    assert judged("results", trio(1e-7), list)["passed"]
-    assert judged("results", trio(2.5e-6), lambda: [trio(1e-7)] * 5)["passed"]
-    assert not judged("results", trio(2.5e-6), lambda: [trio(2.5e-6)] * 5)["passed"]
-    assert not judged("results", trio(1e-5), lambda: [trio(1e-7)] * 5)["passed"]
-    nothing = judged("results", (Step([], [], []), *trio(0.0)[1:]), list)
+    def draws(error: float) -> More:
+        def more(name: str, places: list[int]) -> list[list[Triple]]:
+            ours, eager, exact = (getattr(s, name) for s in trio(error))
+            return [[(ours[k], eager[k], exact[k]) for k in places]] * 5
+
+        return more
+
+    def none(*_: object) -> list[list[Triple]]:
+        raise AssertionError("nothing is in doubt")
+
+    assert judged("results", trio(1e-7), none)["passed"]
+    assert judged("results", trio(2.5e-6), draws(1e-7))["passed"]
+    assert not judged("results", trio(2.5e-6), draws(2.5e-6))["passed"]
+    assert not judged("results", trio(1e-5), none)["passed"]
+    nothing = judged("results", (Step([], [], []), *trio(0.0)[1:]), none)
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
 
 

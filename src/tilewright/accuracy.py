@@ -377,7 +377,7 @@ def _grouped_product(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: objec
 
 
 _WITHOUT_FLOAT64: dict[object, Callable[..., Tensor]] = {
-    torch._grouped_mm: _grouped_product,  # pyright: ignore[reportPrivateUsage]
+    torch._grouped_mm: _grouped_product,  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 }
 """Functions that torch has no float64 kernel of, by others."""
 
