@@ -210,6 +210,19 @@ def part(found: Made, training: bool, channels_last: bool, peer: bool) -> record
     return facts
 
 
+class _Flat(nn.Module):
+    """A model from a list of tensors to its floats."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """Whatever it gives, flat."""
+        results = tensors(self.model(**dict(zip(self.names, args, strict=True))))
+        return tuple(t for t in results if t.is_floating_point())
+
+
 def exported(found: Made) -> record.Facts:
     """The model as an ONNX file, compiled, beside onnxruntime."""
     import onnxruntime
@@ -217,18 +230,7 @@ def exported(found: Made) -> record.Facts:
     model = found.model.eval()
     inputs = dict(found.inputs)
     names, values = list(inputs), tuple(inputs.values())
-
-    class Flat(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
-            return tuple(
-                t for t in tensors(self.model(**dict(zip(names, args, strict=True)))) if t.is_floating_point()
-            )
-
-    flat = Flat().eval()
+    flat = _Flat(model, names).eval()
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")
         try:
