@@ -82,7 +82,7 @@ from torch import nn
 
 def make():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(24, 48), nn.LayerNorm(48), nn.Tanh(), nn.Linear(48, 3)), (torch.randn(6, 24),)
+    return nn.Sequential(nn.Linear(24, 48), nn.RMSNorm(48), nn.Tanh(), nn.Linear(48, 3)), (torch.randn(6, 24),)
 """
 
 
