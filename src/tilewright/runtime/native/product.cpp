@@ -20,6 +20,7 @@ constexpr int across = 2, down = 6;  // 12 sums, 2 weights, 1 input: 15 of 16 re
 constexpr int panel = lanes * across;
 constexpr i64 chain = 128;  // a panel of so many fits a core's nearest cache
 constexpr i64 most_rows = 96, most_taps = 64;
+constexpr i64 worth_a_thread = 200000;  // operations that take as long as waking a thread
 typedef vec<float, lanes> V;
 typedef V::raw R;
 
@@ -422,6 +423,15 @@ i64 blocks_for(i64 rows, i64 most, i64 panels, i64 threads) {
   }
   return best;
 }
+
+// How many tasks a thread takes at least, each of so many operations: few tasks are dealt out evenly, to no more threads
+// than have enough to do.
+i64 grain_for(i64 tasks, i64 work_of_task, i64 threads) {
+  const i64 least = max(i64(1), worth_a_thread / max(i64(1), work_of_task));
+  if (tasks >= 2 * threads * least) return least;
+  const i64 busy = min(threads, max(i64(1), tasks * work_of_task / worth_a_thread));
+  return (tasks + busy - 1) / busy;
+}
 }  // namespace
 
 // Addresses of the thread pool's functions; called once, before anything else.
@@ -470,9 +480,9 @@ TW_API void tw_product(const Product* p, const float* x, i64 rows, i64 stride, c
   Run run = {p, x, added, out, rows, stride, (rows + block - 1) / block, block, panels, 0};
   run.by_panel = length * p->columns > rows * p->inner;
   if (rows == 1 && p->taps == 1 && p->height == 0) {
-    parallel(one_row, &run, panels, max(i64(1), 200000 / max(i64(1), 2 * panel * length)), 0);
+    parallel(one_row, &run, panels, grain_for(panels, 2 * panel * length, threads), 0);
     return;
   }
-  const i64 work_of_task = 2 * block * panel * length, grain = max(i64(1), 200000 / max(i64(1), work_of_task));
-  parallel(task, &run, run.blocks * panels, grain, 0);
+  const i64 tasks = run.blocks * panels;
+  parallel(task, &run, tasks, grain_for(tasks, 2 * block * panel * length, threads), 0);
 }
