@@ -54,6 +54,14 @@ def test_far_from_zero(name: str) -> None:
             assert not _judged(f, compiled, given), (seed, float(given.mean()))
 
 
+def test_a_mean_far_below_its_elements() -> None:
+    """Half a unit in its own last place, as of a sum in doubles, not in that of the elements."""
+    compiled = tilewright.compile(lambda x: torch.var_mean(x, -1))
+    x = torch.randn(64, 33, generator=torch.Generator().manual_seed(0))
+    x -= x.mean(-1, keepdim=True)
+    assert torch.equal(compiled(x)[1], x.double().mean(-1).float())
+
+
 def test_equal_elements_have_no_variance() -> None:
     x = (torch.rand(64, 1, generator=torch.Generator().manual_seed(0)) * 1000).expand(64, 999).contiguous()
     assert not tilewright.compile(lambda x: x.var(-1), (x,))(x).any()
@@ -91,6 +99,10 @@ def _folds(graph: Graph) -> list[str]:
 def test_squares_stay_sums_of_singles() -> None:
     graph = wide_moments(capture(lambda x: x.var(-1), [torch.zeros(3, 5)]))
     assert _folds(graph) == [str(f32)] * 3
+    graph = wide_moments(capture(lambda x: F.layer_norm(x, (5,)), [torch.zeros(3, 5)]))
+    assert _folds(graph) == [str(f32)] * 3
+    graph = wide_moments(capture(lambda x: torch.var_mean(x, -1), [torch.zeros(3, 5)]))
+    assert _folds(graph) == [str(f64), str(f32)]
     graph = wide_moments(capture(lambda x: x - x.mean(-1, keepdim=True), [torch.zeros(3, 5)]))
     assert _folds(graph) == [str(f64)]
 

@@ -11,7 +11,9 @@ sums the distances as well, in singles, and one step in doubles for each i corre
     m[i] + c[i] / N   for m[i]          d[i] - c[i]^2 / N   for d[i]
 
 Equal elements have distances of a few units in the last place of x: sums of these and of their squares are exact, and
-so are both corrections. A mean of which no squares are taken is summed in doubles: to correct would take a pass more.
+so are both corrections. But c is off by units of the distances, not of the mean: a mean that is a result, or read by
+more than distances, is summed in doubles instead. With n[i], the single next to it, in the place of m[i], the squares
+are then d[i] - N * (m[i] - n[i])^2. So is a mean of which no squares are taken: to correct would take a pass more.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class _Rewriter:
         self.twins: dict[Value, Value] = {}
         self.folded: set[Op] = set()
         self.stored = {*graph.inputs, *graph.constants}
+        self.results = set(graph.outputs)
 
     def add(self, op: Op) -> None:
         """Take `op` over, in doubles where it should be, and its result in singles for others."""
@@ -60,7 +63,7 @@ class _Rewriter:
         if op in self.folded:
             return
         if moments is not None:
-            self.correct(moments)
+            (self.summed if self.leaves(moments.mean.output) else self.correct)(moments)
         elif e is None or e.scan is not None or len(op.outputs) != 1 or op.output.dtype is not f32:
             self.ops.append(op)
         elif e.reduction is not None:
@@ -107,6 +110,11 @@ class _Rewriter:
                     return found
         return None
 
+    def leaves(self, mean: Value) -> bool:
+        """Whether a mean is more than what is taken from elements."""
+        readers = self.consumers.get(mean, [])
+        return mean in self.results or not all(_only_takes_away(op, mean) for op in readers)
+
     def correct(self, x: Moments) -> None:
         """The moments, corrected by the sum of all distances."""
         assert x.mean.expr and x.square.expr and x.squares.expr
@@ -130,6 +138,32 @@ class _Rewriter:
             Op("mean", (near, left, rough), (mean,), expr=TensorExpr(axes, (call("add", first, known),)),
                origin=x.mean.origin),
             Op("squares", (near, left, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
+            _rounded(x.mean, mean), _rounded(x.squares, squares),
+        ]  # fmt: skip
+        self.folded |= {x.square, x.squares}
+
+    def summed(self, x: Moments) -> None:
+        """The moments over a sum in doubles."""
+        assert x.total.expr and x.mean.expr and x.square.expr and x.squares.expr
+        near, rough = self.new(x.mean.output, f32), self.new(x.squares.output, f32)
+        total = self.twins.get(x.total.output)
+        if total is None:
+            total = self.twin_of(x.total.output)
+            wide = replace(x.total.expr, body=(self.wide(x.total),), reduction=sum_(f64))
+            self.ops.append(self.over_twins(replace(x.total, outputs=(total,)), wide))
+        mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
+        axes = output_axes(near.shape)
+        index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
+        first, m, d = read(0, index, f64), cast(read(0, index, f32), f64), cast(read(2, index, f32), f64)
+        off = call("sub", read(1, index, f64), m)
+        square = call("mul", x.count, call("mul", off, off))
+        less = call("maximum", call("sub", d, square), const(0, f64))
+        self.ops += [
+            Op("mean", (total,), (mean,), expr=TensorExpr(axes, (call("div", first, x.count),)), origin=x.mean.origin),
+            replace(_rounded(x.mean, mean), outputs=(near,)),
+            replace(x.square, inputs=tuple(near if v is x.mean.output else v for v in x.square.inputs)),
+            replace(x.squares, outputs=(rough,)),
+            Op("squares", (near, mean, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
             _rounded(x.mean, mean), _rounded(x.squares, squares),
         ]  # fmt: skip
         self.folded |= {x.square, x.squares}
@@ -195,3 +229,15 @@ def _rounded(op: Op, twin: Value) -> Op:
 def _is_distance(op: Op) -> bool:
     """Whether an op takes one element from another."""
     return op.expr is not None and op.expr.reduction is None and takes_away(op.expr.body[0])
+
+
+def _only_takes_away(op: Op, mean: Value) -> bool:
+    """Whether all that an op does with a mean is to take it from elements."""
+    if op.expr is None or op.expr.body[0].op == "read":
+        return False
+    return all(
+        e.op == "sub" and e.args[1] is part
+        for e in walk(op.expr.body[0])
+        for part in e.args
+        if part.op == "read" and op.inputs[operand(part)] is mean
+    )
