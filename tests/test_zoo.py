@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,27 @@ def test_figures_count_parts() -> None:
     assert facts["parts"] == {"forward": {"right": 1, "crash": 1}, "training": {"crash": 1}}
     assert facts["generated_share"] == 0.8 and facts["compile_cpu_over_inductor"] == {"forward": 0.5}
     assert zoo.outcome({"results": {"passed": False, "why": ""}}) == "wrong"
+
+
+def test_files_and_rivals_are_asked_for_until_enough_were_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[str]] = {}
+
+    def child(name: str, flags: list[str], _: float) -> record.Facts:
+        asked[name] = flags
+        exported: record.Facts = {"left_out": "export: no"} if name == "a" else {"cpu_s": 1.0}
+        parts: record.Facts = {"onnx": exported} if "--onnx" in flags else {}
+        return {"kind": "vision" if name in "abd" else "audio", "parts": parts}
+
+    monkeypatch.setattr(zoo, "child", child)
+    found = zoo.Zoo(6, {"onnx": 1, "peer": 0}, [], {})
+    with ThreadPoolExecutor(1) as pool:
+        for name in "abcde":
+            found.start(pool, name)
+            found.take(*found.running)
+    assert asked["a"] == asked["b"] == ["--onnx"]  # what torch cannot export does not count
+    assert asked["c"] == asked["d"] == asked["e"] == ["--full=vision"]
+    assert found.models["d"] == {"left_out": "enough of its kind: vision"}  # in a race
+    assert found.places() == 2 and found.kinds() == {"vision": 2, "audio": 2}
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Model classes that nobody chose, compiled and judged.
 
-    python -m benchmarks.zoo [--count 100] [--json FILE] [--shard K/N] [--device cuda] [--budget SECONDS] [--peer]
-                             [--onnx 30]
+    python -m benchmarks.zoo [--count 100] [--json FILE] [--workers 2] [--device cuda] [--budget SECONDS]
+                             [--peer 100] [--onnx 30]
 
 The rule: every entry of transformers' MODEL_MAPPING_NAMES, of torchvision's list_models() and one of each family of
 timm.list_models() (where these are installed), in an order drawn once with a fixed seed. Each is made with random
@@ -12,8 +12,9 @@ audio, image and text) has a third of the places already. The first COUNT that r
 
 Each runs in a process of its own, with limits of time and memory: a forward and a training step (weights' gradients,
 buffers), both memory formats where it takes images, by the fp64 rule; `--peer` also measures Inductor's CPU seconds of
-compiling, `--onnx` the file that torch exports, for so many models. A part is right, wrong, or crashed. The JSON is
-written after each model; a run that finds it goes on where it ended.
+compiling, `--onnx` judges the file that torch exports, for so many models, the first for which it can be done. A part
+is right, wrong, or crashed. The JSON is written after each model; a run that finds it goes on where it ended. Several
+`--workers` judge as many models at a time, which are taken in the order in which they end.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import record
@@ -137,8 +140,62 @@ def _geomean(values: list[float]) -> float:
     return math.exp(sum(math.log(max(v, 1e-9)) for v in values) / len(values)) if values else 0.0
 
 
-def main() -> int:
-    """The command."""
+def _judged(facts: record.Facts, fact: str) -> bool:
+    """Whether a model's file (`onnx`) or rival (`peer`) was had."""
+    parts: Mapping[str, Mapping[str, object]] = facts.get("parts", {})  # type: ignore[assignment]
+    if fact == "onnx":
+        return "onnx" in parts and "left_out" not in parts["onnx"]
+    return any("inductor_cpu_s" in p for p in parts.values())
+
+
+@dataclass
+class Zoo:
+    """The models judged so far, and those that are being judged."""
+
+    count: int
+    quota: Mapping[str, int]
+    """Of how many models a file and a rival are wanted."""
+    flags: list[str]
+    models: dict[str, record.Facts]
+    running: dict[Future[record.Facts], tuple[str, list[str]]] = field(default_factory=dict)
+
+    def kinds(self) -> Counter[str]:
+        """How many models of each kind are in."""
+        return Counter(str(f["kind"]) for f in self.models.values() if "kind" in f)
+
+    def full(self) -> list[str]:
+        """The kinds that have a third of the places."""
+        return [kind for kind, number in self.kinds().items() if number >= -(-self.count // 3)]
+
+    def places(self) -> int:
+        """How many are free, if all that run are taken."""
+        return self.count - self.kinds().total() - len(self.running)
+
+    def start(self, pool: ThreadPoolExecutor, name: str) -> None:
+        """Let a model be judged."""
+        wanted: list[str] = []
+        for fact, most in self.quota.items():
+            done = sum(_judged(f, fact) for f in self.models.values())
+            if done + sum(f"--{fact}" in asked for _, asked in self.running.values()) < most:
+                wanted.append(f"--{fact}")
+        flags = [*self.flags, *wanted, *(f"--full={kind}" for kind in self.full())]
+        self.running[pool.submit(child, name, flags, SECONDS)] = name, wanted
+
+    def take(self, done: Future[record.Facts]) -> None:
+        """Note what was found out about a model, and tell it."""
+        name, _ = self.running.pop(done)
+        facts = {**done.result(), "commit": record.commit()}
+        if facts.get("kind") in self.full():  # filled while it ran
+            facts = {"left_out": f"enough of its kind: {facts['kind']}"}
+        self.models[name] = facts
+        told = {p: outcome(f) for p, f in facts.get("parts", {}).items()}  # type: ignore[union-attr]
+        print(f"{name}: {told or facts.get('left_out')}", flush=True)
+        for p, f in facts.get("parts", {}).items():  # type: ignore[union-attr]
+            if outcome(f) in ("wrong", "crash"):
+                print(f"  {p}: {json.dumps(f)[:500]}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.zoo",
         description=__doc__,
@@ -146,52 +203,45 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--json", type=Path, default=Path("out/zoo.json"))
-    parser.add_argument(
-        "--shard", default="0/1", help="K/N: the entries whose place is K modulo N, and COUNT/N models"
-    )
+    parser.add_argument("--workers", type=int, default=1, help="models judged at a time")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds after which no further model starts"
     )
-    parser.add_argument("--peer", action="store_true")
-    parser.add_argument("--onnx", type=int, default=0)
+    parser.add_argument("--peer", type=int, default=0, help="models that Inductor compiles as well")
+    parser.add_argument("--onnx", type=int, default=0, help="models whose exported file is judged")
     parser.add_argument("--only", help="entries whose name contains this")
     parser.add_argument("--anew", action="store_true", help="judge again what was wrong or crashed")
-    arguments = parser.parse_args()
-    part, parts = map(int, arguments.shard.split("/"))
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The command."""
+    arguments = _arguments()
     order = names()
     random.Random(0).shuffle(order)
-    order = [n for n in order[part::parts] if not arguments.only or arguments.only in n]
-    count = -(-arguments.count // parts)
     kept = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     models: dict[str, record.Facts] = kept.get("models", {})
     if arguments.anew:
         bad = {n for n, _, f in judged_parts(models) if outcome(f) in ("wrong", "crash")}
         models = {n: f for n, f in models.items() if n not in bad}
+    quota = {"onnx": arguments.onnx, "peer": arguments.peer}
+    zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models)
+    waiting = iter([n for n in order if n not in models and (arguments.only or "") in n])
     end = time.monotonic() + arguments.budget
-    for name in order:
-        kinds = Counter(str(f["kind"]) for f in models.values() if "kind" in f)
-        if sum(kinds.values()) >= count or time.monotonic() > end:
-            break
-        if name in models:
-            continue
-        files = sum("onnx" in f.get("parts", {}) for f in models.values())  # type: ignore[operator]
-        flags = (
-            ["--device", arguments.device]
-            + ["--peer"] * arguments.peer
-            + ["--onnx"] * (files * parts < arguments.onnx)
-        )
-        facts = child(name, flags, SECONDS)
-        if "kind" in facts and kinds[str(facts["kind"])] >= -(-count // 3):
-            facts = {"left_out": f"enough of its kind: {facts['kind']}"}
-        models[name] = facts
-        told = {p: outcome(f) for p, f in facts.get("parts", {}).items()}  # type: ignore[union-attr]
-        print(f"{name}: {told or facts.get('left_out')}", flush=True)
-        for p, f in facts.get("parts", {}).items():  # type: ignore[union-attr]
-            if outcome(f) in ("wrong", "crash"):
-                print(f"  {p}: {json.dumps(f)[:500]}", flush=True)
-        head = record.provenance(1) | {"device": arguments.device, "summary": summary(models)}
-        record.write_json(arguments.json, head | {"models": models})
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        while True:
+            while len(zoo.running) < arguments.workers and zoo.places() > 0 and time.monotonic() < end:
+                name = next(waiting, None)
+                if name is None:
+                    break
+                zoo.start(pool, name)
+            if not zoo.running:
+                break
+            for done in wait(zoo.running, return_when=FIRST_COMPLETED).done:
+                zoo.take(done)
+                head = record.provenance(1) | {"device": arguments.device, "summary": summary(models)}
+                record.write_json(arguments.json, head | {"models": models})
     print(json.dumps(summary(models), indent=1))
     wrong = any(outcome(f) in ("wrong", "crash") for _, _, f in judged_parts(models))
     return 1 if wrong else 0

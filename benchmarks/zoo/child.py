@@ -160,7 +160,7 @@ def attempt(backend: str, run: Callable[[], Step]) -> tuple[Step, record.Facts]:
         return done, facts | (_shares() if backend == "tilewright" else {})
 
 
-def part(found: Made, training: bool, channels_last: bool, peer: bool) -> record.Facts:
+def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
     """Judge one way to run a model."""
     model, inputs = found.model, dict(found.inputs)
     if channels_last:
@@ -199,15 +199,22 @@ def part(found: Made, training: bool, channels_last: bool, peer: bool) -> record
     first = (ours, once(eager_model, eager_model), exactly(inputs))
     for name in ("results", "gradients", "buffers"):
         facts[name] = judged(name, first, more)
-    if peer:
-        other = copy.deepcopy(model)
-        try:
-            rival = torch.compile(other, backend="inductor")
-            _, inductor = attempt("inductor", lambda: once(rival, other))
-            facts["inductor_cpu_s"] = inductor["cpu_s"]
-        except Exception as error:  # noqa: BLE001 - the peer's failure is a fact
-            facts["inductor_failed"] = _line(error)
     return facts
+
+
+def rival(found: Made, training: bool) -> record.Facts:
+    """The CPU seconds that Inductor takes for the first run."""
+    model = copy.deepcopy(found.model).train(training)
+    compiled = torch.compile(model, backend="inductor")
+    inputs = dict(found.inputs)
+    try:
+        _, facts = attempt(
+            "inductor",
+            lambda: step(compiled, model, inputs) if training else Step(forward(compiled, inputs), [], []),  # type: ignore[arg-type]
+        )
+    except Exception as error:  # noqa: BLE001 - the peer's failure is a fact
+        return {"inductor_failed": _line(error)}
+    return {"inductor_cpu_s": facts["cpu_s"]}
 
 
 class _Flat(nn.Module):
@@ -297,6 +304,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--onnx", action="store_true")
+    parser.add_argument("--full", action="append", default=[], help="a kind of which there are enough")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -308,6 +316,8 @@ def main() -> None:
 
     try:
         found = made(arguments.model)
+        if found.kind in arguments.full:
+            raise LeftOut(f"enough of its kind: {found.kind}")
     except LeftOut as error:
         facts["left_out"] = str(error)
         write()
@@ -327,9 +337,7 @@ def main() -> None:
         ways[name] = {"crash": "the process died"}
         write()
         try:
-            ways[name] = part(
-                found, "training" in name, "channels-last" in name, arguments.peer and " " not in name
-            )
+            ways[name] = part(found, "training" in name, "channels-last" in name)
         except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
             ways[name] = {"crash": _line(error)}
         write()
@@ -340,6 +348,9 @@ def main() -> None:
             ways["onnx"] = exported(found)
         except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
             ways["onnx"] = {"crash": _line(error)}
+        write()
+    for name in ("forward", "training") if arguments.peer else ():
+        ways[name] = {**ways[name], **rival(found, name == "training")}
         write()
 
 
