@@ -137,3 +137,15 @@ def test_what_is_no_pair_keeps_its_value(f: Callable[[Tensor, Tensor], Tensor]) 
     x, y = (torch.randint(-8, 9, (4, 4), generator=draw) / 4 for _ in range(2))
     graph = wide_moments(capture(f, [x, y]))
     torch.testing.assert_close(torch.as_tensor(run_graph(graph, [x, y])[0]), f(x, y))
+
+
+def test_a_mean_read_by_calls_of_several_results() -> None:
+    x = torch.randint(-8, 9, (6, 5), generator=torch.Generator().manual_seed(0)) * 5.0
+
+    def ranked(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.topk(x.mean(-1), 2)
+
+    graph = capture(ranked, [x])
+    assert any(len(op.outputs) == 2 for op in graph.ops)
+    for y, e in zip(run_graph(wide_moments(graph), [x]), ranked(x), strict=True):
+        torch.testing.assert_close(torch.as_tensor(y), e)

@@ -107,7 +107,7 @@ def is_quotient(op: Op) -> bool:
 
 def is_square(op: Op) -> bool:
     """Whether an op is the square of the distance of two elements that it reads."""
-    if op.expr is None or op.expr.reduction is not None:
+    if op.expr is None or op.expr.reduction is not None or len(op.outputs) != 1:
         return False
     e = op.expr.body[0]
     return e.op == "mul" and e.args[0] is e.args[1] and takes_away(e.args[0])

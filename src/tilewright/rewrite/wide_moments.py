@@ -103,7 +103,7 @@ class _Rewriter:
         if not is_quotient(mean) or mean.inputs[0] not in self.producer or mean.inputs[0] in self.twins:
             return None
         total = self.producer[mean.inputs[0]]
-        for square in self.consumers.get(mean.output, []):
+        for square in filter(is_square, self.consumers.get(mean.output, [])):
             for squares in self.consumers.get(square.output, []):
                 found = Moments(total, mean, square, squares)
                 if squares not in self.folded and found.hold():
