@@ -40,15 +40,19 @@ def test_models_come_with_inputs_or_a_reason() -> None:
         made("transformers:no such model")
 
 
-def test_a_doubtful_tensor_is_judged_over_more_steps() -> None:
-    def trio(error: float) -> tuple[Step, Step, Step]:
-        exact = torch.linspace(1, 2, 100).double()
-        eager = (exact + 1e-6 * torch.sin(7 * exact)).float()
-        return Step([(exact + error).float()], [], []), Step([eager], [], []), Step([exact], [], [])
+def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
+    exact = torch.linspace(1, 2, 2000).double()
 
-    def draws(error: float) -> More:
+    def trio(ours: float = 0.0, eager: float = 0.0) -> tuple[Step, Step, Step]:
+        """Noise of 1e-6, and jumps of an element of ours and of eager's."""
+        found = [(exact + 1e-6 * torch.sin((7 + k) * exact)).float() for k in range(2)]
+        found[0][3] += ours
+        found[1][5] += eager
+        return Step(found[:1], [], []), Step(found[1:], [], []), Step([exact], [], [])
+
+    def draws(**jumps: float) -> More:
         def more(name: str, places: list[int]) -> list[list[Triple]]:
-            ours, eager, exact = (getattr(s, name) for s in trio(error))
+            ours, eager, exact = (getattr(s, name) for s in trio(**jumps))
             return [[(ours[k], eager[k], exact[k]) for k in places]] * 5
 
         return more
@@ -56,10 +60,10 @@ def test_a_doubtful_tensor_is_judged_over_more_steps() -> None:
     def none(*_: object) -> list[list[Triple]]:
         raise AssertionError("nothing is in doubt")
 
-    assert judged("results", trio(1e-7), none)["passed"]
-    assert judged("results", trio(2.5e-6), draws(1e-7))["passed"]
-    assert not judged("results", trio(2.5e-6), draws(2.5e-6))["passed"]
-    assert not judged("results", trio(1e-5), none)["passed"]
+    assert judged("results", trio(), none)["passed"]
+    assert judged("results", trio(ours=1e-2), draws(eager=1e-2))["passed"]  # eager meets its own jumps
+    assert not judged("results", trio(ours=1e-2), draws(eager=1e-4))["passed"]
+    assert not judged("results", trio(ours=1e-2), draws())["passed"]
     nothing = judged("results", (Step([], [], []), *trio(0.0)[1:]), none)
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
 

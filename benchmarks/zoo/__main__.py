@@ -20,12 +20,15 @@ is right, wrong, or crashed. The JSON is written after each model; a run that fi
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.process
 import os
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import record
+from benchmarks.zoo.child import run
 from benchmarks.zoo.models import names
 
 BYTES = 3 << 30
@@ -55,21 +59,13 @@ def outcome(facts: Mapping[str, object]) -> str:
 
 
 def child(name: str, flags: list[str], seconds: float) -> record.Facts:
-    """What a process of its own finds out about a model."""
+    """What a process of its own finds out about a model: a fork of one that has imported the packages."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "facts.json"
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1",
-            "TILEWRIGHT_MEASURE": "0",
-        }  # fmt: skip
-        command = [sys.executable, "-m", "benchmarks.zoo.child", name, "--out", str(out), *flags]
-        with open(Path(folder) / "err", "w+") as errors:
-            process = subprocess.Popen(
-                command, env=environment, stdout=errors, stderr=errors, cwd=record.ROOT
-            )
-            why = _waited(process, seconds)
-            errors.seek(0)
-            said = errors.read().strip().splitlines()[-1:]
+        process = _forks().Process(target=run, args=([name, "--out", str(out), *flags], f"{folder}/err"))
+        process.start()
+        why = _waited(process, seconds)
+        said = (Path(folder) / "err").read_text().strip().splitlines()[-1:]
         facts: record.Facts = (
             json.loads(out.read_text()) if out.exists() else {"parts": {"start": {"crash": str(said)}}}
         )
@@ -80,20 +76,31 @@ def child(name: str, flags: list[str], seconds: float) -> record.Facts:
     return facts
 
 
-def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
+@functools.cache
+def _forks() -> multiprocessing.context.ForkServerContext:
+    os.environ |= {
+        "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1", "TILEWRIGHT_MEASURE": "0",
+    }  # fmt: skip
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.zoo.child"])
+    return context
+
+
+def _waited(process: multiprocessing.process.BaseProcess, seconds: float) -> str:
     """Why a process had to be stopped, or its status; empty if it ended well."""
     limit = time.monotonic() + seconds
-    while process.poll() is None:
+    while process.is_alive():
+        why = ""
         if time.monotonic() > limit:
+            why = f"not finished after {seconds:.0f} s"
+        if _resident(process.pid or 0) > BYTES:
+            why = f"more than {BYTES >> 30} GiB of memory"
+        if why:
             process.kill()
-            process.wait()
-            return f"not finished after {seconds:.0f} s"
-        if _resident(process.pid) > BYTES:
-            process.kill()
-            process.wait()
-            return f"more than {BYTES >> 30} GiB of memory"
-        time.sleep(0.5)
-    return f"status {process.returncode}" if process.returncode else ""
+            process.join()
+            return why
+        process.join(0.5)
+    return f"status {process.exitcode}" if process.exitcode else ""
 
 
 def _resident(number: int) -> int:

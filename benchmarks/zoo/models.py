@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def made(name: str) -> Made:
         line = next(iter(str(error).strip().splitlines()), "")
         raise LeftOut(f"{type(error).__name__}: {line[:200]}") from error
     for part in found.model.modules():
-        if isinstance(part, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)):
+        if re.search("Drop|Stochastic", type(part).__name__) and isinstance(getattr(part, "p", None), float):
             part.p = 0.0
         elif isinstance(getattr(part, "drop_prob", None), float):
             part.drop_prob = 0.0
