@@ -42,6 +42,8 @@ class Sweep:
     def run(self, cases: Sequence[str], report: Callable[[str, Facts], None]) -> dict[str, Facts]:
         """Facts by case, those of earlier runs with them; cases that the budget leaves no time for are left out. A
         worker that dies answers {"died": reason}."""
+        if self.ledger is not None:
+            self.ledger.parent.mkdir(parents=True, exist_ok=True)
         known = {c: f for c, f in self._recalled() if c in set(cases)}
         waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for case in cases:

@@ -14,15 +14,19 @@ interpreters that stay (`workers`). A run that judged no program fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import queue
 import random
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -43,6 +47,9 @@ GRACE = 45.0
 TORCH = "torch's own"
 UNJUDGED = (REFUSED, TORCH, "cut off")
 """Kinds of verdicts that are none on the compiler."""
+
+Case = tuple[int, Program, Setting]
+"""A seed, its program, and how that is compiled."""
 
 FILE = '''"""{title}"""
 
@@ -139,8 +146,6 @@ class Campaign:
     findings: list[record.Facts] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    taken: int = 0
-    """Seeds that were given to judges."""
 
     def __post_init__(self) -> None:
         self.limit = self.start + 60 * self.arguments.minutes
@@ -158,28 +163,41 @@ class Campaign:
         """Seconds for one program."""
         return min(SECONDS, self.left())
 
-    def next(self) -> tuple[int, Program, Setting] | None:
-        """The next program; None when the time or the programs are over."""
-        with self.lock:  # torch's way of running text is not made for threads
-            if time.monotonic() > self.limit or self.taken >= self.arguments.count:
-                return None
-            seed = self.arguments.seed + self.taken
-            self.taken += 1
+    def cases(self) -> Iterator[Case]:
+        """Programs until the time or their number is over."""
+        for seed in range(self.arguments.seed, self.arguments.seed + self.arguments.count):
+            if time.monotonic() > self.limit:
+                return
             program = grown(seed)
-        setting = setting_of(seed, program)
-        if self.arguments.device != "cpu":
-            setting = replace(setting, schedules=0)
-        elif self.arguments.oracle != "both":
-            setting = replace(setting, schedules=seed + 1 if self.arguments.oracle == "exact" else 0)
-        return seed, program, setting
+            setting = setting_of(seed, program)
+            if self.arguments.device != "cpu":
+                setting = replace(setting, schedules=0)
+            elif self.arguments.oracle != "both":
+                setting = replace(setting, schedules=seed + 1 if self.arguments.oracle == "exact" else 0)
+            yield seed, program, setting
 
-    def work(self, judge: Forked | Worker) -> None:
+    def work(self, judge: Forked | Worker, cases: Iterable[Case]) -> None:
         """Judge until nothing is left."""
         try:
-            while (case := self.next()) is not None:
+            for case in cases:
                 self.one(judge, *case)
         finally:
             judge.end()
+
+    def share(self, judges: Sequence[Worker]) -> None:
+        """Give programs to judges that work side by side. This thread makes them: where a machine has a GPU, torch
+        does not survive gradients that one thread after the other asks for."""
+        waiting: queue.Queue[Case | None] = queue.Queue(len(judges))
+        with ThreadPoolExecutor(len(judges)) as threads:
+            working = [threads.submit(self.work, j, iter(waiting.get, None)) for j in judges]
+            ended = (None for _ in judges)
+            for case in chain(self.cases(), ended):
+                while not all(w.done() for w in working):
+                    with contextlib.suppress(queue.Full):
+                        waiting.put(case, timeout=1.0)
+                        break
+            for done in working:
+                done.result()
 
     def one(self, judge: Forked | Worker, seed: int, program: Program, setting: Setting) -> None:
         """Judge a program; what it finds is shrunk and written."""
@@ -235,13 +253,10 @@ def main() -> int:
     arguments = parsed()
     campaign = Campaign(arguments)
     if arguments.workers:
-        judges = [Worker(arguments.device) for _ in range(arguments.workers)]
-        with ThreadPoolExecutor(arguments.workers) as threads:
-            for done in [threads.submit(campaign.work, judge) for judge in judges]:
-                done.result()
+        campaign.share([Worker(arguments.device) for _ in range(arguments.workers)])
     else:
         warm()
-        campaign.work(Forked())
+        campaign.work(Forked(), campaign.cases())
     seconds = time.monotonic() - campaign.start
     counts = dict(campaign.counts)
     print(f"{sum(counts.values())} programs in {seconds:.0f} s, {campaign.judged} judged: {counts}")
