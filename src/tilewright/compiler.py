@@ -54,7 +54,7 @@ from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
-from tilewright.rewrite.wide_moments import corrected_moments, wide_moments
+from tilewright.rewrite.wide_moments import wide_moments
 from tilewright.rewrite.wide_scans import wide_scans
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
@@ -75,7 +75,7 @@ from tilewright.schedule.split import split_folds
 from tilewright.schedule.windows import with_windows
 from tilewright.target import Target
 from tilewright.tile.library import call_seconds
-from tilewright.tile.sizes import EARNEST, estimate, raised, representative, seen_sizes
+from tilewright.tile.sizes import EARNEST, raised, representative, seen_sizes
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
@@ -375,8 +375,7 @@ def _normal(
     chosen = run("select", lambda: select(found.graph, repeated=repeated))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     parted = wide_scans(parted) if target.wide_scans else parted
-    with seen_sizes(sizes):
-        parted = _exact_moments(parted, target)
+    parted = wide_moments(parted) if target.wide_moments else parted
     normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language == "cpp":
         store = Store(default_root(options))
@@ -386,14 +385,6 @@ def _normal(
         normal = run("specialise", lambda: normalise(specialise(plain, target, own, timer), evaluate))
     grown = raised(sizes, EARNEST, graph.symbols())
     return run("windows", lambda: with_windows(normal, solver, grown))
-
-
-def _exact_moments(graph: Graph, target: Target) -> Graph:
-    """The graph with means and variances as close as those of the usual library on `target`."""
-    if target.wide_moments:
-        return wide_moments(graph)
-    most = target.corrected_moments
-    return corrected_moments(graph, lambda size: estimate(size) <= most) if most else graph
 
 
 def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], str]:

@@ -130,9 +130,6 @@ class Target:
     wide_moments: bool = False
     """Whether means of singles from which distances are taken, and the squares of these, are summed in doubles, as the
     usual library does on this machine or does as exactly."""
-    corrected_moments: int = 0
-    """Singles of which the mean is corrected by the distances from it, at most: what a block holds, so that the sum of
-    the distances reads nothing again. 0 where wide moments stand in its place."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -285,7 +282,6 @@ def _gpu(
         backend=backend,
         arch=arch or name.removeprefix("sm_"),
         bias_apart=True,
-        corrected_moments=8192,
         coarse=coarse,
         fused_attention=fused_attention,
         descriptors=descriptors,

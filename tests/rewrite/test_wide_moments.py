@@ -13,10 +13,9 @@ from torch import Tensor
 import tilewright
 from tilewright.accuracy import compare
 from tilewright.interp import run_graph
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32, f64
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.wide_moments import corrected_moments, wide_moments
+from tilewright.rewrite.wide_moments import wide_moments
 
 SEEDS = range(4)
 
@@ -150,18 +149,3 @@ def test_a_mean_read_by_calls_of_several_results() -> None:
     assert any(len(op.outputs) == 2 for op in graph.ops)
     for y, e in zip(run_graph(wide_moments(graph), [x]), ranked(x), strict=True):
         torch.testing.assert_close(torch.as_tensor(y), e)
-
-
-def test_few_are_corrected_in_singles() -> None:
-    equal = (torch.rand(64, 1, generator=torch.Generator().manual_seed(0)) * 1000).expand(64, 48).contiguous()
-
-    def norm(x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.var_mean(x, -1, correction=0)
-
-    graph = capture(norm, [equal])
-    few = corrected_moments(graph, lambda size: dims.static(size) == 48)
-    assert _folds(few) == [str(f32)] * 3 and not any(v.dtype is f64 for op in few.ops for v in op.outputs)
-    variance, mean = (torch.as_tensor(y) for y in run_graph(few, [equal.numpy()]))
-    assert not variance.any() and torch.equal(mean, equal[:, 0])
-    assert any(torch.as_tensor(run_graph(graph, [equal.numpy()])[0]).flatten()), "singles alone are off"
-    assert corrected_moments(graph, lambda _: False) is graph

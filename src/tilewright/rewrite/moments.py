@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir import dims
-from ..ir.dtype import DType, f32
+from ..ir.dtype import f32, f64
 from ..ir.expr import Expr, axis, cast, const, substitute
 from ..ir.graph import Op
 
@@ -75,15 +75,12 @@ class Moments:
         return by.op == "const" and by.value == dims.static(size)
 
     @property
-    def size(self) -> Expr:
-        """The number of elements of one mean."""
+    def count(self) -> Expr:
+        """The number of elements of one mean, in f64."""
         assert self.total.expr is not None
-        return dims.prod(a.extent for a in self.total.expr.reduce)
-
-    def count(self, dtype: DType) -> Expr:
-        """The same as a float."""
-        fixed = dims.static(self.size)
-        return cast(self.size, dtype) if fixed is None else const(fixed, dtype)
+        size = dims.prod(a.extent for a in self.total.expr.reduce)
+        fixed = dims.static(size)
+        return cast(size, f64) if fixed is None else const(fixed, f64)
 
 
 def operand(element: Expr) -> int:

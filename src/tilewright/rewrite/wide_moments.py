@@ -14,15 +14,10 @@ Equal elements have distances of a few units in the last place of x: sums of the
 so are both corrections. But c is off by units of the distances, not of the mean: a mean that is a result, or read by
 more than distances, is summed in doubles instead. With n[i], the single next to it, in the place of m[i], the squares
 are then d[i] - N * (m[i] - n[i])^2. So is a mean of which no squares are taken: to correct would take a pass more.
-
-Libraries for a GPU take means in singles, in steps that are exact of equal elements (Welford 1962). There the means of
-so few elements that a block holds them are corrected, whatever reads them, and in singles: of equal elements every step
-is exact in these, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from ..ir import dims
@@ -42,21 +37,16 @@ def wide_moments(graph: Graph) -> Graph:
     """The graph with doubles for singles as each mean of singles from which distances of its own elements are taken, as
     the sum of their squares, and as what is made of these, or of these and stored values beside them.
     Those of halves stay: singles hold them well."""
-    return _Rewriter(graph, lambda _: True, doubles=True).rewritten()
-
-
-def corrected_moments(graph: Graph, are_few: Callable[[Expr], bool]) -> Graph:
-    """The graph with each mean of singles corrected by the sum of the distances from it, and their squares, where the
-    squares are summed as well and the mean's elements `are_few`, by their number."""
-    return _Rewriter(graph, are_few, doubles=False).rewritten()
+    rewriter = _Rewriter(graph)
+    for op in graph.ops:
+        rewriter.add(op)
+    return drop_dead(graph.with_ops(rewriter.ops)) if rewriter.twins else graph
 
 
 class _Rewriter:
-    """The ops so far, and the doubles that stand beside singles. Without
-    `doubles` moments are only corrected."""
+    """The ops so far, and the doubles that stand beside singles."""
 
-    def __init__(self, graph: Graph, are_few: Callable[[Expr], bool], *, doubles: bool) -> None:
-        self.graph, self.are_few, self.doubles = graph, are_few, doubles
+    def __init__(self, graph: Graph) -> None:
         self.producer, self.consumers = graph.producer(), graph.consumers()
         values = [v for op in graph.ops for v in (*op.inputs, *op.outputs)]
         self.fresh = 1 + max((v.id for v in values), default=0)
@@ -66,12 +56,6 @@ class _Rewriter:
         self.stored = {*graph.inputs, *graph.constants}
         self.results = set(graph.outputs)
 
-    def rewritten(self) -> Graph:
-        """The graph of all ops."""
-        for op in self.graph.ops:
-            self.add(op)
-        return drop_dead(self.graph.with_ops(self.ops)) if self.twins or self.folded else self.graph
-
     def add(self, op: Op) -> None:
         """Take `op` over, in doubles where it should be, and its result in singles for others."""
         e = op.expr
@@ -79,12 +63,12 @@ class _Rewriter:
         if op in self.folded:
             return
         if moments is not None:
-            (self.summed if self.doubles and self.leaves(moments.mean.output) else self.correct)(moments)
+            (self.summed if self.leaves(moments.mean.output) else self.correct)(moments)
         elif e is None or e.scan is not None or len(op.outputs) != 1 or op.output.dtype is not f32:
             self.ops.append(op)
         elif e.reduction is not None:
             known = any(v in self.twins for v in op.inputs)
-            self.take(op, self.doubles and is_sum(op) and (known or self.makes_mean(op)))
+            self.take(op, is_sum(op) and (known or self.makes_mean(op)))
         elif self.is_of_twins(op):
             self.take(op, True)
         else:
@@ -122,7 +106,7 @@ class _Rewriter:
         for square in filter(is_square, self.consumers.get(mean.output, [])):
             for squares in self.consumers.get(square.output, []):
                 found = Moments(total, mean, square, squares)
-                if squares not in self.folded and found.hold() and self.are_few(found.size):
+                if squares not in self.folded and found.hold():
                     return found
         return None
 
@@ -132,32 +116,30 @@ class _Rewriter:
         return mean in self.results or not all(_only_takes_away(op, mean) for op in readers)
 
     def correct(self, x: Moments) -> None:
-        """The moments, corrected by the sum of all distances; the step for each mean in doubles or as singles."""
+        """The moments, corrected by the sum of all distances."""
         assert x.mean.expr and x.square.expr and x.squares.expr
-        dtype = f64 if self.doubles else f32
         near, distance = self.new(x.mean.output, f32), self.new(x.square.output, f32)
         left, rough = (self.new(x.squares.output, f32) for _ in range(2))
         inputs = tuple(near if v is x.mean.output else v for v in x.square.inputs)
         away = replace(x.square.expr, body=(x.square.expr.body[0].args[0],))
-        exact = [self.twin_of(v) if self.doubles else v for v in (x.mean.output, x.squares.output)]
+        mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
         axes = output_axes(near.shape)
         index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
-        first, rest, d = (cast(read(k, index, f32), dtype) for k in range(3))
-        share = call("div", rest, x.count(dtype))
-        known = where(call("isnan", share), const(0, dtype), share)  # of elements that are not all finite
-        less = call("maximum", call("sub", d, call("mul", rest, share)), const(0, dtype))
+        first, rest, d = (cast(read(k, index, f32), f64) for k in range(3))
+        share = call("div", rest, x.count)
+        known = where(call("isnan", share), const(0, f64), share)  # of elements that are not all finite
+        less = call("maximum", call("sub", d, call("mul", rest, share)), const(0, f64))
         self.ops += [
             replace(x.mean, outputs=(near,)),
             replace(x.square, inputs=inputs),
             Op("distance", inputs, (distance,), expr=away, origin=x.square.origin),
             replace(x.squares, outputs=(rough,)),
             replace(x.squares, inputs=(distance,), outputs=(left,)),
-            Op("mean", (near, left, rough), (exact[0],), expr=TensorExpr(axes, (call("add", first, known),)),
+            Op("mean", (near, left, rough), (mean,), expr=TensorExpr(axes, (call("add", first, known),)),
                origin=x.mean.origin),
-            Op("squares", (near, left, rough), (exact[1],), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
+            Op("squares", (near, left, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
+            _rounded(x.mean, mean), _rounded(x.squares, squares),
         ]  # fmt: skip
-        if self.doubles:
-            self.ops += [_rounded(x.mean, exact[0]), _rounded(x.squares, exact[1])]
         self.folded |= {x.square, x.squares}
 
     def summed(self, x: Moments) -> None:
@@ -174,11 +156,10 @@ class _Rewriter:
         index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
         first, m, d = read(0, index, f64), cast(read(0, index, f32), f64), cast(read(2, index, f32), f64)
         off = call("sub", read(1, index, f64), m)
-        square = call("mul", x.count(f64), call("mul", off, off))
+        square = call("mul", x.count, call("mul", off, off))
         less = call("maximum", call("sub", d, square), const(0, f64))
-        exact = TensorExpr(axes, (call("div", first, x.count(f64)),))
         self.ops += [
-            Op("mean", (total,), (mean,), expr=exact, origin=x.mean.origin),
+            Op("mean", (total,), (mean,), expr=TensorExpr(axes, (call("div", first, x.count),)), origin=x.mean.origin),
             replace(_rounded(x.mean, mean), outputs=(near,)),
             replace(x.square, inputs=tuple(near if v is x.mean.output else v for v in x.square.inputs)),
             replace(x.squares, outputs=(rough,)),
