@@ -14,9 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright import building, place
+from tilewright.capture.fx import from_fx
 from tilewright.compiler import Compiled, compile_fx
 from tilewright.emit.triton import TritonSource
 from tilewright.errors import KernelRefused, UnsupportedError
+from tilewright.interp import run_graph
 from tilewright.options import Options
 from tilewright.runtime import triton_compat
 from tilewright.runtime.cuda_executable import CudaExecutable
@@ -185,3 +187,21 @@ def test_kernels_that_are_all_refused_are_no_fault_of_theirs(monkeypatch: pytest
     with pytest.warns(RuntimeWarning, match="runs as captured"):
         made = compile_fx(traced(three, (64, 512), (32, 100), (40, 7)), Options(), trusted=True)
     assert isinstance(made.executable, Captured) and len(builds) == 1 and builds[0] >= 3
+
+
+def test_a_norm_that_evaluates_hands_on_what_it_used() -> None:
+    """On a GPU the results beside the first are the statistics; on a CPU they are empty."""
+
+    def normed(x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+        norm = torch.ops.aten._native_batch_norm_legit_no_training.default
+        return norm(x, None, None, mean, variance, 0.1, 0.5)
+
+    graph = from_fx(traced(normed, (3, 2, 4), (2,), (2,)))
+    x, mean, variance = torch.randn(3, 2, 4), torch.randn(2), torch.rand(2)
+    found = [torch.as_tensor(y) for y in run_graph(graph, [x, mean, variance])]
+    wanted = [
+        torch.batch_norm(x, None, None, mean, variance, False, 0.1, 0.5, False),
+        mean,
+        (variance + 0.5).rsqrt(),
+    ]
+    torch.testing.assert_close(found, wanted)

@@ -185,8 +185,8 @@ class Campaign:
             judge.end()
 
     def share(self, judges: Sequence[Worker]) -> None:
-        """Give programs to judges that work side by side. This thread makes them: where a machine has a GPU, torch
-        does not survive gradients that one thread after the other asks for."""
+        """Give programs to judges that work side by side. This thread makes them: torch's way of running text is not
+        made for threads."""
         waiting: queue.Queue[Case | None] = queue.Queue(len(judges))
         with ThreadPoolExecutor(len(judges)) as threads:
             working = [threads.submit(self.work, j, iter(waiting.get, None)) for j in judges]

@@ -216,8 +216,11 @@ def _same_axes(first: Op, second: Op, total: Expr) -> dict[Axis, Expr] | None:
 def _divides(mean: Expr, first: Op) -> bool:
     """Whether `mean` is something over the number of elements of `first`, or times its inverse."""
     assert first.expr is not None
-    size, by = dims.prod(a.extent for a in first.expr.reduce), mean.args[1]
+    size = dims.prod(a.extent for a in first.expr.reduce)
     count = dims.static(size)
+    if mean.op not in ("div", "mul"):
+        return count == 1
+    by = mean.args[1]
     if by.op == "cast":
         return mean.op == "div" and dims.equal(by.args[0], size)
     if by.op != "const" or count is None or not isinstance(by.value, (int, float)):

@@ -231,11 +231,19 @@ def _group_norm(c: Call, x: Value, weight: Value | None, bias: Value | None, n: 
 def _batch_norm_inference(c: Call, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
                           running_var: Value, momentum: float, eps: float) -> tuple[Value, ...]:  # fmt: skip
     out = norm.batch_norm_inference(c.b, x, running_mean, running_var, weight, bias, eps)
-    empty = [
-        pointwise.full(c.b, s, c.number(0, t))
-        for s, t in zip(c.sizes_of_results[1:], c.results[1:], strict=True)
-    ]
-    return (out, *empty)
+    return (out, *_kept_for_gradients(c, running_mean, running_var, eps))
+
+
+def _kept_for_gradients(c: Call, mean: Value, variance: Value, eps: float) -> list[Value]:
+    """The second and third result of a norm that only reads its statistics: those as they were used, or nothing, as
+    each device's kernels have it."""
+    if any(dims.static(n) == 0 for s in c.sizes_of_results[1:3] for n in s):
+        return [
+            pointwise.full(c.b, s, c.number(0, t))
+            for s, t in zip(c.sizes_of_results[1:3], c.results[1:3], strict=True)
+        ]
+    used = (mean, norm.inverse_deviation(c.b, variance, eps))
+    return [pointwise.copy(c.b, pointwise.to(c.b, v, t)) for v, t in zip(used, c.results[1:3], strict=True)]
 
 
 @lower(aten._native_batch_norm_legit.no_stats)
@@ -251,10 +259,7 @@ def _batch_norm_training(
 ) -> tuple[Value, ...]:  # fmt: skip
     if not training:
         out = norm.batch_norm_inference(c.b, x, running_mean, running_var, weight, bias, eps)
-        kept = [
-            pointwise.full(c.b, s, c.number(0, t))
-            for s, t in zip(c.sizes_of_results[1:3], c.results[1:3], strict=True)
-        ]
+        kept = _kept_for_gradients(c, running_mean, running_var, eps)
         moved = [
             pointwise.copy(c.b, pointwise.to(c.b, v, t))
             for v, t in zip((running_mean, running_var), c.results[3:], strict=True)

@@ -130,8 +130,12 @@ def batch_norm_inference(
     b: Builder, x: Value, mean: Value, variance: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> Value:
     """(x - mean) / sqrt(variance + eps) * weight + bias per channel (dim 1), with stored statistics."""
-    rstd = pointwise(b, "rstd", lambda v: call("rsqrt", call("add", wide(v), number(eps, wide(v)))), variance)
-    return _batch_normalised(b, x, mean, rstd, weight, bias)
+    return _batch_normalised(b, x, mean, inverse_deviation(b, variance, eps), weight, bias)
+
+
+def inverse_deviation(b: Builder, variance: Value, eps: float) -> Value:
+    """1 / sqrt(variance + eps), of halves in singles."""
+    return pointwise(b, "rstd", lambda v: call("rsqrt", call("add", wide(v), number(eps, wide(v)))), variance)
 
 
 def _batch_normalised(
