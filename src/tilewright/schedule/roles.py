@@ -58,7 +58,8 @@ def check_roles(form: Form, schedule: Schedule) -> None:
 
 
 def _check_scans(form: Form) -> None:
-    """A running fold has a value only at its own step: what reads it must stand in the same pass, at the same index."""
+    """A running fold has a value only at its own step, and so has what is made of it at that index: what reads either
+    must stand in the same pass, at the same index."""
     scans = {i.scan for i in form.items if i.scan is not None}
     if len(scans) > 1:
         names = ", ".join(sorted(a.name for a in scans))
@@ -67,14 +68,17 @@ def _check_scans(form: Form) -> None:
         )
     folds = form.folds
     for c in scans:
-        numbers, _ = pass_numbers(producers_first(folds), form.outputs, c)
-        for item in form.items:
-            for d in folds_read(item.roots):
-                if folds[d].scan == c and (c not in item.kept or numbers[item.id] != numbers[d]):
+        ordered = producers_first(folds)
+        numbers, _ = pass_numbers(ordered, form.outputs, c)
+        running = {i.id for i in form.items if i.scan == c}
+        for item in (*ordered, *form.outputs):
+            for d in running.intersection(folds_read(item.roots)):
+                if c not in item.kept or numbers[item.id] != numbers[d]:
                     raise IllegalSchedule(
                         "every step of a fold that runs is needed elsewhere", fold=folds[d].source,
                         law="a running fold is read in its own pass",
                     )  # fmt: skip
+                running.add(item.id)
 
 
 def grain(form: Form, schedule: Schedule) -> Expr:
