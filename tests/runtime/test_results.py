@@ -170,3 +170,17 @@ def test_a_number_in_the_hosts_memory_stays_there_unless_a_kernel_reads_it() -> 
         receiving(step, 0, replace(promise, rank=1, shape=(1,), strides=(1,)), by_kernels=False)(
             [torch.ones(1).long()]
         )
+
+
+def test_a_view_of_a_detached_result_asks_for_no_gradient() -> None:
+    def scaled(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * w
+        return y, y.detach().flatten(-2)
+
+    torch._dynamo.reset()
+    x, w = torch.randn(4, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    whole, shown = torch.compile(scaled, backend="tilewright")(x, w)
+    assert whole.requires_grad and not shown.requires_grad
+    assert shown.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    whole.sum().backward()
+    torch.testing.assert_close(x.grad, w.detach().expand(4, 5, 8))

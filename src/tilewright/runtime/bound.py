@@ -306,7 +306,8 @@ class Workspace:
         shape, strides, offset = layouts.shapes[b], layouts.strides[b], layouts.offsets[b]
         t = self.lasting.get(source)
         if t is None:
-            return [steps.viewing(b, source, shape, strides, offset)]
+            leaves = b in self.part.plan.outputs
+            return [steps.viewing(b, source, shape, strides, offset, leaves=leaves)]
         self.lasting[b] = t.as_strided(shape, strides, t.storage_offset() + offset)
         return []
 

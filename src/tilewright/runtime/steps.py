@@ -82,14 +82,18 @@ def sharing(act: Act, core_ns: int) -> Act:
     return shared
 
 
-def viewing(b: int, source: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> Act:
-    """tensors[b] = the memory of `source` with other strides, `offset` elements behind its start."""
+def viewing(
+    b: int, source: int, shape: Sequence[int], strides: Sequence[int], offset: int, *, leaves: bool
+) -> Act:
+    """tensors[b] = the memory of `source` with other strides, `offset` elements behind its start. One that `leaves` is
+    no view by torch's books: of another result it would ask for the gradients that this one asks for."""
     as_strided = torch.as_strided
 
     def act(tensors: Tensors) -> None:
         t = tensors[source]
         assert t is not None
-        tensors[b] = as_strided(t, shape, strides, t.storage_offset() + offset)
+        of = t.detach() if leaves else t
+        tensors[b] = as_strided(of, shape, strides, t.storage_offset() + offset)
 
     return act
 
