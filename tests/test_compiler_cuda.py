@@ -205,3 +205,10 @@ def test_a_norm_that_evaluates_hands_on_what_it_used() -> None:
         (variance + 0.5).rsqrt(),
     ]
     torch.testing.assert_close(found, wanted)
+
+
+@needs_triton
+def test_moments_of_one_element() -> None:
+    """The mean is the element itself: nothing is divided."""
+    made = compiled(traced(lambda x: x.std(0, correction=0), (1,)))
+    assert made.kernels

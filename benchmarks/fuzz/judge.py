@@ -65,9 +65,14 @@ class Outcome:
 
 
 def ran(
-    forward: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], *, training: bool = True
+    forward: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    *,
+    training: bool = True,
+    draw: int = 0,
 ) -> Outcome:
-    """Run, and where an input wants a gradient, differentiate a weighted sum of all results."""
+    """Run, and where an input wants a gradient, differentiate a sum of all results, weighted by the numbers of a
+    `draw`."""
     asked = [x for x in inputs if x.requires_grad]
     leaves = list(inputs)
     with nullcontext() if training and asked else torch.no_grad():
@@ -75,15 +80,15 @@ def ran(
     gradients: list[Tensor] = []
     live = [r for r in results if r.requires_grad]
     if training and asked and live:
-        weights = [_weights(r, k) for k, r in enumerate(live)]
+        weights = [_weights(r, k, draw) for k, r in enumerate(live)]
         found = torch.autograd.grad(live, asked, weights, allow_unused=True)
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(asked, found, strict=True)]
     return Outcome([r.detach() for r in results], gradients, [x.detach() for x in inputs])
 
 
-def _weights(r: Tensor, k: int) -> Tensor:
-    draw = torch.Generator().manual_seed(1000 + k)
-    return torch.randn(r.shape, generator=draw, device="cpu").to(r.device, r.dtype)
+def _weights(r: Tensor, k: int, draw: int) -> Tensor:
+    numbers = torch.Generator().manual_seed(1000 * (1 + draw) + k)
+    return torch.randn(r.shape, generator=numbers, device="cpu").to(r.device, r.dtype)
 
 
 def judged(
@@ -180,24 +185,25 @@ def _in_ulps(y: Tensor, e: Tensor, r: Tensor) -> float:
     return error / unit if unit else float(error > 0)
 
 
-def _exact(program: Program, setting: Setting, seed: int, later: bool, device: str) -> Outcome:
+def _exact(program: Program, setting: Setting, seed: int, later: bool, device: str, draw: int = 0) -> Outcome:
     inputs = program.inputs(seed, later=later, double=True, device=device)
-    return ran(function(program.source(), double=True), inputs, training=setting.training)
+    return ran(function(program.source(), double=True), inputs, training=setting.training, draw=draw)
 
 
 def _again(
     program: Program, setting: Setting, doubtful: Sequence[str], fewest: int, plain: Callable[..., tuple[Tensor, ...]],
     compiled: Callable[..., tuple[Tensor, ...]], later: bool, device: str,
 ) -> Failure | None:  # fmt: skip
-    """Judge the doubtful tensors of several draws as one."""
+    """Judge the doubtful tensors of several draws as one: of inputs, and of what gradients are taken from."""
     trios: list[tuple[Outcome, Outcome, Outcome]] = []
     draws = min(MOST, max(FEWEST, ELEMENTS // max(1, fewest)))
-    for seed in range(setting.seed + 1, setting.seed + 1 + draws):
+    for draw in range(1, 1 + draws):
+        seed = setting.seed + draw
         outcomes = [
-            ran(f, program.inputs(seed, later=later, device=device), training=setting.training)
+            ran(f, program.inputs(seed, later=later, device=device), training=setting.training, draw=draw)
             for f in (compiled, plain)
         ]
-        trios.append((outcomes[0], outcomes[1], _exact(program, setting, seed, later, device)))
+        trios.append((outcomes[0], outcomes[1], _exact(program, setting, seed, later, device, draw)))
     for name in doubtful:
         part, k = name.split()
         pooled = [torch.cat([getattr(t[i], part)[int(k)].reshape(-1) for t in trios]) for i in range(3)]

@@ -61,11 +61,12 @@ def outcome(facts: Mapping[str, object]) -> str:
 def child(name: str, flags: list[str], seconds: float) -> record.Facts:
     """What a process of its own finds out about a model: a fork of one that has imported the packages."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "facts.json"
-        process = _forks().Process(target=run, args=([name, "--out", str(out), *flags], f"{folder}/err"))
+        out, errors = Path(folder) / "facts.json", Path(folder) / "err"
+        errors.touch()  # a process may die before it opens it
+        process = _forks().Process(target=run, args=([name, "--out", str(out), *flags], str(errors)))
         process.start()
         why = _waited(process, seconds)
-        said = (Path(folder) / "err").read_text().strip().splitlines()[-1:]
+        said = errors.read_text().strip().splitlines()[-1:]
         facts: record.Facts = (
             json.loads(out.read_text()) if out.exists() else {"parts": {"start": {"crash": str(said)}}}
         )
