@@ -10,8 +10,8 @@ import pytest
 import torch
 from benchmarks import record
 from benchmarks.zoo import __main__ as zoo
-from benchmarks.zoo.child import More, Step, Triple, judged
-from benchmarks.zoo.models import LeftOut, made, names
+from benchmarks.zoo.child import More, Step, Triple, judged, part
+from benchmarks.zoo.models import LeftOut, Made, _checked, made, names
 from benchmarks.zoo.small import PLANS, shrunk
 
 
@@ -68,8 +68,37 @@ def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
 
 
+class _Odd(torch.nn.Module):
+    """Gives other numbers with another seed, or takes no training step."""
+
+    def __init__(self, noise: float) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise ValueError("labels must be given")
+        return x + self.noise * torch.rand(3)
+
+
+def test_what_eager_gives_by_chance_or_refuses_is_left_out() -> None:
+    inputs = {"x": torch.ones(3)}
+    with pytest.raises(LeftOut, match="another seed"):
+        _checked(_Odd(1.0), inputs, "encoder", "")
+    found = _checked(_Odd(0.0), inputs, "encoder", "")
+    facts = part(Made(found.model, inputs, "encoder", ""), training=True, channels_last=False)
+    assert facts == {"left_out": "eager: ValueError: labels must be given"}
+    assert zoo.outcome(facts) == "left out"
+
+
 def test_figures_count_parts() -> None:
-    right: record.Facts = {"ops": 10, "generated": 8, "results": {"passed": True}, "fallbacks": 0}
+    right: record.Facts = {
+        "ops": 10,
+        "generated": 8,
+        "library": {"aten.mm": 2},
+        "results": {"passed": True},
+        "fallbacks": 0,
+    }
     models: dict[str, record.Facts] = {
         "a": {"kind": "encoder", "parts": {"forward": {**right, "cpu_s": 2.0, "inductor_cpu_s": 4.0}}},
         "b": {"kind": "vision", "parts": {"forward": {"crash": "x"}, "training": {**right, "fallbacks": 1}}},
@@ -78,6 +107,7 @@ def test_figures_count_parts() -> None:
     facts = zoo.summary(models)
     assert facts["models"] == 2 and facts["kinds"] == {"encoder": 1, "vision": 1}
     assert facts["parts"] == {"forward": {"right": 1, "crash": 1}, "training": {"crash": 1}}
+    assert facts["library"] == {"aten.mm": 4}
     assert facts["generated_share"] == 0.8 and facts["compile_cpu_over_inductor"] == {"forward": 0.5}
     assert zoo.outcome({"results": {"passed": False, "why": ""}}) == "wrong"
 

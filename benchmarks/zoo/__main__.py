@@ -7,8 +7,9 @@ The rule: every entry of transformers' MODEL_MAPPING_NAMES, of torchvision's lis
 timm.list_models() (where these are installed), in an order drawn once with a fixed seed. Each is made with random
 weights from its own default configuration, made small by the names of its attributes (`small`), with inputs that its
 signature names (`models`). One is passed over if no configuration or input of those makes eager give finite floats, if
-it has more than 40 million weights even so, or if its kind (encoder, decoder, encoder-decoder, state-space, vision,
-audio, image and text) has a third of the places already. The first COUNT that remain are the zoo.
+these are others with another seed, if it has more than 40 million weights even so, or if its kind (encoder, decoder,
+encoder-decoder, state-space, vision, audio, image and text) has a third of the places already. The first COUNT that
+remain are the zoo. A part that eager itself refuses, as a training step without labels, is left out with its reason.
 
 Each runs in a process of its own, with limits of time and memory: a forward and a training step (weights' gradients,
 buffers), both memory formats where it takes images, by the fp64 rule; `--peer` also measures Inductor's CPU seconds of
@@ -42,7 +43,7 @@ from benchmarks import record
 from benchmarks.zoo.child import run
 from benchmarks.zoo.models import names
 
-BYTES = 3 << 30
+BYTES = 6 << 30
 """Resident memory of a model's process."""
 SECONDS = 900.0
 
@@ -124,6 +125,7 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
     counts: dict[str, Counter[str]] = {}
     shares: list[float] = []
     ratios: dict[str, list[float]] = {}
+    library: Counter[str] = Counter()
     ops = generated = needed = 0
     for _, part, facts in judged_parts(models):
         counts.setdefault(part, Counter())[outcome(facts)] += 1
@@ -131,6 +133,7 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
             ops += int(facts["ops"])  # type: ignore[call-overload]
             generated += int(facts["generated"])  # type: ignore[call-overload]
             needed += int(facts.get("needed", 0))  # type: ignore[call-overload]
+            library.update(facts.get("library", {}))  # type: ignore[arg-type, call-overload]
             shares.append(facts["generated"] / facts["ops"])  # type: ignore[operator]
         if facts.get("inductor_cpu_s"):
             ratios.setdefault(part, []).append(facts["cpu_s"] / facts["inductor_cpu_s"])  # type: ignore[operator]
@@ -139,6 +142,7 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
         "models": sum(kinds.values()), "kinds": dict(kinds), "parts": {p: dict(c) for p, c in counts.items()},
         "ops": ops, "generated": generated, "generated_share": generated / max(1, ops),
         "needed_share": needed / max(1, ops),
+        "library": dict(library.most_common()),
         "generated_share_geomean": _geomean(shares),
         "compile_cpu_over_inductor": {p: _geomean(r) for p, r in ratios.items()},
     }  # fmt: skip
