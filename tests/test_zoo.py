@@ -107,7 +107,7 @@ def test_figures_count_parts() -> None:
     facts = zoo.summary(models)
     assert facts["models"] == 2 and facts["kinds"] == {"encoder": 1, "vision": 1}
     assert facts["parts"] == {"forward": {"right": 1, "crash": 1}, "training": {"crash": 1}}
-    assert facts["library"] == {"aten.mm": 4}
+    assert facts["library"] == {"aten.mm": 4} and facts["library_of_ops"] == 20
     assert facts["generated_share"] == 0.8 and facts["compile_cpu_over_inductor"] == {"forward": 0.5}
     assert zoo.outcome({"results": {"passed": False, "why": ""}}) == "wrong"
 

@@ -126,13 +126,14 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
     shares: list[float] = []
     ratios: dict[str, list[float]] = {}
     library: Counter[str] = Counter()
-    ops = generated = needed = 0
+    ops = generated = needed = named = 0
     for _, part, facts in judged_parts(models):
         counts.setdefault(part, Counter())[outcome(facts)] += 1
         if facts.get("ops"):
             ops += int(facts["ops"])  # type: ignore[call-overload]
             generated += int(facts["generated"])  # type: ignore[call-overload]
             needed += int(facts.get("needed", 0))  # type: ignore[call-overload]
+            named += int(facts["ops"]) if "library" in facts else 0  # type: ignore[call-overload]
             library.update(facts.get("library", {}))  # type: ignore[arg-type, call-overload]
             shares.append(facts["generated"] / facts["ops"])  # type: ignore[operator]
         if facts.get("inductor_cpu_s"):
@@ -142,7 +143,7 @@ def summary(models: Mapping[str, record.Facts]) -> record.Facts:
         "models": sum(kinds.values()), "kinds": dict(kinds), "parts": {p: dict(c) for p, c in counts.items()},
         "ops": ops, "generated": generated, "generated_share": generated / max(1, ops),
         "needed_share": needed / max(1, ops),
-        "library": dict(library.most_common()),
+        "library": dict(library.most_common()), "library_of_ops": named,
         "generated_share_geomean": _geomean(shares),
         "compile_cpu_over_inductor": {p: _geomean(r) for p, r in ratios.items()},
     }  # fmt: skip
