@@ -12,6 +12,7 @@ from benchmarks import record
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo.child import More, Step, Triple, judged, part
 from benchmarks.zoo.models import LeftOut, Made, _checked, made, names
+from benchmarks.zoo.roundings import roundings
 from benchmarks.zoo.small import PLANS, shrunk
 
 
@@ -89,6 +90,27 @@ def test_what_eager_gives_by_chance_or_refuses_is_left_out() -> None:
     facts = part(Made(found.model, inputs, "encoder", ""), training=True, channels_last=False)
     assert facts == {"left_out": "eager: ValueError: labels must be given"}
     assert zoo.outcome(facts) == "left out"
+
+
+def test_gradients_at_the_edge_of_a_relu_jump_with_eagers_own_rounding() -> None:
+    class Edge(torch.nn.Module):
+        """An inner sum that cancels, so that its sign is that of its rounding."""
+
+        def __init__(self, edge: bool) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+            self.edge = edge
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.weight * x
+            by_format = x.is_contiguous(memory_format=torch.channels_last)
+            noise = (1e-7 if by_format else -1e-7) if self.edge and x.dtype == torch.float32 else -1e-7
+            return torch.relu(y - y.detach() + noise)
+
+    inputs = {"x": torch.randn(2, 3, 4, 4)}
+    ways = {edge: roundings(Made(Edge(edge), inputs, "vision", ""), False) for edge in (True, False)}
+    assert [f["failed"] for f in ways[True].values()] == [1, 0, 0]
+    assert [f["failed"] for f in ways[False].values()] == [0, 0, 0]
 
 
 def test_figures_count_parts() -> None:
