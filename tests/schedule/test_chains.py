@@ -19,7 +19,7 @@ from tilewright.ir import dims
 from tilewright.ir.program import Loop
 from tilewright.schedule.lower import lower
 from tilewright.schedule.roles import block_lengths
-from tilewright.schedule.schedule import ClassPlan, Schedule
+from tilewright.schedule.schedule import ClassPlan, Role, Schedule
 from tilewright.schedule.search import ROW, heuristic
 
 
@@ -113,3 +113,14 @@ def test_a_variance_from_two_sums_errs_no_more_than_eagers() -> None:
         exact = accuracy.in_float64(program)(x)
         verdict = accuracy.compare(ours, program(x), exact, k=1.3)
         assert verdict.passed, str(verdict)
+
+
+def test_a_loop_inside_counts_as_the_chain_that_it_is() -> None:
+    """Two times 24 additions: the loop inside is short enough to run in one go, both together are not."""
+    form = form_of(Case("parts", lambda x: x.sum((0, 2)), ((2, 5, 24),)))
+    (fold,) = form.folds.values()
+    classes = [c for c in heuristic(form, host_target()).classes if c.axis not in fold.reduce]
+    outer, inner = sorted(fold.reduce, key=lambda a: dims.static(a.extent) or 0)
+    schedule = Schedule((*classes, ClassPlan(outer, Role.STREAMED), ClassPlan(inner, Role.STREAMED)))
+    assert block_lengths(inner, [fold], schedule, nested=True) == ()
+    assert block_lengths(outer, [fold], schedule, nested=True) == (1,)

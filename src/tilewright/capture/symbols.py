@@ -9,7 +9,7 @@ from fractions import Fraction
 import sympy
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, canonicalize_bool_expr, free_unbacked_symbols
 from torch.utils._sympy import functions as fn
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -59,6 +59,8 @@ class Symbols:
         self._asserted = asserted
         self._factors = factors(env)
         self._memo: dict[sympy.Basic, Expr] = {}
+        self._asked: set[sympy.Expr] = set()
+        self._ones: dict[sympy.Expr, sympy.Expr] = {}
 
     def expr(self, value: SymbolicNumber) -> Expr:
         """A host scalar: i64 for integers, f64 for floats, bool. Raises UnsupportedError for an unknown function."""
@@ -72,11 +74,15 @@ class Symbols:
 
     def shape(self, sizes: Sequence[SymbolicNumber]) -> tuple[Expr, ...]:
         """Sizes or strides of a tensor."""
+        for s in sizes:
+            self._learn(s)
         return tuple([integer(s) if type(s) is int else self.expr(s) for s in sizes])
 
     def strides(self, t: Tensor) -> tuple[Expr, ...]:
         """Strides of a tensor that has elements: then max(1, n) = n for each factor n >= 0 of its sizes. (Torch steps
         over an empty dim as over one element.)"""
+        for n in t.shape:
+            self._learn(n)
         sizes = [self._now(n.node.expr) for n in t.shape if isinstance(n, torch.SymInt)]
         parts = {n for e in sizes for n in (e, *sympy.Mul.make_args(e)) if not n.is_number}
         there = {fn.Max(sympy.S.One, n): n for n in parts if dims.at_least(self._sympy(n), 0)}
@@ -87,13 +93,30 @@ class Symbols:
 
     def _now(self, e: sympy.Expr) -> sympy.Expr:
         """`e` by what is known of its symbols by now."""
-        return e if self._env is None else self._env.replace(e)
+        now: sympy.Expr = e if self._env is None else self._env.replace(e)
+        return now.xreplace(self._ones) if self._ones else now  # pyright: ignore[reportReturnType]
 
     def _sympy(self, e: sympy.Basic) -> Expr:
         found = self._memo.get(e)
         if found is None:
             found = self._memo[e] = self._convert(self._now(e) if isinstance(e, sympy.Expr) else e)
         return found
+
+    def _learn(self, size: SymbolicNumber) -> None:
+        """Note a size that is 1 under what the program was traced with. Of one that is made of others torch keeps the
+        expression, and stretches the dim."""
+        e = (
+            self._now(size.node.expr)
+            if self._env is not None and isinstance(size, torch.SymInt)
+            else sympy.S.One
+        )
+        if self._env is None or e.is_Atom or e in self._asked or free_unbacked_symbols(e):
+            return
+        self._asked.add(e)
+        question = canonicalize_bool_expr(self._env.simplify(sympy.Eq(e, 1)))
+        known = self._env.axioms.get(question) or self._env._maybe_evaluate_static(question)  # pyright: ignore[reportPrivateUsage]
+        if known is sympy.true:
+            self._ones[e] = sympy.S.One
 
     def _convert(self, e: sympy.Basic) -> Expr:
         if isinstance(e, sympy.Symbol):

@@ -55,6 +55,7 @@ class TritonSource:
     warps: int
     stages: int
     variant: Variant
+    contracted: bool
 
     @property
     def signature(self) -> dict[str, str]:
@@ -96,7 +97,7 @@ def emit_triton(
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
-    return TritonSource(text, name, arguments, program.warps, program.stages, variant)
+    return TritonSource(text, name, arguments, program.warps, program.stages, variant, program.contracted)
 
 
 def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -> tuple[Argument, ...]:

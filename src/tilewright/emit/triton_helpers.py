@@ -147,15 +147,15 @@ def quick_erfc(a):
     """1 - erf(a) as a power of two; its exponent is a minimax polynomial on [0, 4.6] (and falls beyond): absolute error
     2^-23."""
     x = tl.abs(a)
-    p = 1.43897214e-05 - 6.274301e-07 * x
-    p = p * x - 1.39916199e-04
-    p = p * x + 7.30806089e-04
-    p = p * x - 1.94273423e-03
-    p = p * x - 3.83474224e-04
-    p = p * x + 2.80774496e-02
-    p = p * x - 1.48445547e-01
-    p = p * x - 9.18418467e-01
-    p = p * x - 1.62790871
+    p = tl.fma(x, -6.274301e-07, 1.43897214e-05)
+    p = tl.fma(p, x, -1.39916199e-04)
+    p = tl.fma(p, x, 7.30806089e-04)
+    p = tl.fma(p, x, -1.94273423e-03)
+    p = tl.fma(p, x, -3.83474224e-04)
+    p = tl.fma(p, x, 2.80774496e-02)
+    p = tl.fma(p, x, -1.48445547e-01)
+    p = tl.fma(p, x, -9.18418467e-01)
+    p = tl.fma(p, x, -1.62790871)
     q = tl.exp2(p * x)
     return tl.where(a < 0, 2.0 - q, q)
 ''',

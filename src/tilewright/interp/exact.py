@@ -277,6 +277,7 @@ def _power(a: Array, b: Array) -> Array:
 ONE = from_floats(np.asarray(1.0))
 _ERF = _odd(_tag("erf", lambda v: np.asarray(np.frompyfunc(math.erf, 1, 1)(v))))
 _SQRT = _tag("sqrt", np.sqrt)
+_TANH = _tag("tanh", np.tanh)
 _TAGGED_POWER = _tag("pow", np.power)
 
 _OPS: dict[str, Callable[..., Array]] = {
@@ -292,9 +293,9 @@ _OPS: dict[str, Callable[..., Array]] = {
     "floor": _rounded(np.floor), "ceil": _rounded(np.ceil), "trunc": _rounded(np.trunc), "round": _rounded(np.rint),
     "sign": _rounded(lambda v: (v > 0).astype(np.float64) - (v < 0)), "atan2": _tag("atan2", np.arctan2),
     "close_exp": _exp, "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
-    "quick_erfc": lambda a: _subtract(ONE, _ERF(a)),
+    "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "tanh": _TANH, "coarse_tanh": _TANH,
     **{name: _tag(name, function) for name, function in {
-        "tanh": np.tanh, "coarse_tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+        "sin": np.sin, "cos": np.cos, "tan": np.tan,
         "asin": np.arcsin, "acos": np.arccos,
         "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh,
         "atanh": np.arctanh,

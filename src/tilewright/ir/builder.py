@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from . import dims
 from .dtype import DType
-from .expr import Axis, Expr, axis, read
+from .expr import Axis, Expr, axis, read, show
 from .graph import Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
 from .tensor import TensorExpr, output_axes
 
@@ -109,17 +109,16 @@ class Builder:
 
 
 def broadcast(*shapes: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The common shape after torch's broadcasting. Sizes that are not proved different are taken as equal (the front
-    door has compared them); raises ValueError for constant sizes that differ."""
+    """The common shape after torch's broadcasting. Raises ValueError for sizes that differ, or may: one of two unlike
+    expressions can be 1 in every call and stretched in it."""
     rank = max((len(s) for s in shapes), default=0)
     out: list[Expr] = []
     for k in range(rank):
         sizes = [s[len(s) - rank + k] for s in shapes if len(s) - rank + k >= 0]
-        wide = [s for s in sizes if s is not dims.ONE]
-        fixed = {s for s in wide if dims.static(s) is not None}
-        if len(fixed) > 1:
-            raise ValueError(f"sizes {sizes} do not broadcast")
-        out.append(next(iter(fixed)) if fixed else wide[0] if wide else dims.ONE)
+        wide = {s for s in sizes if s is not dims.ONE}
+        if len(wide) > 1:
+            raise ValueError(f"sizes {', '.join(map(show, sizes))} are not known to broadcast")
+        out.append(next(iter(wide), dims.ONE))
     return tuple(out)
 
 

@@ -219,7 +219,8 @@ class TileProgram:
 
     Blocks along `beside` are walked with that axis innermost, so that memory sees a stream for each of its values. With
     `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts.
-    Unless `aligned`, no code is made that relies on aligned pointers."""
+    With `contracted`, a product and the sum that it goes into may round once anywhere: a difference of equal numbers
+    may then be no zero. Unless `aligned`, no code is made that relies on aligned pointers."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
@@ -232,6 +233,7 @@ class TileProgram:
     beside: Axis | None = None
     reciprocals: bool = False
     aligned: bool = True
+    contracted: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False, metadata=TOLD)
 
     def statements(self) -> Iterator[Stmt]:

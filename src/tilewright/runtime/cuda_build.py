@@ -65,6 +65,7 @@ def job_of(source: TritonSource, target: Target) -> Job:
         backend=target.backend,
         arch=int(target.arch) if target.arch.isdecimal() else target.arch,
         lanes=target.lanes,
+        fusion=source.contracted,
     )
 
 

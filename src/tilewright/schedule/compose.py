@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..ir import dims
-from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axis, both, call, cast, make, rebuild, substitute, walk
+from ..ir.dtype import DType, Kind
+from ..ir.expr import Axis, Expr, axis, both, call, cast, is_const, make, rebuild, substitute, walk
 from ..ir.graph import Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.pattern import Rewriter
@@ -19,6 +19,10 @@ from ..ir.tensor import TensorExpr
 from ..rewrite.rules import CASTS, SETTLED
 from .checks import checked_index, checked_where, inside_of, with_tests
 from .form import Form, Item
+
+JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
+"""Functions of floats that jump."""
+ORDERS = frozenset({"lt", "le", "gt", "ge"})
 
 
 def compose(
@@ -116,8 +120,25 @@ class _Composer:
                 assert isinstance(x.value, int)
                 done[x] = self.element(op.inputs[x.value], args, op)
             else:
-                done[x] = self.widened(x, args)
+                done[x] = self.widened(x, self.stepped(x, args, op))
         return done[body]
+
+    def stepped(self, x: Expr, args: tuple[Expr, ...], op: Op) -> tuple[Expr, ...]:
+        """The arguments of `x` on the way. Where it jumps, halves that other ops of the kernel make are rounded as
+        the program rounds them: equal ones are to be equal, also to what was stored."""
+        if not _jumps(x):
+            return args
+        return tuple(
+            call("cast", call("cast", new, dtype=old.dtype), dtype=new.dtype)
+            if old.op == "read" and old.dtype.is_half and not self.stored(op, old)
+            else new
+            for old, new in zip(x.args, args, strict=True)
+        )
+
+    def stored(self, op: Op, x: Expr) -> bool:
+        """Whether a read is of what lies in memory."""
+        assert isinstance(x.value, int)
+        return op.inputs[x.value] in self.kernel.inputs
 
     def widened(self, x: Expr, args: tuple[Expr, ...]) -> Expr:
         if x.op == "const" and x.dtype.is_half:
@@ -157,6 +178,14 @@ class _Composer:
         layout = self.layouts.get(v)
         strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
         return dims.add(*(dims.mul(i, s) for i, s in zip(index, strides, strict=True)))
+
+
+def _jumps(x: Expr) -> bool:
+    """Whether a rounding of an argument can change the result by more than a rounding. The sign of a number survives
+    it."""
+    if x.op == "cast":
+        return x.dtype.kind in (Kind.INT, Kind.UINT)
+    return x.op in JUMPS or (x.op in ORDERS and not any(is_const(a, 0) for a in x.args))
 
 
 def _given_to_store(body: Expr, dtype: DType) -> Expr:

@@ -168,6 +168,9 @@ class Evaluation(ABC):
             result = quick_power(self.eval(e.args[0], guard))
         elif e.op == "exp" and self.schedule.close and e.dtype is f32:
             result = call("close_exp", self.eval(e.args[0], guard))
+        elif e.op == "sigmoid" and self.schedule.close and e.dtype is f32:
+            power = call("close_exp", call("neg", self.eval(e.args[0], guard)))
+            result = call("div", const(1, f32), call("add", const(1, f32), power))
         else:
             result = self.applied(e, tuple(self.eval(a, guard) for a in e.args))
             if divisor(e) is not None:
@@ -219,11 +222,12 @@ class Evaluation(ABC):
         self.out.append(Check(tested, code, blocks, both(self.tail(blocks), guard)))
 
     def load(self, e: Expr, guard: Expr | None) -> Expr:
-        """A read of a parameter."""
+        """A read of a parameter. What a guard says holds inside the extents of its own axes alone."""
         assert isinstance(e.value, int)
         offset = self.eval(e.args[0], guard)
         blocks = self.blocks(offset)
-        mask = both(self.tail(blocks), guard)
+        asked = blocks if guard is None else dict.fromkeys(blocks + self.blocks(guard))
+        mask = both(self.tail(asked), guard)
         if mask is not None:
             blocks = tuple(dict.fromkeys(blocks + self.blocks(mask)))
         var = self.var(e.dtype, blocks)

@@ -59,6 +59,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         schedule.stages,
         schedule.beside,
         schedule.reciprocals,
+        contracted=schedule.contracted,
     )
     if schedule.descriptors:
         program = with_descriptors(program)
@@ -284,14 +285,16 @@ class _Lowering(Listed):
             for t in targets:
                 self.declare(t, thin=not lengths and t.reduce == (c,))
         self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
-        outer = self.references
+        outer, before = self.references, self.written
         if outermost:
             self.refer([] if lengths else targets, merged)
+            self.written = set()  # what a part of a loop around this one left in scratch, other parts did not
         self.walk_blocks(c, lengths, targets, outs, merged)
         if outermost:
             self.finish(targets, merged)
             self.references = outer
             self.scope.ready |= self.written & set(self.scope.kept)
+            self.written |= before
 
     def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
         tile = self.schedule.plan(c).tile

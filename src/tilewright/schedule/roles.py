@@ -112,7 +112,7 @@ def block_lengths(
         step *= schedule.plan(a).tile
         if order.index(a) > order.index(c):
             steps = max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
-            inside *= min(steps, chain) if nested else steps
+            inside *= chain if nested and steps > 2 * chain else steps
     extent = dims.static(c.extent)
     if extent is None and (step >= WHOLE or all(t.reduction is not None and t.reduction.step for t in sums)):
         return ()

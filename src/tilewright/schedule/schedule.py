@@ -66,9 +66,10 @@ class Schedule:
     jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class
     outermost: what a thread writes then lies together. With `descriptors`, blocks that tensor descriptors reach are
     loaded by them. With `blockwise`, the products of a step are summed apart from those before, which makes chains of
-    additions as short as a step or the loop. `beside` and `reciprocals` are those of the program.
+    additions as short as a step or the loop. `beside`, `reciprocals` and `contracted` are those of
+    the program.
 
-    With `close`, exponentials of singles are in their close form (see `ir.expr.SCALARS`).
+    With `close`, exponentials of singles, those of sigmoids too, are in their close form (see `ir.expr.SCALARS`).
 
     Of what outputs read besides folds of the block, up to `early` bytes are loaded before these.
 
@@ -104,6 +105,7 @@ class Schedule:
     blockwise: bool = False
     beside: Axis | None = None
     reciprocals: bool = False
+    contracted: bool = False
     early: int = 0
     close: bool = False
     joined: bool = False

@@ -56,7 +56,7 @@ class States(Evaluation):
         axes = [blocks] * len(t.reduction.state)
         if thin and self.one_each(t):
             axes = [tuple(a for a in blocks if a in used) for used in spread(t, None)]
-        names = tuple(self.var(d, own) for d, own in zip(t.reduction.state, axes, strict=True))
+        names = tuple(self.var(d.compute, own) for d, own in zip(t.reduction.state, axes, strict=True))
         self.states[t.id] = names
         self.out.append(Declare(names, t.reduction.identity))
 

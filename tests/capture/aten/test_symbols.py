@@ -80,3 +80,24 @@ def test_an_unknown_function_is_refused() -> None:
     odd = sympy.Function("odd")(a.node.expr)
     with pytest.raises(UnsupportedError, match="odd"):
         Symbols(env)._convert(odd)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    "size", [lambda a: (a - 3) // 2 + 1, lambda a: (3 - a) // 2 + 1, lambda a: a // 3, lambda a: (a - 1) // 2]
+)
+def test_a_size_that_a_guard_makes_one(size: Callable[[torch.SymInt], torch.SymInt]) -> None:
+    """Torch keeps the expression, and stretches the dim."""
+    env, a, _ = _sizes((3, 35))
+    made = size(a)
+    assert [dims.static(e) for e in Symbols(env).shape((made, a))] == [None, None]
+    assert made == 1
+    before = len(env.guards)
+    symbols = Symbols(env)
+    assert [dims.static(e) for e in symbols.shape((made, a))] == [1, None] and len(env.guards) == before
+    assert symbols.expr(a * made) is symbols.expr(a)
+
+
+def test_a_size_that_a_range_makes_one() -> None:
+    env, a, _ = _sizes((3, 35))
+    torch._check(a <= 3)
+    assert Symbols(env).shape(((3 - a) // 2 + 1,)) == (dims.ONE,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
@@ -13,7 +14,8 @@ from torch._decomp import core_aten_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OperatorBase, OpOverload
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, suggest_memory_format
+from torch._prims_common.wrappers import elementwise_type_promotion_wrapper
 
 from .promises import promise_decompositions
 from .registry import TABLE
@@ -40,7 +42,20 @@ def decompositions() -> Decompositions:
             table.pop(overload, None)
     for overload in (*_OF_THE_LIBRARY, *_STRIDES_OF_THEIR_OWN):
         table.pop(overload, None)
-    return dict(table.items()) | promise_decompositions()
+    return (
+        dict(table.items()) | promise_decompositions() | {torch.ops.aten.special_log_ndtr.default: _log_ndtr}
+    )
+
+
+@elementwise_type_promotion_wrapper(
+    type_promoting_args=("a",), type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.INT_TO_FLOAT
+)
+def _log_ndtr(a: Tensor) -> Tensor:
+    """log of the normal distribution function at `a`, split at -1 as in torch's kernels; torch's own parts are split
+    at 1, and between the two their difference has a fraction of the digits."""
+    t = a * math.sqrt(0.5)
+    below = torch.log(torch.special.erfcx(-t) / 2) - t * t
+    return torch.where(a < -1.0, below, torch.log1p(-torch.erfc(t) / 2))
 
 
 Kernels = dict[DispatchKey, Callable[..., object]]

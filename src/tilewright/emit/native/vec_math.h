@@ -73,7 +73,7 @@ template <class V> TW_INLINE V exp2_small(V r) {  // 2^r, |r| <= 1/2
 template <class V> TW_INLINE V exp_parts(V x, V* n) {
   x = TW_BELOW(V, 89.0f, x);
 #if defined(TW_TABLES)
-  if constexpr (sizeof(V) == 64) return exp_parts<1, false>(x, n);
+  if constexpr (sizeof(V) == 64) return exp_parts<1>(x, n);
 #endif
   *n = near_int(x, 1.442695041f);
   V r = fused(*n, -TW_LN2_HIGH, x);
@@ -105,7 +105,7 @@ template <class V> TW_INLINE V exp2_core(V x) {
     x = TW_BELOW(V, 129.0f, x);
     V n = near_sixteenth(x, 1.0f, &at), f = x - n, root = looked_up(ROOT, at);
     V q = fused(fused(f, 5.550541131e-2f, 2.402342869e-1f), f * f, f * 6.931471825e-1f);
-    return __builtin_ia32_scalefps512_mask(fused(q, root, root), n, V{}, there, 4);
+    return __builtin_ia32_scalefps512_mask(fused(q, root, looked_up(ROOT_REST, at)) + root, n, V{}, there, 4);
   }
 #endif
   const auto gone = x < -150.0f;
@@ -437,8 +437,8 @@ template <class T, int L, class F> TW_INLINE vec<T, L> each_pair(vec<T, L> a, ve
     else if constexpr (L < 4) return lo(name(join(a, a)));                                 \
     else return {core(a.v)};                                                               \
   }
-TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1 ulp, by table 0.99
-TW_FUNCTION(exp2, TW_INLINE, exp2_core)        // 1.2 ulp, by table 0.99
+TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1 ulp, by table 0.57
+TW_FUNCTION(exp2, TW_INLINE, exp2_core)        // 1.2 ulp, by table 0.57
 TW_FUNCTION(expm1, TW_NOINLINE, expm1_whole)   // 1.5 ulp
 TW_FUNCTION(log, TW_INLINE, log_core)          // 1 ulp
 TW_FUNCTION(log2, TW_NOINLINE, log2_core)      // 1.5 ulp
@@ -480,7 +480,7 @@ template <class T, int L> TW_INLINE vec<T, L> sigmoid(vec<T, L> a) {
 #if defined(TW_TABLES)
   if constexpr (same<T, float> && L == 16) {
     const u16 there = __builtin_ia32_cmpps512_mask(a.v, fill<f32x16>(103.98f), 26, (u16)-1, 4);  // not greater
-    f32x16 n, p = exp_parts<-1, true>(TW_ABOVE(f32x16, -89.0f, a.v), &n);
+    f32x16 n, p = exp_parts<-1>(TW_ABOVE(f32x16, -89.0f, a.v), &n);
     return {inverse(1.0f + __builtin_ia32_scalefps512_mask(p, n, f32x16{}, there, 4))};
   }
 #endif

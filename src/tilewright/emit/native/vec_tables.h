@@ -27,15 +27,14 @@ TW_INLINE f32x16 near_sixteenth(f32x16 x, float by, i32x16* bits) {
   *bits = (i32x16)t;
   return t - 786432.0f;
 }
-// e^(Sign * x) as p * 2^floor(n), |x| < 120; to half an ulp if Fine, else to one.
-template <int Sign, bool Fine> TW_INLINE f32x16 exp_parts(f32x16 x, f32x16* n) {
+// e^(Sign * x) as p * 2^floor(n), |x| < 120; to 0.57 ulp.
+template <int Sign> TW_INLINE f32x16 exp_parts(f32x16 x, f32x16* n) {
   i32x16 at;
   *n = near_sixteenth(x, Sign * 1.442695041f, &at);
   f32x16 r = fused(*n, -6.931471825e-1f, Sign < 0 ? -x : x);
   r = fused(*n, 1.904654299e-9f, r);
   const f32x16 root = looked_up(ROOT, at), q = fused(fused(r, 1.666705782e-1f, 5.000161928e-1f), r * r, r);
-  if constexpr (Fine) return fused(q, root, looked_up(ROOT_REST, at)) + root;
-  return fused(q, root, root);
+  return fused(q, root, looked_up(ROOT_REST, at)) + root;
 }
 
 // tanh near 16 points, as erf below; which of them the exponent of |x| + 0.625 and two bits more tell.

@@ -1,0 +1,57 @@
+"""Blocks that reach past an extent: what a condition admits there is not read, and what one part of a loop left in
+scratch is not taken for what the next part leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.schedule.corpus import Case
+from tests.schedule.test_classes import form_of
+from tilewright.interp.program import run_program
+from tilewright.ir import dims
+from tilewright.schedule.form import Form
+from tilewright.schedule.lower import lower
+from tilewright.schedule.schedule import ClassPlan, Role, Schedule
+
+
+def on_diagonal(x: Tensor) -> Tensor:
+    return torch.diagonal_scatter(torch.zeros(5, 8), x, dim1=1, dim2=0)
+
+
+def angles(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The norm of each column, a result and read behind a sum over all of them."""
+    norms = x.norm(dim=0)
+    return norms, torch.atan2(x.sum(), (x / norms.clamp(min=1e-12)).abs() + 0.3)
+
+
+def results(case: Case, schedule: Schedule, form: Form) -> list[np.ndarray]:
+    inputs = [x.numpy().reshape(-1) for x in case.inputs()]
+    rest = [None] * (len(form.params) - len(inputs))
+    return run_program(lower(form, schedule), [*inputs, *rest])[len(inputs) :]
+
+
+def test_a_condition_holds_inside_the_extents_of_its_axes() -> None:
+    """Place (5, 5) is on the diagonal and in the last block, but in no row."""
+    case = Case("diagonal", on_diagonal, ((5,),))
+    form = form_of(case)
+    row, column = sorted(form.classes(), key=lambda a: dims.static(a.extent) or 0)
+    plans = (ClassPlan(row, Role.GRID, 2, 2), ClassPlan(column, Role.GRID, 8, 8))
+    (made,) = results(case, Schedule(plans, lane=column, peel=False), form)
+    np.testing.assert_array_equal(made, on_diagonal(*case.inputs()).reshape(-1))
+
+
+def test_each_part_of_a_loop_leaves_its_own() -> None:
+    """Four columns at once, and the fifth in a part of its own."""
+    case = Case("angles", angles, ((16, 5),))
+    form = form_of(case)
+    column, row = sorted(form.classes(), key=lambda a: dims.static(a.extent) or 0)
+    plans = (ClassPlan(column, Role.STREAMED, 4), ClassPlan(row, Role.STREAMED))
+    kept = Schedule(plans, lane=column, keep=1)
+    assert lower(form, kept).scratch
+    for schedule in (kept, replace(kept, keep=0)):
+        for made, wanted in zip(results(case, schedule, form), angles(*case.inputs()), strict=True):
+            np.testing.assert_allclose(made, wanted.reshape(-1), rtol=1e-5)
