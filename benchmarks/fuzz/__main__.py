@@ -36,7 +36,7 @@ from benchmarks.fuzz.apart import SECONDS, apart
 from benchmarks.fuzz.exact import judged_exactly
 from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
-from benchmarks.fuzz.program import Program
+from benchmarks.fuzz.program import Program, read
 from benchmarks.fuzz.shrink import shrunk
 from benchmarks.fuzz.workers import Worker
 
@@ -149,6 +149,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         self.limit = self.start + 60 * self.arguments.minutes
+        self.maker = Worker("cpu") if self.arguments.workers else None
 
     @property
     def judged(self) -> int:
@@ -163,12 +164,23 @@ class Campaign:
         """Seconds for one program."""
         return min(SECONDS, self.left())
 
+    def made(self, seed: int) -> Program | None:
+        """A random program; None where torch dies while it is made, which an interpreter of its own survives."""
+        if self.maker is None:
+            return grown(seed)
+        text = self.maker.grow(seed)
+        return None if text is None else read(text)
+
     def cases(self) -> Iterator[Case]:
         """Programs until the time or their number is over."""
         for seed in range(self.arguments.seed, self.arguments.seed + self.arguments.count):
             if time.monotonic() > self.limit:
                 return
-            program = grown(seed)
+            program = self.made(seed)
+            if program is None:
+                with self.lock:
+                    self.counts[TORCH] += 1
+                continue
             setting = setting_of(seed, program)
             if self.arguments.device != "cpu":
                 setting = replace(setting, schedules=0)
@@ -185,8 +197,7 @@ class Campaign:
             judge.end()
 
     def share(self, judges: Sequence[Worker]) -> None:
-        """Give programs to judges that work side by side. This thread makes them: torch's way of running text is not
-        made for threads."""
+        """Give programs to judges that work side by side. This thread has them made."""
         waiting: queue.Queue[Case | None] = queue.Queue(len(judges))
         with ThreadPoolExecutor(len(judges)) as threads:
             working = [threads.submit(self.work, j, iter(waiting.get, None)) for j in judges]
@@ -198,6 +209,8 @@ class Campaign:
                         break
             for done in working:
                 done.result()
+        if self.maker is not None:
+            self.maker.end()
 
     def one(self, judge: Forked | Worker, seed: int, program: Program, setting: Setting) -> None:
         """Judge a program; what it finds is shrunk and written."""

@@ -126,3 +126,10 @@ def has_halves(program: Program) -> bool:
 def pick(draw: random.Random, weights: Mapping[str, float]) -> str:
     """A key, as often as its weight says."""
     return draw.choices(list(weights), list(weights.values()))[0]
+
+
+def read(text: str) -> Program:
+    """The program whose `repr` a text is."""
+    made = eval(text, {"Given": Given, "Statement": Statement, "Program": Program})
+    assert isinstance(made, Program)
+    return made

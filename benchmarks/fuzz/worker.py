@@ -1,4 +1,5 @@
-"""A fresh interpreter that judges one program after the other: JSON lines in, JSON lines out (see `workers`)."""
+"""A fresh interpreter that makes or judges one program after the other: JSON lines in, JSON lines out (see
+`workers`)."""
 
 from __future__ import annotations
 
@@ -14,17 +15,15 @@ import torch
 
 import tilewright
 from benchmarks.fuzz.exact import judged_exactly
+from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
-from benchmarks.fuzz.program import Given, Program, Statement
-
-NAMES = {"Given": Given, "Statement": Statement, "Program": Program, "Setting": Setting}
+from benchmarks.fuzz.program import read
 
 
-def answer(line: str, device: str) -> Failure | None:
-    """The verdict that a line asks for. What compiles no graph was not judged."""
-    asked = json.loads(line)
-    program = eval(asked["program"], dict(NAMES))
-    setting = eval(asked["setting"], dict(NAMES))
+def answer(asked: dict[str, str], device: str) -> Failure | None:
+    """The verdict that is asked for. What compiles no graph was not judged."""
+    program = read(asked["program"])
+    setting = eval(asked["setting"], {"Setting": Setting})
     if setting.schedules and device == "cpu" and asked["backend"] == "tilewright":
         return judged_exactly(program, setting)
     before = tilewright.stats().graphs
@@ -49,8 +48,13 @@ def main() -> None:
     replies.write("ready\n")
     replies.flush()
     for line in sys.stdin:
+        asked = json.loads(line)
+        if "seed" in asked:
+            replies.write(json.dumps(repr(grown(asked["seed"]))) + "\n")
+            replies.flush()
+            continue
         try:
-            found = answer(line, device)
+            found = answer(asked, device)
         except BaseException as error:  # noqa: BLE001 - a judge that fails is a finding as well
             found = Failure("crash", f"{type(error).__name__}: {str(error)[:600]}")
         with contextlib.suppress(BaseException):

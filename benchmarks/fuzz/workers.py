@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.fuzz.judge import Failure, Setting
@@ -39,14 +40,8 @@ class Worker:
         self, program: Program, setting: Setting, backend: str = "tilewright", seconds: float = SECONDS
     ) -> Failure | None:
         """The verdict on a program. Raises NoWorker if no interpreter starts."""
-        process = self._started()
         line = {"program": repr(program), "setting": repr(setting), "backend": backend}
-        with contextlib.suppress(OSError):
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(line) + "\n")
-            process.stdin.flush()
-        reply = self._line(process, seconds)
-        self.judged += 1
+        reply = self._asked(line, seconds)
         if reply is None:
             self.end()
             return Failure("slow", f"not finished after {seconds:.0f} s")
@@ -57,6 +52,23 @@ class Worker:
         if self.judged >= PROGRAMS or found and found[0] == "crash":
             self.end()  # an error of the device stays with its process
         return Failure(*found) if found else None
+
+    def grow(self, seed: int) -> str | None:
+        """The text of a random program; None where torch dies over it. Raises NoWorker if no interpreter starts."""
+        reply = self._asked({"seed": seed}, SECONDS)
+        if not reply:
+            self.end()
+            return None
+        return json.loads(reply)
+
+    def _asked(self, line: Mapping[str, object], seconds: float) -> str | None:
+        process = self._started()
+        with contextlib.suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(line) + "\n")
+            process.stdin.flush()
+        self.judged += 1
+        return self._line(process, seconds)
 
     def end(self) -> int | None:
         """Stop; the next program gets another interpreter. Returns how the process ended by itself, if it did."""

@@ -19,7 +19,7 @@ from benchmarks.fuzz.__main__ import Forked, main, setting_of, torch_fails, writ
 from benchmarks.fuzz.apart import apart
 from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
-from benchmarks.fuzz.program import Given, Program, Statement, function
+from benchmarks.fuzz.program import Given, Program, Statement, function, read
 from benchmarks.fuzz.shrink import shrunk
 from benchmarks.fuzz.workers import NoWorker, Worker
 from torch import fx
@@ -171,6 +171,7 @@ def _told(statement: str) -> Program:
 def test_a_worker_that_dies_or_hangs_costs_its_program() -> None:
     worker = Worker("cpu")
     try:
+        assert worker.grow(5) == repr(grown(5)) and read(repr(grown(5))) == grown(5)
         assert worker.ask(_told("{0} * 2"), Setting()) is None
         first = worker.process
         refused = worker.ask(_told("{0}.view(5, 5)"), Setting())
