@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import tilewright
 from tests.schedule.corpus import Case
@@ -27,6 +28,21 @@ def test_gradients_of_extrema_of_products(dtype: torch.dtype) -> None:
     for run in (torch.compile(largest, backend="tilewright"), largest):
         given = x.clone().requires_grad_(), y.clone().requires_grad_()
         made.append(torch.autograd.grad(run(*given).sum(), given))
+    torch.testing.assert_close(made[0], made[1])
+
+
+def test_gradients_of_extrema_of_functions() -> None:
+    """What the backward pass compares is what the forward pass found its extremum in, not computed again."""
+
+    def program(x: Tensor, p: Tensor) -> Tensor:
+        return torch.aminmax(F.tanhshrink(F.hardswish((x.abs() + 0.2) ** p.clamp(-2, 2))), dim=0)[1]
+
+    torch.manual_seed(0)
+    x, p = torch.randn(8, 4, 35, 2), torch.tensor([1.7, -0.4])
+    made: list[tuple[Tensor, ...]] = []
+    for run in (torch.compile(program, backend="tilewright"), program):
+        given = x.clone().requires_grad_()
+        made.append(torch.autograd.grad(run(given, p).square().sum(), given))
     torch.testing.assert_close(made[0], made[1])
 
 

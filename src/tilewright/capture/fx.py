@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError, VerifyError
 from ..ir import dims
-from ..ir.builder import Builder
+from ..ir.builder import Builder, traced_with
 from ..ir.dtype import DType, Kind
 from ..ir.expr import Expr
 from ..ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
@@ -24,6 +24,7 @@ from .aten.library import collective, library_reason, library_target
 from .aten.onednn import specialiser
 from .body import loop_call
 from .device import graph_device
+from .environment import traced_sizes
 from .higher import with_loop_ops
 from .loop import loop_op
 from .memory import Memory, NodeMemory, by_place
@@ -56,7 +57,8 @@ def from_fx(
     ones that they were traced with. `repeated` says that it runs step by step, many times. Installs no guard.
 
     Raises UnsupportedError for a size expression or a node that has no path, VerifyError for a defect of ours."""
-    return _Importer(with_loop_ops(gm), frozen or {}, ranges, repeated).run()
+    with traced_with(traced_sizes(gm)):
+        return _Importer(with_loop_ops(gm), frozen or {}, ranges, repeated).run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
+from torch._functorch.partitioners import must_recompute
+from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
@@ -24,6 +26,18 @@ _CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.
 
 
 _FIRST = "first_saved"
+
+
+def keep_compared(joint: fx.GraphModule) -> None:
+    """What is compared for equality is saved, unless the program itself asks to compute it again: another kernel could
+    round it in another way, and nothing would equal the maximum that the forward pass found."""
+    for target in (aten.eq.Tensor, aten.ne.Tensor):
+        for node in joint.graph.find_nodes(op="call_function", target=target):
+            for operand in node.all_input_nodes:
+                value = operand.meta.get("val")
+                floats = isinstance(value, Tensor) and value.is_floating_point()
+                if floats and operand.op == "call_function" and not must_recompute(operand):
+                    operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def save_sources(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:

@@ -103,14 +103,12 @@ class Symbols:
         return found
 
     def _learn(self, size: SymbolicNumber) -> None:
-        """Note a size that is 1 under what the program was traced with. Of one that is made of others torch keeps the
-        expression, and stretches the dim."""
-        e = (
-            self._now(size.node.expr)
-            if self._env is not None and isinstance(size, torch.SymInt)
-            else sympy.S.One
-        )
-        if self._env is None or e.is_Atom or e in self._asked or free_unbacked_symbols(e):
+        """Note a size that is 1 in each call, not in the traced one alone. Of one that is made of others torch keeps
+        the expression, and stretches the dim."""
+        if self._env is None or not isinstance(size, torch.SymInt) or size.node.hint != 1:
+            return
+        e = self._now(size.node.expr)
+        if e.is_Atom or e in self._asked or free_unbacked_symbols(e):
             return
         self._asked.add(e)
         question = canonicalize_bool_expr(self._env.simplify(sympy.Eq(e, 1)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
+from types import MappingProxyType
 
 from . import dims
 from .dtype import DType
-from .expr import Axis, Expr, axis, read, show
+from .expr import Axis, Expr, Symbol, axis, read, show, walk
 from .graph import Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
 from .tensor import TensorExpr, output_axes
 
@@ -109,17 +111,38 @@ class Builder:
 
 
 def broadcast(*shapes: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The common shape after torch's broadcasting. Raises ValueError for sizes that differ, or may: one of two unlike
-    expressions can be 1 in every call and stretched in it."""
+    """The common shape after torch's broadcasting. Unlike expressions that had one value in the trace were compared
+    there, and are equal in each call. Raises ValueError for others: one of them may be 1 in each call and stretched."""
     rank = max((len(s) for s in shapes), default=0)
     out: list[Expr] = []
     for k in range(rank):
         sizes = [s[len(s) - rank + k] for s in shapes if len(s) - rank + k >= 0]
-        wide = {s for s in sizes if s is not dims.ONE}
-        if len(wide) > 1:
-            raise ValueError(f"sizes {', '.join(map(show, sizes))} are not known to broadcast")
-        out.append(next(iter(wide), dims.ONE))
+        wide = list(dict.fromkeys(s for s in sizes if s is not dims.ONE))
+        fixed = [s for s in wide if dims.static(s) is not None]
+        if len(wide) > 1 and (len(fixed) > 1 or not _were_equal(wide)):
+            raise ValueError(f"sizes {', '.join(map(show, wide))} are not known to broadcast")
+        out.append(next(iter((*fixed, *wide)), dims.ONE))
     return tuple(out)
+
+
+_traced: ContextVar[Mapping[str, int]] = ContextVar("traced", default=MappingProxyType({}))
+
+
+@contextmanager
+def traced_with(sizes: Mapping[str, int]) -> Generator[None]:
+    """Within it, what is built was traced with these sizes (by name of symbol)."""
+    token = _traced.set(sizes)
+    try:
+        yield
+    finally:
+        _traced.reset(token)
+
+
+def _were_equal(sizes: Iterable[Expr]) -> bool:
+    """Whether sizes had one value in the trace, as far as that is known."""
+    traced = _traced.get()
+    known = [s for s in sizes if all(x.value.name in traced for x in walk(s) if isinstance(x.value, Symbol))]
+    return len({dims.evaluate(s, dict(traced)) for s in known}) <= 1
 
 
 def element(operand: int, v: Value, axes: Sequence[Axis]) -> Expr:

@@ -429,12 +429,18 @@ template <class T, int L, class F> TW_INLINE vec<T, L> each_pair(vec<T, L> a, ve
       else return __builtin_##builtin(x);                                                  \
     });                                                                                    \
   }
+// Where cores of 16 lanes go by tables, fewer lanes take that way, too: a value is the same in each kernel.
+#if defined(TW_TABLES)
+#define TW_FEWEST 16
+#else
+#define TW_FEWEST 4
+#endif
 #define TW_FUNCTION(name, linkage, core)                                                   \
   TW_LIBM(name, name)                                                                      \
   template <class T, int L> linkage vec<T, L> name(vec<T, L> a) {                          \
     if constexpr (same<T, double>) return name##_libm(a);                                  \
     else if constexpr (kind_of<T, L> == 2) return {name(a.lo), name(a.hi)};                \
-    else if constexpr (L < 4) return lo(name(join(a, a)));                                 \
+    else if constexpr (L < TW_FEWEST) return lo(name(join(a, a)));                         \
     else return {core(a.v)};                                                               \
   }
 TW_FUNCTION(exp, TW_INLINE, exp_core)          // 1 ulp, by table 0.57
@@ -484,6 +490,7 @@ template <class T, int L> TW_INLINE vec<T, L> sigmoid(vec<T, L> a) {
     return {inverse(1.0f + __builtin_ia32_scalefps512_mask(p, n, f32x16{}, there, 4))};
   }
 #endif
+  if constexpr (same<T, float> && L < TW_FEWEST && TW_FEWEST == 16) return lo(sigmoid(join(a, a)));
   vec<T, L> d = splat<T, L>(1) + exp(-a);
   if constexpr (same<T, float> && kind_of<T, L> == 1) return {inverse(d.v)};
   else return splat<T, L>(1) / d;
@@ -522,5 +529,6 @@ template <class T, int L> TW_NOINLINE vec<T, L> pow(vec<T, L> a, vec<T, L> b) {
   }
 }
 #undef TW_FUNCTION
+#undef TW_FEWEST
 #undef TW_PERIODIC
 }  // namespace tw

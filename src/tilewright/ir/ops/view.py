@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .. import dims
 from ..builder import Builder, broadcast
-from ..expr import Expr, call, read, show, where
+from ..expr import Expr, call, read, where
 from ..graph import Value
 from ..tensor import TensorExpr, output_axes
 from .common import Scalar, access, inside, position, within, wrap
@@ -122,10 +122,7 @@ def expand(b: Builder, x: Value, sizes: Sizes) -> Value:
 
 def _aligned(x: Value, index: Sequence[Expr], shape: Sizes) -> list[Expr]:
     shift = len(shape) - len(x.shape)
-    if broadcast(x.shape, shape) != tuple(shape):
-        raise ValueError(
-            f"a value of sizes {[show(s) for s in x.shape]} has more than those it is expanded to"
-        )
+    broadcast(x.shape, shape)  # raises where one of them may be stretched that is not known to be 1
     return [
         dims.ZERO if s is dims.ONE and shape[k + shift] is not dims.ONE else index[k + shift]
         for k, s in enumerate(x.shape)
