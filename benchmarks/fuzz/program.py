@@ -109,7 +109,7 @@ class Program:
 
 def function(source: str, *, double: bool = False) -> Callable[..., tuple[Tensor, ...]]:
     """`forward` of a source text; in `double`, every narrower float that it names is float64."""
-    text = _NARROW.sub("torch.float64", source) if double else source
+    text = _NARROW.sub("torch.float64", source).replace(".float()", ".double()") if double else source
     name = f"<program {abs(hash(text)):x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     space: dict[str, object] = {"torch": torch, "F": torch.nn.functional}

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tilewright
 from tilewright.interp import run_graph
 from tilewright.ir import dims
 from tilewright.ir.builder import Builder
@@ -291,3 +292,13 @@ def test_steps_leave_an_empty_graph_alone(step: Callable[[Graph], Graph]):
     x = b.value(sizes(2), f32)
     g = b.finish([x], [x, None, integer(3)])
     assert step(g).outputs == g.outputs and not step(g).ops
+
+
+def test_a_choice_between_equal_views_reads_what_they_show() -> None:
+    """Its body becomes one read, of the operand behind the condition."""
+
+    def program(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.where(c, x.flip(0), x.flip(0)).mT * 2
+
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(tilewright.compile(program, (x, x > 0))(x, x > 0), program(x, x > 0))

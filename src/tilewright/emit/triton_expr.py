@@ -313,6 +313,8 @@ class Expressions:
                 return self.call("tl.sqrt_rn" if single else "tl.sqrt", args)
             case "reciprocal":
                 return self.infix("/", PRODUCT, [Term("1.0", number=True), *args])
+            case "close_div":
+                return self.call(self.helpers.use("divide"), args)
             case "truncdiv":
                 self.helpers.libdevice = True
                 return self.call("libdevice.trunc", [self.call(self.helpers.use("divide"), args)])

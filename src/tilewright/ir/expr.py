@@ -130,6 +130,7 @@ SCALARS: dict[str, Scalar] = {
     },
     "coarse_tanh": Scalar(1, cost=12),
     "close_exp": Scalar(1, cost=12),
+    "close_div": Scalar(2, cost=8),
     **{name: Scalar(1, cost=12) for name in ("quick_exp2", "quick_log2", "quick_erfc")},
     "where": Scalar(3, "branch"),
     "cast": Scalar(1, "given"),
@@ -145,7 +146,8 @@ or relative one (of a power) is at most 2^-21, and a power below the smallest no
 place of 1 +- erf, has an absolute error of 2^-23, less than that sum has, and a relative one of 2^-16 in its tail.
 
 `close_exp` is `exp` with a relative error of at most 2^-22 on machines where that of `exp` grows with its argument; it
-stands in kernels that read no halves, whose own rounding hides such errors.
+stands in kernels that read no halves, whose own rounding hides such errors. `close_div` is `div` with one rounding
+there.
 
 `cast` is a conversion that the source program wrote; `narrow` is one that a declaration adds to give its result the
 program's type, and a kernel that keeps the value may leave it out."""

@@ -93,7 +93,9 @@ def _through_views(op: Op, views: Mapping[Value, Op]) -> Op:
     if body == expr.body and order == inputs:
         return op
     values = list(number)
-    return replace(op, expr=replace(expr, body=body), inputs=tuple(values[n] for n in order))
+    op = replace(op, expr=replace(expr, body=body), inputs=tuple(values[n] for n in order))
+    read_ = {r.value for b in body for r in walk(b) if r.op == "read"}
+    return op if len(read_) == len(order) else tidy_operands(op)  # sides of a choice that became one
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class Evaluation(ABC):
             result = call("close_exp", self.eval(e.args[0], guard))
         elif e.op == "sigmoid" and self.schedule.close and e.dtype is f32:
             power = call("close_exp", call("neg", self.eval(e.args[0], guard)))
-            result = call("div", const(1, f32), call("add", const(1, f32), power))
+            result = call("close_div", const(1, f32), call("add", const(1, f32), power))
         else:
             result = self.applied(e, tuple(self.eval(a, guard) for a in e.args))
             if divisor(e) is not None:
@@ -199,6 +199,8 @@ class Evaluation(ABC):
             inverse = _inverse(args[1])
             if inverse is not None:
                 return call("mul", args[0], const(inverse, f32))
+        if self.schedule.close and e.dtype is f32 and e.op in ("div", "reciprocal"):
+            return call("close_div", *args) if e.op == "div" else call("close_div", const(1, f32), *args)
         return rebuild(e, args)
 
     def leave_in_scratch(self, e: Expr, value: Expr) -> None:

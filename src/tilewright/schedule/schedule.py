@@ -69,7 +69,8 @@ class Schedule:
     additions as short as a step or the loop. `beside`, `reciprocals` and `contracted` are those of
     the program.
 
-    With `close`, exponentials of singles, those of sigmoids too, are in their close form (see `ir.expr.SCALARS`).
+    With `close`, exponentials of singles, those of sigmoids too, and quotients are in their close form (see
+    `ir.expr.SCALARS`).
 
     Of what outputs read besides folds of the block, up to `early` bytes are loaded before these.
 
