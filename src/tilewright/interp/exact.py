@@ -292,7 +292,8 @@ _OPS: dict[str, Callable[..., Array]] = {
     "truncdiv": lambda a, b: from_floats(np.trunc(a["v"] / b["v"])),
     "floor": _rounded(np.floor), "ceil": _rounded(np.ceil), "trunc": _rounded(np.trunc), "round": _rounded(np.rint),
     "sign": _rounded(lambda v: (v > 0).astype(np.float64) - (v < 0)), "atan2": _tag("atan2", np.arctan2),
-    "close_exp": _exp, "close_div": _divide, "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
+    "close_exp": _exp, "close_div": _divide,
+    "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
     "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "tanh": _TANH, "coarse_tanh": _TANH,
     **{name: _tag(name, function) for name, function in {
         "sin": np.sin, "cos": np.cos, "tan": np.tan,
