@@ -40,8 +40,9 @@ def residue(x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("machine", ["sm_80", "sm_90", "gfx942"])
 def test_only_products_of_blocks_round_once_with_their_sum(machine: str) -> None:
     apart = source_of(Case("residue", residue, ((64, 40), (64, 40))), machine)
+    pointwise = source_of(Case("sum", lambda x, y: x * y + x, ((64, 40), (64, 40))), machine)
     blocks = source_of(Halves("product", lambda x, y: x @ y, ((64, 64), (64, 64))), machine)
-    assert not job_of(apart, preset(machine)).fusion
+    assert not job_of(apart, preset(machine)).fusion and not job_of(pointwise, preset(machine)).fusion
     assert job_of(blocks, preset(machine)).fusion
 
 

@@ -183,7 +183,7 @@ def _made(
         apart=not shape.inner and not form.folds and _open(form, tiles),
         joined=not form.folds,
         close=not any(v.dtype.is_half for v in form.params),
-        contracted=products is not None or not form.folds,
+        contracted=products is not None,
     )
 
 

@@ -94,13 +94,8 @@ def _cubic_taps(i: Expr, size: Expr, ratio: Ratio, align_corners: bool, dtype: D
     """The four (place, weight) pairs of cubic convolution along one dim; places outside move to the border."""
     low, rest, d = _source(i, ratio, align_corners, clip=False)
     t = call("div", cast(rest, dtype), cast(d, dtype))
-    one, two = const(1, dtype), const(2, dtype)
-    weights = [
-        _outer(call("add", t, one)),
-        _inner(t),
-        _inner(call("sub", one, t)),
-        _outer(call("sub", two, t)),
-    ]
+    remaining = call("sub", const(1, dtype), t)
+    weights = [_outer(t, remaining), _inner(t), _inner(remaining), _outer(remaining, t)]
     places = [replicated(dims.add(low, dims.integer(k - 1)), size) for k in range(4)]
     return list(zip(places, weights, strict=True))
 
@@ -118,8 +113,9 @@ def _inner(x: Expr) -> Expr:
     return _polynomial(x, CUBIC + 2, -(CUBIC + 3), Fraction(0), Fraction(1))
 
 
-def _outer(x: Expr) -> Expr:
-    return _polynomial(x, CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
+def _outer(beyond: Expr, left: Expr) -> Expr:
+    """a (x - 1) (x - 2)^2 for x = 1 + `beyond` = 2 - `left`: of a sum of powers little is left between 1 and 2."""
+    return call("mul", call("mul", const(CUBIC, left.dtype), beyond), call("mul", left, left))
 
 
 def interpolate(
