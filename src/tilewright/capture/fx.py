@@ -19,6 +19,7 @@ from ..ir.dtype import DType, Kind
 from ..ir.expr import Expr
 from ..ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
 from ..ir.ops import pointwise
+from ..ir.ops.common import access
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .aten.library import collective, library_reason, library_target
 from .aten.onednn import specialiser
@@ -325,10 +326,22 @@ class _Importer:
             ) from bad
         made = out if isinstance(out, tuple) else (out,)
         made += (None,) * (len(results) - len(made))  # results that are no tensors, behind those that are
-        for v, r in zip(made, results, strict=True):
-            if v is not None and r is not None:
-                _agree(node, v, r)
-        return made
+        return tuple(
+            v if v is None or r is None else self.agreed(node, v, r)
+            for v, r in zip(made, results, strict=True)
+        )
+
+    def agreed(self, node: fx.Node, v: Value, r: _Result) -> Value:
+        """A declaration's result, of torch's sizes where they are 1 in each call. See `_agree`."""
+        ones = self.symbols.ones()
+        seen = [
+            dims.ONE if theirs is dims.ONE and ours in ones else ours
+            for ours, theirs in zip(v.shape, r.shape, strict=False)
+        ]
+        if len(v.shape) == len(r.shape) and tuple(seen) != v.shape:
+            v = access(self.b, "squeeze", v, seen, lambda i: i)
+        _agree(node, v, r)
+        return v
 
     def library(
         self, node: fx.Node, strides: Sequence[tuple[Expr, ...]], reason: str

@@ -116,6 +116,10 @@ class Symbols:
         if known is sympy.true:
             self._ones[e] = sympy.S.One
 
+    def ones(self) -> set[Expr]:
+        """The sizes found so far that are 1 in each call, and not by their expression."""
+        return {self._convert(e) for e in self._ones}
+
     def _convert(self, e: sympy.Basic) -> Expr:
         if isinstance(e, sympy.Symbol):
             return self._symbol(e)

@@ -55,7 +55,7 @@ class TritonSource:
     warps: int
     stages: int
     variant: Variant
-    contracted: bool
+    contracted: bool = True
 
     @property
     def signature(self) -> dict[str, str]:
