@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzz.ops import KINDS, Line
-from benchmarks.fuzz.program import Given, Program, Statement, has_halves, pick
+from benchmarks.fuzz.program import Given, Program, Statement, default_dtype, has_halves, pick
 
 MOST_ELEMENTS = 1 << 15
 LARGEST = 1e3
@@ -193,7 +193,8 @@ def _executed(statement: Statement, space: Values) -> bool:
             text = text.replace(word, "torch.float64")
     scope = {"torch": torch, "F": torch.nn.functional} | space
     try:
-        exec(text, scope)
+        with default_dtype(torch.float64 if double else torch.float32):
+            exec(text, scope)
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
         return False
     space.update({n: scope[n] for n in statement.made})

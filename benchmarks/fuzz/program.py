@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -108,13 +109,33 @@ class Program:
 
 
 def function(source: str, *, double: bool = False) -> Callable[..., tuple[Tensor, ...]]:
-    """`forward` of a source text; in `double`, every narrower float that it names is float64."""
+    """`forward` of a source text; in `double`, every narrower float that it names is float64, and what integers become
+    where a float is asked for is as well."""
     text = _NARROW.sub("torch.float64", source).replace(".float()", ".double()") if double else source
     name = f"<program {abs(hash(text)):x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     space: dict[str, object] = {"torch": torch, "F": torch.nn.functional}
     exec(compile(text, name, "exec"), space)
-    return space["forward"]  # type: ignore[return-value]
+    forward: Callable[..., tuple[Tensor, ...]] = space["forward"]  # type: ignore[assignment]
+    if not double:
+        return forward
+
+    def wide(*inputs: Tensor) -> tuple[Tensor, ...]:
+        with default_dtype(torch.float64):
+            return forward(*inputs)
+
+    return wide
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Generator[None]:
+    """The type that integers have after a root, a quotient or a mean."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def has_halves(program: Program) -> bool:

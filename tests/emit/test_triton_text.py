@@ -191,6 +191,26 @@ def test_a_step_function_sees_an_exact_quotient() -> None:
     assert "v0 / 3.0" in text(single(lambda x: call("add", call("div", x, const(3, f32)), x)))
 
 
+def stored_at(offset: Callable[[Expr, Expr], Expr]) -> str:
+    """The text of a block of ones written at `offset` of its row and its column."""
+    r, c = Axis("r", N), Axis("c", M)
+    y = Buffer("y", f32, dims.mul(N, dims.mul(M, integer(64))))
+    body: tuple[Stmt, ...] = (Store(y, offset(axis(r), axis(c)), const(1, f32), (r, c)),)
+    for a in (c, r):
+        body = (Loop(a, dims.ZERO, integer(8), 8, body),)
+    return text(TileProgram((y,), (), body, lane=c))
+
+
+def test_no_sum_of_an_axis_with_itself_becomes_a_part_of_an_offset_unsaid() -> None:
+    """The language's compiler (3.6) takes each element of a + a * n for as aligned as the first one is."""
+    rows = stored_at(lambda r, c: dims.add(dims.mul(r, dims.add(N, M)), c))
+    assert "(a0 * (n1 + n0))[:, None] + a1[None, :]" in rows
+    assert "multiple_of" not in rows
+    halves = stored_at(lambda r, c: dims.add(dims.add(r, dims.mul(dims.floordiv(r, integer(3)), N)), c))
+    assert "tl.multiple_of(" in halves and ", [1])[:, None]" in halves
+    assert "multiple_of" not in stored_at(lambda r, c: dims.add(dims.mul(r, M), c))
+
+
 # --- statements that few kernels have --------------------------------------------------
 
 

@@ -72,6 +72,12 @@ def test_kernels_read_what_those_before_them_made() -> None:
     assert exact.judged_exactly(program, setting) is None
 
 
+def test_the_reference_is_wide_where_integers_become_floats() -> None:
+    source = "def forward(x):\n    return (x.sqrt(),)\n"
+    assert function(source, double=True)(torch.tensor([2]))[0].dtype == torch.float64
+    assert function(source)(torch.tensor([2]))[0].dtype == torch.get_default_dtype() == torch.float32
+
+
 def test_what_torch_does_not_capture_as_one_graph_is_its_own() -> None:
     """The direct door wants one graph; a view of an input in place breaks it."""
     shaped = Statement((), "{0}.unsqueeze_(0)", ("x0",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, f32, i32, i64
-from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of
+from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of, substitute
 from tilewright.ir.program import Var, value_of
 
 from .triton_helpers import HELPERS, Helpers
@@ -131,7 +132,15 @@ class Expressions:
         if not term.dims or term.dims == wanted:
             return term
         index = ", ".join(":" if a in term.dims else "None" for a in wanted)
-        return Term(f"{term.at(ATOM)}[{index}]", ATOM, wanted)
+        return Term(f"{self.unaligned(term).at(ATOM)}[{index}]", ATOM, wanted)
+
+    @staticmethod
+    def unaligned(term: Term) -> Term:
+        """`term`, said to be aligned to nothing if it is a mixed sum: as part of something else it would make that
+        look more aligned than it is."""
+        if not term.mixed:
+            return term
+        return Term(f"tl.multiple_of({term.text}, {[1] * len(term.dims)})", ATOM, term.dims)
 
     def shape(self, axes: Sequence[Axis]) -> str:
         """The shape of a block over `axes`."""
@@ -200,7 +209,7 @@ class Expressions:
         self._named += 1
         name = f"{letter}{self._named}"
         self.lines.put(f"{name} = {term.text}")
-        return Term(name, ATOM, term.dims)
+        return Term(name, ATOM, term.dims, mixed=term.mixed)
 
     def _narrowed(self, e: Expr) -> Term:
         """An index that depends on data, in 32 bits: only its low bits matter in sums and products."""
@@ -375,18 +384,20 @@ class Expressions:
     def infix(self, sign: str, level: int, args: Sequence[Term]) -> Term:
         """Two terms with an operator between them."""
         wanted = self.union(args)
-        a, b = (self.fit(t, wanted) for t in args)
+        a, b = (self.fit(t if level == SUM else self.unaligned(t), wanted) for t in args)
         left = a.at(level + 1 if level == COMPARE else level)
         return Term(f"{left} {sign} {b.at(level + 1)}", level, wanted, a.number and b.number)
 
     def call(self, name: str, args: Sequence[Term]) -> Term:
         """A call of an elementwise function."""
         wanted = self.union(args)
-        return Term(f"{name}({', '.join(self.fit(t, wanted).text for t in args)})", ATOM, wanted)
+        return Term(
+            f"{name}({', '.join(self.fit(self.unaligned(t), wanted).text for t in args)})", ATOM, wanted
+        )
 
     def _sum(self, e: Expr, as_offset: bool) -> Term:
         """A sum of integers: scalars first, then ever larger blocks; what is subtracted last of its kind."""
-        parts: list[tuple[bool, Term]] = []
+        e, parts = self._products(e) if is_index(e) else (e, [])
         stack = [e]
         while stack:
             x = stack.pop()
@@ -399,6 +410,17 @@ class Expressions:
             use = self.offset if as_offset else self.term if is_index(e) else self.data
             parts.append(self._signed(x, use))
         return self._total(parts)
+
+    def _products(self, e: Expr) -> tuple[Expr, list[tuple[bool, Term]]]:
+        """Axes that are multiplied by a sum, as terms of a sum: what is left of `e`, and each such axis with its
+        factor. As several terms over one axis they would be a mixed sum."""
+        found: list[tuple[bool, Term]] = []
+        for a in sorted((x for x in axes_of(e) if x.value in self.position), key=repr):
+            factor = dims.coefficient(e, a)
+            if factor is not None and len(dims.linear(factor)) > 1 and not axes_of(factor):
+                found.append((False, self.infix("*", PRODUCT, [self._leaf(a), self.term(factor)])))
+                e = substitute(e, {a: dims.ZERO})
+        return e, found
 
     def _total(self, parts: list[tuple[bool, Term]]) -> Term:
         """The sum of (subtracted?, term): terms with equal axes first."""
@@ -418,11 +440,12 @@ class Expressions:
         return self._negated(total[1]) if total[0] else total[1]
 
     def _plus(self, first: bool, a: Term, second: bool, b: Term) -> Term:
-        return self.infix("-" if second else "+", SUM, [self._negated(a) if first else a, b])
+        total = self.infix("-" if second else "+", SUM, [self._negated(a) if first else a, b])
+        return replace(total, mixed=a.mixed or b.mixed or bool(set(a.dims) & set(b.dims)))
 
     @staticmethod
     def _negated(term: Term) -> Term:
-        return Term(f"-{term.at(PRODUCT)}", UNARY, term.dims, term.number)
+        return Term(f"-{term.at(PRODUCT)}", UNARY, term.dims, term.number, term.mixed)
 
     def _signed(self, x: Expr, use: Callable[[Expr], Term]) -> tuple[bool, Term]:
         """One term of a sum: whether it is subtracted, and its size."""
@@ -441,7 +464,7 @@ class Expressions:
     def cast_text(self, term: Term, want: DType) -> Term:
         """A conversion of a term as the language does it."""
         if term.dims:
-            return Term(f"{term.at(ATOM)}.to({named_type(want)})", ATOM, term.dims)
+            return Term(f"{term.at(ATOM)}.to({named_type(want)})", ATOM, term.dims, mixed=term.mixed)
         return Term(f"tl.cast({term.text}, {named_type(want)})", ATOM)
 
     def converted(self, term: Term, have: DType, want: DType) -> Term:

@@ -25,12 +25,14 @@ COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
 @dataclass(frozen=True, slots=True)
 class Term:
     """An expression as text, how tightly its outermost operator binds, and the block axes that it has, in order.
-    `number` marks a bare literal, which takes the type of what it meets."""
+    `number` marks a bare literal, which takes the type of what it meets. `mixed` marks a sum of several terms over one
+    axis: the language's compiler (until 3.6) takes every element of it to be as aligned as the first one is."""
 
     text: str
     level: int = ATOM
     dims: tuple[Axis, ...] = ()
     number: bool = False
+    mixed: bool = False
 
     def at(self, level: int) -> str:
         """The text where an operator of `level` takes it."""

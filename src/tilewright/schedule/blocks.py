@@ -116,7 +116,8 @@ def blocks(
     found = tuning.find(kind, size, length, misaligned)
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
-        inner[shape.lane] = min(found.elements, _longest(shape.lane))
+        beside = _product(t for a, t in inner.items() if a != shape.lane)
+        inner[shape.lane] = min(max(1, found.elements // beside), _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
         inner, entry = _chunk_blocks(shape, most, ODD_CELLS if misaligned else access, target)
