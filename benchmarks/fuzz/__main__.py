@@ -35,7 +35,7 @@ from benchmarks import record
 from benchmarks.fuzz.apart import SECONDS, apart
 from benchmarks.fuzz.exact import judged_exactly
 from benchmarks.fuzz.grow import grown
-from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
+from benchmarks.fuzz.judge import FAKE, PROMISE, REFUSED, Failure, Setting, judged
 from benchmarks.fuzz.program import Program, read
 from benchmarks.fuzz.shrink import shrunk
 from benchmarks.fuzz.workers import Worker
@@ -45,6 +45,8 @@ SHRINKING = 240.0
 GRACE = 45.0
 """Seconds after the end for what is under way."""
 TORCH = "torch's own"
+ABOUT_FORMS = ("declared, torch has", ": dtype torch.", ": shape ")
+"""In the text of a failure that tells of sizes or types."""
 UNJUDGED = (REFUSED, TORCH, "cut off")
 """Kinds of verdicts that are none on the compiler."""
 
@@ -107,9 +109,15 @@ class Forked:
 
 
 def torch_fails(judge: Forked | Worker, program: Program, setting: Setting, failure: Failure) -> bool:
-    """Whether what torch captures fails in the same way when it runs as it is."""
+    """Whether what torch captures fails in the same way when it runs as it is, or a result has not the form that torch
+    promised while it was captured."""
     upstream = judge.ask(program, setting, "aot_eager")
-    return upstream is not None and upstream.kind == failure.kind
+    if upstream is not None and upstream.kind == failure.kind:
+        return True
+    if not any(words in failure.text for words in ABOUT_FORMS):
+        return False
+    promise = judge.ask(program, setting, FAKE)
+    return promise is not None and promise.kind == PROMISE
 
 
 def written(folder: Path, seed: int, program: Program, setting: Setting, failure: Failure) -> Path:

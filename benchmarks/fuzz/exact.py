@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from benchmarks.fuzz.judge import REFUSED, Failure, Setting, ran
+from benchmarks.fuzz.judge import REFUSED, Failure, Setting
+from benchmarks.fuzz.outcome import ran
 from benchmarks.fuzz.program import Program, function
 from tilewright import compiler
 from tilewright.building import in_silence

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from torch._prims_common import check_significant_strides
+from torch._subclasses import FakeTensorMode
 
 import tilewright
+from benchmarks.fuzz.outcome import Outcome, ran
 from benchmarks.fuzz.program import Program, function
+from benchmarks.fuzz.smooth import firm, is_smooth
 from benchmarks.promises import promised, strides
 from tilewright import accuracy
 from tilewright.errors import InputError
@@ -28,6 +31,8 @@ that are one number, as in the gradient of a sum, are one."""
 FEWEST, MOST = 6, 64
 REFUSED = "refused"
 """The kind of a program that was not judged: eager refuses it, or torch fixes a size that the caller named."""
+FAKE, PROMISE = "fake", "promise"
+"""What `judged` takes for a backend to ask of torch's fake kernels, and the kind of a promise that eager breaks."""
 FIXED = "is fixed by the program"
 """A size that the caller named and torch itself fixes while it traces: told, not wrong."""
 
@@ -52,49 +57,15 @@ class Failure:
     text: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run made: results, gradients of inputs, and the inputs as they are afterwards."""
-
-    results: list[Tensor]
-    gradients: list[Tensor]
-    inputs: list[Tensor]
-
-
-def ran(
-    forward: Callable[..., tuple[Tensor, ...]],
-    inputs: Sequence[Tensor],
-    *,
-    training: bool = True,
-    draw: int = 0,
-) -> Outcome:
-    """Run, and where an input wants a gradient, differentiate a sum of all results, weighted by the numbers of a
-    `draw`."""
-    asked = [x for x in inputs if x.requires_grad]
-    leaves = list(inputs)
-    with nullcontext() if training and asked else torch.no_grad():
-        results = forward(*leaves)
-    gradients: list[Tensor] = []
-    live = [r for r in results if r.requires_grad]
-    if training and asked and live:
-        weights = [_weights(r, k, draw) for k, r in enumerate(live)]
-        found = torch.autograd.grad(live, asked, weights, allow_unused=True)
-        gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(asked, found, strict=True)]
-    return Outcome([r.detach() for r in results], gradients, [x.detach() for x in inputs])
-
-
-def _weights(r: Tensor, k: int, draw: int) -> Tensor:
-    numbers = torch.Generator().manual_seed(1000 * (1 + draw) + k)
-    return torch.randn(r.shape, generator=numbers, device="cpu").to(r.device, r.dtype)
-
-
 def judged(
     program: Program, setting: Setting, device: str = "cpu", backend: str = "tilewright"
 ) -> Failure | None:
     """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails; at
-    the direct door, as one graph."""
+    the direct door, as one graph. FAKE asks what torch's fake kernels promise."""
     torch._dynamo.reset()
     plain = function(program.source())
+    if backend == FAKE:
+        return _broken_promise(plain, program, setting, device)
     compiled: Callable[..., tuple[Tensor, ...]] | None = None
     for later in (False, True) if setting.dynamic and program.later else (False,):
         try:
@@ -122,6 +93,22 @@ def judged(
         found = _compared(program, setting, wanted, got, plain, compiled, later, device)
         if found is not None:
             return found
+    return None
+
+
+def _broken_promise(
+    plain: Callable[..., tuple[Tensor, ...]], program: Program, setting: Setting, device: str
+) -> Failure | None:
+    """Where a result has other sizes, or another type, than torch's fake kernels say."""
+    inputs = program.inputs(setting.seed, device=device)
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x.detach()) for x in inputs]
+    with torch.no_grad(), mode:
+        said = plain(*fakes)
+    wanted = ran(plain, inputs, training=False).results
+    for k, (e, f) in enumerate(zip(wanted, said, strict=True)):
+        if (e.dtype, tuple(e.shape)) != (f.dtype, tuple(f.shape)):
+            return Failure(PROMISE, f"results[{k}]: {f.dtype}{list(f.shape)}, eager {e.dtype}{list(e.shape)}")
     return None
 
 
@@ -182,11 +169,16 @@ def _again(
     compiled: Callable[..., tuple[Tensor, ...]], later: bool, device: str,
 ) -> Failure | None:  # fmt: skip
     """Judge the doubtful tensors of several draws as one: of inputs, and of what gradients are taken from. The first
-    is the one that made them doubtful."""
+    is the one that made them doubtful; others in which the program is not smooth are left out, and of integers those
+    that a near tie decides."""
     trios: list[tuple[Outcome, Outcome, Outcome]] = []
+    seeds: list[int] = []
     draws = min(MOST, max(FEWEST, ELEMENTS // max(1, fewest)))
     for draw in range(draws):
         seed = setting.seed + draw
+        if draw and not is_smooth(program, seed, device):
+            continue
+        seeds.append(seed)
         outcomes = [
             ran(f, program.inputs(seed, later=later, device=device), training=setting.training, draw=draw)
             for f in (compiled, plain)
@@ -195,6 +187,9 @@ def _again(
     for name in doubtful:
         part, k = name.split()
         pooled = [torch.cat([getattr(t[i], part)[int(k)].reshape(-1) for t in trios]) for i in range(3)]
+        if part == "results" and not pooled[2].is_floating_point():
+            sure = torch.cat([firm(program, seed, later, device, int(k)).reshape(-1) for seed in seeds])
+            pooled = [x[sure] for x in pooled]
         verdict = accuracy.compare(*pooled)
         if not verdict.passed:
             if _overflows(pooled[1], pooled[2]):

@@ -21,6 +21,7 @@ from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
 from benchmarks.fuzz.program import Given, Program, Statement, function, read
 from benchmarks.fuzz.shrink import shrunk
+from benchmarks.fuzz.smooth import firm
 from benchmarks.fuzz.workers import NoWorker, Worker
 from torch import fx
 
@@ -76,6 +77,26 @@ def test_the_reference_is_wide_where_integers_become_floats() -> None:
     source = "def forward(x):\n    return (x.sqrt(),)\n"
     assert function(source, double=True)(torch.tensor([2]))[0].dtype == torch.float64
     assert function(source)(torch.tensor([2]))[0].dtype == torch.get_default_dtype() == torch.float32
+
+
+def test_integers_that_a_near_tie_decides_are_told_from_others() -> None:
+    """The largest of 500 numbers is beyond the second by less than four roundings of a half in some of 64 rows."""
+    x = Given("x0", (64, 500), "float32")
+    program = Program((x,), (Statement(("v0",), "{0}.argmax(-1)", ("x0",)),), ("v0",), {}, {})
+    assert firm(program, 0, False, "cpu", 0).all()
+    halves = firm(replace(program, givens=(replace(x, dtype="bfloat16"),)), 0, False, "cpu", 0)
+    assert halves.any() and not halves.all()
+
+
+def test_a_type_that_torch_promises_and_eager_does_not_give_is_torchs_own() -> None:
+    loss = Statement(("v0",), "F.huber_loss({0}, {1})", ("x0", "x1"))
+    givens = (Given("x0", (4,), "bfloat16"), Given("x1", (4,), "float32"))
+    program = Program(givens, (loss,), ("v0",), {}, {})
+    failure = Failure("wrong", "results[0]: FAIL: dtype torch.float32, eager torch.bfloat16")
+    assert torch_fails(Forked(), program, Setting(), failure)
+    assert not torch_fails(Forked(), program, Setting(), Failure("wrong", "results[0]: FAIL smallest k 9"))
+    same = replace(program, givens=(givens[1], givens[1]))
+    assert not torch_fails(Forked(), same, Setting(), failure)
 
 
 def test_what_torch_does_not_capture_as_one_graph_is_its_own() -> None:

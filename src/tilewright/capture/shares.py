@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 
 from ..ir.graph import Shares
 from .memory import storage_of
+from .opaque import Runner
+from .saved import first_saved
 
 
 def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
@@ -27,6 +29,36 @@ def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
             shares |= Shares.OUTPUT
         found.append(shares)
     return tuple(found)
+
+
+def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
+    """`runner` with a tensor of its own for each result of the program, though it shows what another or an input shows:
+    torch marks results one by one as what has no gradient, and would mark both."""
+    returned = _returned(gm)[: first_saved(gm)]
+    given = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    like: list[tuple[int, list[int], list[int]]] = []
+    for k, node in enumerate(returned):
+        storage = storage_of(node)
+        if storage is not None and node not in given:
+            others = [j for j in range(k) if returned[j] is not node and storage_of(returned[j]) == storage]
+            inputs = [i for i, n in enumerate(given) if storage_of(n) == storage]
+            like += [(k, others, inputs)] if others or inputs else []
+    if not like:
+        return runner
+    plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
+    inner = runner if plain is None else plain()
+
+    def run(args: list[object]) -> list[object]:
+        inputs = [[args[i] for i in places] for _, _, places in like]
+        results = inner(args)
+        for (k, others, _), seen in zip(like, inputs, strict=True):
+            made = results[k]
+            if isinstance(made, Tensor) and any(made is t for t in (*(results[j] for j in others), *seen)):
+                results[k] = made.detach()
+        return results
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return run
 
 
 def placed_by_size(gm: fx.GraphModule, shares: Sequence[Shares]) -> tuple[int, ...]:
