@@ -39,3 +39,18 @@ def test_the_logarithm_of_the_normal_distribution_near_zero() -> None:
     assert isinstance(made, Tensor)
     verdict = compare(made, program(x), program(x.double()))
     assert verdict.passed and verdict.smallest_k < 1.2, verdict
+
+
+@pytest.mark.parametrize("n", [5, 258, 70_000])
+def test_an_identity_of_any_size(n: int) -> None:
+    """Torch's own parts count rows beyond 255 in 16 bits without a sign, which few kernels take."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.eye(2, n) * x, torch.eye(n, 1, dtype=torch.int32)
+
+    x = torch.randn(n)
+    tilewright.reset()
+    made = torch.compile(call, backend=tilewright.backend)(x)
+    assert tilewright.stats().fallbacks == 0
+    for a, b in zip(made, call(x), strict=True):
+        assert a.dtype is b.dtype and torch.equal(a, b)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,9 +43,12 @@ def decompositions() -> Decompositions:
             table.pop(overload, None)
     for overload in (*_OF_THE_LIBRARY, *_STRIDES_OF_THEIR_OWN):
         table.pop(overload, None)
-    return (
-        dict(table.items()) | promise_decompositions() | {torch.ops.aten.special_log_ndtr.default: _log_ndtr}
-    )
+    ours = {
+        torch.ops.aten.special_log_ndtr.default: _log_ndtr,
+        torch.ops.aten.eye.default: _eye,
+        torch.ops.aten.eye.m: _eye,
+    }
+    return dict(table.items()) | promise_decompositions() | ours
 
 
 @elementwise_type_promotion_wrapper(
@@ -56,6 +60,16 @@ def _log_ndtr(a: Tensor) -> Tensor:
     t = a * math.sqrt(0.5)
     below = torch.log(torch.special.erfcx(-t) / 2) - t * t
     return torch.where(a < -1.0, below, torch.log1p(-torch.erfc(t) / 2))
+
+
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+    """Ones where row and column have one number; torch's own parts count larger ones in a type that few kernels take."""
+    layout, pinned = how.get("layout"), how.get("pin_memory")
+    if layout not in (None, torch.strided) or pinned:
+        return NotImplemented
+    rows = torch.arange(n, device=how.get("device"))
+    columns = torch.arange(n if m is None else m, device=how.get("device"))
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
 
 
 Kernels = dict[DispatchKey, Callable[..., object]]
