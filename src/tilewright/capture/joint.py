@@ -27,7 +27,7 @@ from tilewright.capture.fused import lay_masks
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.rolled import rolled
-from tilewright.capture.saved import keep_compared, mark_saved, save_sources
+from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved, save_sources
 from tilewright.capture.shares import told_apart
 from tilewright.errors import UnsupportedError
 
@@ -65,6 +65,7 @@ def split(
     their results would cost memory from one pass to the other (gelu, relu and dropout before each linear layer)."""
     dropped_by_masks(joint)
     keep_compared(joint)
+    keep_overwritten(joint)
     again = torch._functorch.config.patch(ban_recompute_materialized_backward=False)
     with without_idle_draws(joint) as shown, again:
         halves = min_cut_rematerialization_partition(

@@ -40,6 +40,33 @@ def keep_compared(joint: fx.GraphModule) -> None:
                     operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
+def keep_overwritten(joint: fx.GraphModule) -> None:
+    """What is computed from an input that the forward pass writes into is saved, unless the program itself asks to
+    compute it again: the backward pass would find another value in that input."""
+    for copy in joint.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        written = copy.args[0]
+        if isinstance(written, fx.Node) and written.op == "placeholder":
+            for node in _readers(written):
+                if node is not copy and not must_recompute(node):
+                    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """What reads a value, or a view of it, and makes another; of several results, each."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        value = user.meta.get("val")
+        if isinstance(value, Tensor):
+            found += _readers(user) if _is_view(user) else [user]
+        elif isinstance(value, tuple | list):
+            found += [n for n in user.users if isinstance(n.meta.get("val"), Tensor)]
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
 def save_sources(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
     """Save the source of each saved tensor that views and widening casts of fixed sizes make, and make it again in the
     backward graph. The first `count` outputs of `forward` are the program's."""
