@@ -319,9 +319,21 @@ class _Placed:
         found = self.parts.get(at)
         if found is None:
             part = self.call(torch.select, self.stacks[at[1]], 0, at[0])
-            found = self.parts[at] = self.graph.call_method("clone", (part,))
-            found.meta = dict(node.meta)
+            found = self.parts[at] = self.copied(part, node)
         return found
+
+    def copied(self, made: fx.Node, node: fx.Node) -> fx.Node:
+        """A copy that lies as `node` does: programs look at strides, and may view what they were promised."""
+        strides = [
+            s.node.hint if isinstance(s, torch.SymInt) else s for s in cast(Tensor, val_of(node)).stride()
+        ]
+        order = sorted(range(len(strides)), key=lambda d: -strides[d])
+        plain = order == list(range(len(strides)))
+        made = made if plain else self.call(torch.permute, made, order)
+        made = self.graph.call_method("clone", (made,), {"memory_format": torch.contiguous_format})
+        made = made if plain else self.call(torch.permute, made, [order.index(d) for d in range(len(order))])
+        made.meta = dict(node.meta)
+        return made
 
     def joined(self, node: fx.Node) -> fx.Node | None:
         """A stack or a concatenation of results of steps, piece by piece of those that the scan has stacked."""
@@ -338,9 +350,7 @@ class _Placed:
         dim %= whole.dim()
         pieces = self.pieces(cast(Sequence[fx.Node], items), dim, stacks=stacks)
         made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
-        made = self.graph.call_method("clone", (made,)) if len(pieces) == 1 else made
-        made.meta = dict(node.meta)
-        return made
+        return self.copied(made, node)
 
     def pieces(self, items: Sequence[fx.Node], dim: int, *, stacks: bool) -> list[fx.Node]:
         """The operands of the concatenation."""

@@ -63,7 +63,7 @@ def _log_ndtr(a: Tensor) -> Tensor:
 
 
 def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
-    """Ones where row and column have one number; torch's own parts count larger ones in a type that few kernels take."""
+    """Ones where row and column have one number; torch's own parts count many in a type that few kernels take."""
     layout, pinned = how.get("layout"), how.get("pin_memory")
     if layout not in (None, torch.strided) or pinned:
         return NotImplemented
