@@ -73,6 +73,18 @@ def test_kernels_read_what_those_before_them_made() -> None:
     assert exact.judged_exactly(program, setting) is None
 
 
+def test_a_mean_beside_a_product_is_exact() -> None:
+    """A kernel that multiplies by the inverse of a count says by what fraction, not by what float."""
+    halves = [
+        Given(n, sizes, "float16")
+        for n, sizes in (("x0", (3, 5)), ("x2", (5,)), ("x3", (5,)), ("x6", (5, 8)))
+    ]
+    norm = Statement(("v0",), "F.rms_norm({0}, (5,), {1} + {2})", ("x0", "x2", "x3"))
+    mixed = Statement(("v1",), "({0}.unsqueeze(-1) * {1}).sum(-2)", ("v0", "x6"))
+    program = Program(tuple(halves), (norm, mixed), ("v1",), {}, {})
+    assert exact.judged_exactly(program, Setting(seed=971735, schedules=755549)) is None
+
+
 def test_the_reference_is_wide_where_integers_become_floats() -> None:
     source = "def forward(x):\n    return (x.sqrt(),)\n"
     assert function(source, double=True)(torch.tensor([2]))[0].dtype == torch.float64

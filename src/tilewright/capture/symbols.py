@@ -115,6 +115,7 @@ class Symbols:
         known = self._env.axioms.get(question) or self._env._maybe_evaluate_static(question)  # pyright: ignore[reportPrivateUsage]
         if known is sympy.true:
             self._ones[e] = sympy.S.One
+            self._memo.clear()  # it may have been met as a number before
 
     def ones(self) -> set[Expr]:
         """The sizes found so far that are 1 in each call, and not by their expression."""

@@ -29,6 +29,7 @@ from ..ir.expr import (
     walk,
 )
 from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
+from ..rewrite.factors import constant_value, number
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .choices import joined
 from .form import Form, Item
@@ -198,7 +199,7 @@ class Evaluation(ABC):
         ):
             inverse = _inverse(args[1])
             if inverse is not None:
-                return call("mul", args[0], const(inverse, f32))
+                return call("mul", args[0], number(inverse, f32))
         if self.schedule.close and e.dtype is f32 and e.op in ("div", "reciprocal"):
             return call("close_div", *args) if e.op == "div" else call("close_div", const(1, f32), *args)
         return rebuild(e, args)
@@ -338,12 +339,11 @@ def _steps(x: Expr) -> bool:
     return x.op == "cast" and x.args[0].dtype.is_float and not x.dtype.is_float
 
 
-def _inverse(c: Expr) -> float | None:
+def _inverse(c: Expr) -> Fraction | None:
     """The inverse of a constant, if both are numbers that fp32 has at full precision."""
-    if not isinstance(c.value, (int, float, Fraction)) or not c.value:
-        return None
-    found = 1 / float(c.value)
-    return found if TINIEST <= abs(found) <= 1 / TINIEST else None
+    value = constant_value(c)
+    found = None if value is None else 1 / value
+    return found if found is not None and TINIEST <= abs(found) <= 1 / TINIEST else None
 
 
 def _is_index(x: Expr) -> bool:

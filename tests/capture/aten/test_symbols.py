@@ -97,6 +97,16 @@ def test_a_size_that_a_guard_makes_one(size: Callable[[torch.SymInt], torch.SymI
     assert symbols.expr(a * made) is symbols.expr(a)
 
 
+def test_a_size_that_was_a_number_before_it_was_known_to_be_one() -> None:
+    """As where a tensor is split, whose parts' sizes are arguments first."""
+    env, a, _ = _sizes((3, 35))
+    made = a // 2
+    assert made == 1
+    symbols = Symbols(env)
+    assert dims.static(symbols.expr(made)) is None
+    assert symbols.shape((made,)) == (dims.ONE,)
+
+
 def test_a_size_that_a_range_makes_one() -> None:
     env, a, _ = _sizes((3, 35))
     torch._check(a <= 3)
