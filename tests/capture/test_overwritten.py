@@ -41,7 +41,14 @@ def _of_several_results(x: Tensor, b: Tensor, w: Tensor) -> Tensor:
     return (x * w)[:, places] * values
 
 
-@pytest.mark.parametrize("f", [_copied, _computed, _cast, _of_a_view, _of_several_results])
+def _of_parts(x: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    first, second = b.split(2)
+    c = torch.cat([first.cos(), second.clone()])
+    b.zero_()
+    return x * w * c
+
+
+@pytest.mark.parametrize("f", [_copied, _computed, _cast, _of_a_view, _of_several_results, _of_parts])
 def test_gradients_are_of_the_values_that_were_read(f: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     x, start = torch.randn(3, 4), torch.randn(4)

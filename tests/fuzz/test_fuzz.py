@@ -18,7 +18,7 @@ from benchmarks.fuzz import exact
 from benchmarks.fuzz.__main__ import Forked, main, setting_of, torch_fails, written
 from benchmarks.fuzz.apart import apart
 from benchmarks.fuzz.grow import grown
-from benchmarks.fuzz.judge import REFUSED, Failure, Setting, judged
+from benchmarks.fuzz.judge import REFUSED, Failure, Setting, _overflows, judged
 from benchmarks.fuzz.program import Given, Program, Statement, function, read
 from benchmarks.fuzz.shrink import shrunk
 from benchmarks.fuzz.smooth import firm
@@ -98,6 +98,19 @@ def test_integers_that_a_near_tie_decides_are_told_from_others() -> None:
     assert firm(program, 0, False, "cpu", 0).all()
     halves = firm(replace(program, givens=(replace(x, dtype="bfloat16"),)), 0, False, "cpu", 0)
     assert halves.any() and not halves.all()
+
+
+def test_what_overflows_in_eager_excuses_no_more_than_itself() -> None:
+    exact = torch.linspace(1, 2, 64, dtype=torch.float64)
+    eager = exact.bfloat16()
+    eager[3:5] = torch.inf
+    ours = exact.bfloat16()
+    ours[8] = torch.nan
+    assert _overflows(ours, eager, exact)
+    ours[20] = 7.0
+    assert not _overflows(ours, eager, exact)
+    assert not _overflows(torch.full_like(ours, torch.nan), eager, exact)
+    assert not _overflows(exact.float(), eager.float(), exact)
 
 
 def test_a_type_that_torch_promises_and_eager_does_not_give_is_torchs_own() -> None:

@@ -400,6 +400,12 @@ class _Importer:
             entry = self.argument(a)
             if isinstance(entry, Value):
                 assert isinstance(a, fx.Node)
+                kind = a.meta["val"].layout
+                if kind is not torch.strided:
+                    raise UnsupportedError(
+                        f"a result of layout {kind}", phase="capture", op=display_name(a.target), place=place_of(a),
+                        hint="dense results are compiled",
+                    )  # fmt: skip
                 layout = Layout(self.result(a.meta["val"]).strides)
                 self.layouts.setdefault(entry, layout)
                 forms += [None] * (len(outputs) - len(forms)) + [layout]

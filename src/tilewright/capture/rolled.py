@@ -324,11 +324,12 @@ class _Placed:
 
     def copied(self, made: fx.Node, node: fx.Node) -> fx.Node:
         """A copy that lies as `node` does: programs look at strides, and may view what they were promised."""
-        strides = [
-            s.node.hint if isinstance(s, torch.SymInt) else s for s in cast(Tensor, val_of(node)).stride()
-        ]
-        order = sorted(range(len(strides)), key=lambda d: -strides[d])
-        plain = order == list(range(len(strides)))
+        strides = cast(Tensor, val_of(node)).stride()
+        steps = [s.node.hint if isinstance(s, torch.SymInt) else s for s in strides]
+        order = list(range(len(steps)))
+        if None not in steps:  # else a size that only the data tell
+            order.sort(key=lambda d: -steps[d])
+        plain = order == list(range(len(steps)))
         made = made if plain else self.call(torch.permute, made, order)
         made = self.graph.call_method("clone", (made,), {"memory_format": torch.contiguous_format})
         made = made if plain else self.call(torch.permute, made, [order.index(d) for d in range(len(order))])

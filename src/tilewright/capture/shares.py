@@ -34,15 +34,20 @@ def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
 def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
     """`runner` with a tensor of its own for each result of the program, though it shows what another or an input shows:
     torch marks results one by one as what has no gradient, and would mark both."""
-    returned = _returned(gm)[: first_saved(gm)]
-    given = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    given: dict[int, list[int]] = {}
+    for i, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
+        if (storage := storage_of(node)) is not None:
+            given.setdefault(storage, []).append(i)
+    earlier: dict[int, dict[object, int]] = {}
     like: list[tuple[int, list[int], list[int]]] = []
-    for k, node in enumerate(returned):
+    for k, node in enumerate(_returned(gm)[: first_saved(gm)]):
         storage = storage_of(node)
-        if storage is not None and node not in given:
-            others = [j for j in range(k) if returned[j] is not node and storage_of(returned[j]) == storage]
-            inputs = [i for i, n in enumerate(given) if storage_of(n) == storage]
-            like += [(k, others, inputs)] if others or inputs else []
+        if storage is None or (isinstance(node, fx.Node) and node.op == "placeholder"):
+            continue
+        before = earlier.setdefault(storage, {})
+        others, inputs = [j for n, j in before.items() if n is not node], given.get(storage, [])
+        like += [(k, others, inputs)] if others or inputs else []
+        before.setdefault(node, k)
     if not like:
         return runner
     plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
