@@ -52,3 +52,15 @@ def test_masks_without_dims_and_of_free_sizes_are_left_alone() -> None:
             lay_masks(gm)
         assert len(env.guards) == before
         assert not gm.graph.find_nodes(op="call_method", target="contiguous")
+
+
+def test_fused_attention_gets_rows_where_a_norm_keeps_channels_last() -> None:
+    """The norm's kernel lays its result as its operand lies. Torch chose the routine for rows side by side."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        normed = F.layer_norm(x, x.shape[-1:])
+        return F.scaled_dot_product_attention(normed, normed, normed, is_causal=True)
+
+    x = torch.randn(2, 4, 12, 12).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(program, backend="tilewright")(x), program(x))

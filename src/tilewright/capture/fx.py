@@ -44,6 +44,9 @@ from .symbols import Ranges, Symbols
 
 _DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
 _MISSING = object()
+_READS_ROWS = "attention"
+"""Fused attention reads the depth of its operands as one row, whatever their strides say; torch asks for that before
+it takes such a routine."""
 
 
 def from_fx(
@@ -247,7 +250,7 @@ class _Importer:
         if results[0] is not None and (len(results) == 1 or used_results(node) <= {0}):
             call = replace(call, specialise=self.specialiser(node, inputs, results[0].shape))
         alone = self.standing_alone(node)
-        if made is None or by_place(node):
+        if made is None or by_place(node) or call.reason == _READS_ROWS:
             call = self.relying(node, call, inputs)
         if made is None:
             if not alone:
@@ -288,7 +291,7 @@ class _Importer:
 
     def relying(self, node: fx.Node, call: LibraryCall, inputs: Sequence[Value]) -> LibraryCall:
         """`call` with what it relies on: how its operands lie."""
-        if call.specialise is not None:
+        if call.specialise is not None and call.reason != _READS_ROWS:
             return call
         return replace(call, lies=self.memory.relied_on(node, inputs), apart=bool(by_place(node)))
 
