@@ -169,8 +169,8 @@ def _again(
     compiled: Callable[..., tuple[Tensor, ...]], later: bool, device: str,
 ) -> Failure | None:  # fmt: skip
     """Judge the doubtful tensors of several draws as one: of inputs, and of what gradients are taken from. The first
-    is the one that made them doubtful; others in which the program is not smooth are left out, and of integers those
-    that a near tie decides."""
+    is the one that made them doubtful; others in which the program is not smooth are left out, and the places that a
+    near tie decides."""
     trios: list[tuple[Outcome, Outcome, Outcome]] = []
     seeds: list[int] = []
     draws = min(MOST, max(FEWEST, ELEMENTS // max(1, fewest)))
@@ -187,8 +187,8 @@ def _again(
     for name in doubtful:
         part, k = name.split()
         pooled = [torch.cat([getattr(t[i], part)[int(k)].reshape(-1) for t in trios]) for i in range(3)]
-        if part == "results" and not pooled[2].is_floating_point():
-            sure = torch.cat([firm(program, seed, later, device, int(k)).reshape(-1) for seed in seeds])
+        if part != "inputs" and not accuracy.compare(*pooled).passed:
+            sure = torch.cat([firm(program, seed, later, device, part, int(k)).reshape(-1) for seed in seeds])
             pooled = [x[sure] for x in pooled]
         verdict = accuracy.compare(*pooled)
         if not verdict.passed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,9 @@ TIE = 4.0
 """Times a nudge: what integers that are no near tie do not hang on."""
 NUDGES = 8
 """That tell whether they do."""
+JUMP, BENT = 1e-2, 0.25
+"""Of the root mean square, and of the change itself: how far a number that jumps moves, and how far off half the way is
+from half the change. At a jump it is half of it; of a smooth function next to nothing."""
 
 
 def is_smooth(program: Program, seed: int, device: str = "cpu") -> bool:
@@ -28,7 +33,7 @@ def is_smooth(program: Program, seed: int, device: str = "cpu") -> bool:
     nudge = nudge_of(program)
     found: list[list[Tensor]] = []
     for size in (0.0, nudge):
-        inputs = [nudged(x, size, 1) for x in program.inputs(seed, double=True, device=device)]
+        inputs = nudged(program.inputs(seed, double=True, device=device), size, 1)
         try:
             found.append(ran(function(program.source(), double=True), inputs).gradients)
         except RuntimeError:
@@ -47,24 +52,40 @@ def nudge_of(program: Program) -> float:
     return NUDGE * (HALF if has_halves(program) else 1.0)
 
 
-def firm(program: Program, seed: int, later: bool, device: str, result: int) -> Tensor:
-    """Where an integer result is the same in float64 whatever small change the inputs have: elsewhere a near tie
-    decides."""
+def firm(program: Program, seed: int, later: bool, device: str, part: str, k: int) -> Tensor:
+    """Where no near tie decides the `k`-th tensor of a part of the outcome (results, gradients): an integer is the same
+    in float64 whatever small change the inputs have, any other number does not jump."""
     plain = function(program.source(), double=True)
-    made: list[Tensor] = []
-    for k in range(1 + NUDGES):
-        size = TIE * nudge_of(program) if k else 0.0
-        inputs = [nudged(x, size, k) for x in program.inputs(seed, later=later, double=True, device=device)]
-        made.append(ran(plain, inputs, training=False).results[result])
-    return torch.stack([m == made[0] for m in made]).all(0)
+
+    def told(share: float, draw: int) -> Tensor:
+        size = share * TIE * nudge_of(program)
+        inputs = nudged(program.inputs(seed, later=later, double=True, device=device), size, draw)
+        return getattr(ran(plain, inputs, training=part == "gradients"), part)[k].detach()
+
+    here = told(0.0, 0)
+    if not here.is_floating_point():
+        return torch.stack([told(1.0, 1 + n) == here for n in range(NUDGES)]).all(0)
+    jumps = [_jumps(here, told(0.5, 1 + n), told(1.0, 1 + n)) for n in range(NUDGES)]
+    return ~torch.stack(jumps).any(0)
 
 
-def nudged(x: Tensor, nudge: float, draw: int) -> Tensor:
-    """An input moved a little, in the same layout."""
+def _jumps(here: Tensor, halfway: Tensor, there: Tensor) -> Tensor:
+    """Where three values along a line are no straight one: half the way is not half the change."""
+    change = there - here
+    bent = (there - 2 * halfway + here).abs()
+    return (change.abs() > JUMP * here.square().mean().sqrt()) & (bent > BENT * change.abs())
+
+
+def nudged(inputs: Sequence[Tensor], nudge: float, draw: int) -> list[Tensor]:
+    """Inputs moved a little, each its own way, in the same layouts."""
+    numbers = torch.Generator().manual_seed(draw)
+    return [_nudged(x, nudge, numbers) for x in inputs]
+
+
+def _nudged(x: Tensor, nudge: float, numbers: torch.Generator) -> Tensor:
     if not x.is_floating_point() or not nudge:
         return x
     with torch.no_grad():
-        numbers = torch.Generator().manual_seed(draw)
         noise = torch.randn(x.shape, generator=numbers, dtype=x.dtype, device="cpu").to(x.device)
         moved = x * (1 + nudge * noise)
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)

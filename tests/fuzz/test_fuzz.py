@@ -95,9 +95,25 @@ def test_integers_that_a_near_tie_decides_are_told_from_others() -> None:
     """The largest of 500 numbers is beyond the second by less than four roundings of a half in some of 64 rows."""
     x = Given("x0", (64, 500), "float32")
     program = Program((x,), (Statement(("v0",), "{0}.argmax(-1)", ("x0",)),), ("v0",), {}, {})
-    assert firm(program, 0, False, "cpu", 0).all()
-    halves = firm(replace(program, givens=(replace(x, dtype="bfloat16"),)), 0, False, "cpu", 0)
+    assert firm(program, 0, False, "cpu", "results", 0).all()
+    halves = firm(replace(program, givens=(replace(x, dtype="bfloat16"),)), 0, False, "cpu", "results", 0)
     assert halves.any() and not halves.all()
+
+
+def test_gradients_that_a_near_tie_decides_are_told_from_others() -> None:
+    """Of the larger of two numbers the gradient is one or none: where they are close, rounding tells. A smooth function
+    has no such place."""
+    halves = (Given("x0", (40, 50), "bfloat16", grad=True), Given("x1", (40, 50), "bfloat16"))
+
+    def sure(line: str) -> torch.Tensor:
+        made = Statement(("v0",), line, ("x0", "x1"))
+        return firm(Program(halves, (made,), ("v0",), {}, {}), 0, False, "cpu", "gradients", 0)
+
+    larger = sure("torch.maximum({0}, {1})")
+    x, y = (t.detach().double() for t in Program(halves, (), (), {}, {}).inputs(0))
+    assert larger[(x - y).abs() > 0.2].all()
+    assert not larger[(x - y).abs() < 1e-3 * y.abs()].any()
+    assert sure("torch.sin({0}) * {1}").all()
 
 
 def test_what_overflows_in_eager_excuses_no_more_than_itself() -> None:
