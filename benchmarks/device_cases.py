@@ -546,9 +546,31 @@ def call_overhead() -> str:
     return f"tilewright.compile {ours:.2f} us, torch.compile {theirs:.2f} us, one eager op {eager:.2f} us"
 
 
+def assembled() -> str:
+    """What ptxas before CUDA 13 gets wrong: halves of packed sums, negative constants of bf16; and the sign of 0."""
+    x, y = torch.randn(2, 2, 3, 8), torch.randn(2, 4, 65, 24).bfloat16()
+
+    def unfolded(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(
+            torch.nn.functional.unfold(x, 3, padding=1), (1, 0, 2, 1), mode="reflect"
+        )
+
+    torch.testing.assert_close(compiled(unfolded, x)(x), unfolded(x), rtol=0, atol=0)
+
+    def least(y: Tensor) -> Tensor:
+        return torch.nn.functional.softmin(y, -2)
+
+    run = tilewright.compile(least, (y,), options={"fusion": "none"})
+    torch.testing.assert_close(run(y), least(y.float()), rtol=1e-2, atol=1e-4, check_dtype=False)
+    for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        z = torch.zeros(64, dtype=kind)
+        assert bool(torch.signbit(compiled(torch.neg, z)(z)).all()), kind
+    return f"{len(run.kernels)} kernels"
+
+
 ALL: tuple[Callable[[], str], ...] = (
     environment, both_doors, training, library_calls, frozen_network, sizes_of_nothing_one_and_primes, strange_memory,
     out_tensors, writes, cpu_numbers, wrong_device, bad_index, out_of_memory, streams, threads, caller_s_graph,
     block_copies, cuda_graphs, training_with_graphs, attention_with_graphs, refused_capture, model_file, call_overhead,
-    launch_overhead, more_than_2_to_the_31,
+    launch_overhead, assembled, more_than_2_to_the_31,
 )  # fmt: skip

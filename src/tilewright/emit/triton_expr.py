@@ -316,8 +316,8 @@ class Expressions:
         if e.op in HELPERS:
             return self.call(self.helpers.use(e.op), args)
         match e.op:
-            case "neg":
-                return Term(f"-{args[0].at(UNARY)}", UNARY, args[0].dims)
+            case "neg":  # Triton's own is 0 - x, which makes 0 of 0
+                return self.infix("*", PRODUCT, [Term("-1.0", number=True), *args])
             case "sqrt":
                 return self.call("tl.sqrt_rn" if single else "tl.sqrt", args)
             case "reciprocal":

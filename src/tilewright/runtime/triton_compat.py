@@ -18,6 +18,7 @@ from typing import Any
 from tilewright.errors import BuildError
 from tilewright.runtime.cuda_binary import resources
 from tilewright.runtime.cuda_job import Box, Facts, Job
+from tilewright.runtime.ptx import mended
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""
@@ -50,6 +51,8 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
     triton.knobs.cache.dir = str(folder / "cache")
     calmed = ExitStack()
     try:
+        if job.backend == "cuda":
+            calmed.enter_context(_assembled_right())
         if not job.packing:
             calmed.enter_context(_unpacked())
         if not job.local_sums:
@@ -72,6 +75,23 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
         calmed.close()
     code, text = BINARY[job.backend]
     return built.asm[code], built.asm[text], _facts(job, built)
+
+
+@contextmanager
+def _assembled_right() -> Generator[None]:
+    """With PTX in words that its assembler gets right."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    usual = CUDABackend.make_cubin
+
+    def assembled(self: Any, text: str, *rest: Any) -> bytes:
+        return usual(self, mended(text), *rest)
+
+    CUDABackend.make_cubin = assembled
+    try:
+        yield
+    finally:
+        CUDABackend.make_cubin = usual
 
 
 @contextmanager
