@@ -546,8 +546,9 @@ def call_overhead() -> str:
     return f"tilewright.compile {ours:.2f} us, torch.compile {theirs:.2f} us, one eager op {eager:.2f} us"
 
 
-def assembled() -> str:
-    """What ptxas before CUDA 13 gets wrong: halves of packed sums, negative constants of bf16; and the sign of 0."""
+def miscompiled() -> str:
+    """What the compilers below get wrong. ptxas before CUDA 13: halves of packed sums, negative constants of bf16.
+    Triton before 3.9: sums of columns in loops. Triton: the sign of 0."""
     x, y = torch.randn(2, 2, 3, 8), torch.randn(2, 4, 65, 24).bfloat16()
 
     def unfolded(x: Tensor) -> Tensor:
@@ -565,6 +566,14 @@ def assembled() -> str:
     for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         z = torch.zeros(64, dtype=kind)
         assert bool(torch.signbit(compiled(torch.neg, z)(z)).all()), kind
+
+    def spread(w: Tensor) -> Tensor:
+        return torch.var_mean(w, 0)[0]
+
+    columns = tilewright.compile(spread, (torch.randn(2, 4, 3, 8),), dims={"w": {0: "b", 1: "m", 2: "n"}})
+    for sizes in ((6, 14, 35), (17, 35, 48), (3, 64, 64)):
+        w = torch.randn(*sizes, 8)
+        torch.testing.assert_close(columns(w), spread(w), **CLOSE)
     return f"{len(run.kernels)} kernels"
 
 
@@ -572,5 +581,5 @@ ALL: tuple[Callable[[], str], ...] = (
     environment, both_doors, training, library_calls, frozen_network, sizes_of_nothing_one_and_primes, strange_memory,
     out_tensors, writes, cpu_numbers, wrong_device, bad_index, out_of_memory, streams, threads, caller_s_graph,
     block_copies, cuda_graphs, training_with_graphs, attention_with_graphs, refused_capture, model_file, call_overhead,
-    launch_overhead, assembled, more_than_2_to_the_31,
+    launch_overhead, miscompiled, more_than_2_to_the_31,
 )  # fmt: skip

@@ -200,3 +200,17 @@ def test_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("junk", [b"", b"\x7fELF", b"\x7fELF" + bytes(80), bytes(range(256)) * 4])
 def test_resources_of_junk(junk: bytes) -> None:
     assert resources(junk, "k0") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("order", "sizes", "mixed"),
+    [("0, 1", "256x16x", True), ("1, 0", "256x16x", False), ("2, 0, 1", "4x8x16x", False)],
+)
+def test_sums_of_threads_that_would_mix_rows_are_told(order: str, sizes: str, mixed: bool) -> None:
+    text = (
+        "#blocked = #ttg.blocked<{sizePerThread = [1, 1, 1], order = [2, 0, 1]}>\n"
+        f"#blocked1 = #ttg.blocked<{{sizePerThread = [1, 1], threadsPerWarp = [32, 1], order = [{order}]}}>\n"
+        f"  %3 = tt.reshape %2 allow_reorder efficient_layout : tensor<{sizes}f32, #blocked1> -> tensor<4xf32, #b>"
+    )
+    assert triton_compat.mixes_rows(text) is mixed
+    assert not triton_compat.mixes_rows(text.replace(" allow_reorder efficient_layout", ""))

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ from tilewright.runtime.ptx import mended
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""
 
+
+_LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{.*\border = \[([\d, ]+)\]\}>", re.MULTILINE)
+_CUT = re.compile(r"tt\.reshape %[\w#]+ allow_reorder efficient_layout : tensor<([\dx]+x)\w+, (#\w+)> ->")
+"""In Triton's code: a layout with its order of dims, and where a thread's registers are cut anew: sizes, layout."""
 
 DRIVERS_TYPE = {8: 10, 9: 8, 10: 9}
 """Numbers of element types that the code of a kernel and the driver give differently (fp64, bf16, flushed fp32)."""
@@ -44,13 +49,23 @@ def version() -> str | None:
 def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
     """Machine code, its readable form, and its facts. `folder` is private and empty; what is in it afterwards has no
     use. Raises BuildError with the first line of what Triton says."""
+    try:
+        built = _built(job, folder, "cache")
+        if job.local_sums and mixes_rows(built.asm["ttgir"]):
+            built = _built(replace(job, local_sums=False), folder, "again")
+    except Exception as error:
+        raise BuildError(f"Triton refused {job.entry}: {_reason(error)}", phase="build") from error
+    code, text = BINARY[job.backend]
+    return built.asm[code], built.asm[text], _facts(job, built)
+
+
+def _built(job: Job, folder: Path, cache: str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    triton.knobs.cache.dir = str(folder / "cache")
-    calmed = ExitStack()
-    try:
+    triton.knobs.cache.dir = str(folder / cache)
+    with ExitStack() as calmed:
         if job.backend == "cuda":
             calmed.enter_context(_assembled_right())
         if not job.packing:
@@ -67,14 +82,19 @@ def compile_job(job: Job, folder: Path) -> tuple[bytes, str, Facts]:
             "enable_fp_fusion": job.fusion,
             "enable_reflect_ftz": False,
         }
-        target = GPUTarget(job.backend, job.arch, job.lanes)
-        built = triton.compile(source, target=target, options=options)
-    except Exception as error:
-        raise BuildError(f"Triton refused {job.entry}: {_reason(error)}", phase="build") from error
-    finally:
-        calmed.close()
-    code, text = BINARY[job.backend]
-    return built.asm[code], built.asm[text], _facts(job, built)
+        return triton.compile(source, target=GPUTarget(job.backend, job.arch, job.lanes), options=options)
+
+
+def mixes_rows(text: str) -> bool:
+    """Whether a thread's part of a sum may hold elements of several rows. The pass that moves sums of threads out of
+    loops cuts a thread's registers into such parts as they lie; before 3.9 it does so too where those of a column
+    lie side by side and not those of a row, along which it sums."""
+    layouts = dict(_LAYOUT.findall(text))
+    for shape, layout in _CUT.findall(text):
+        order = layouts.get(layout, "").replace(" ", "").split(",")
+        if order[0] != str(shape.count("x") - 1):
+            return True
+    return False
 
 
 @contextmanager
