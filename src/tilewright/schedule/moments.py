@@ -12,13 +12,15 @@ A part that lies along memory is held by one block, which takes the mean first. 
 rows, of which it takes the mean first, too, and merges chunk after chunk into what it has; blocks have parts of the
 rows, which are merged last. All threads of a block have seen equally many rows, so the divisions are for all of them.
 In floats the squares must not see numbers of the size of the mean, so means are counted from the column's first element
-(never further from the mean than the root of N d); the mean itself comes from another sum, which does not.
+(never further from the mean than the root of N d); the mean itself comes from another sum, which does not, where that
+is closer (`origins`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import IllegalSchedule
 from ..ir import dims
@@ -33,6 +35,7 @@ from ..tile.sizes import estimate
 from .blocks import power
 from .chunks import CHUNK, Rows
 from .joined import Inside, as_one, joined_axes
+from .origins import counted_from_origin, origin
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]
@@ -47,8 +50,8 @@ to merge. The number is the same whatever the sizes are, so that a block holds a
 LEAST = 64
 """Rows of such a part at least."""
 
-LARGE = 2.0**60
-"""Columns do not count from an element of at least this size: the distance of another one could overflow."""
+ADDED = 8
+"""More values than a pair in parts takes."""
 
 FULL = 2
 """Rows for each core from which on each row may as well stay whole."""
@@ -71,6 +74,8 @@ class _Parts:
 
     folds: tuple[Op, ...]
     merge: tuple[Op, ...]
+    moved: Value | None = None
+    """The sums of the distances from the origins, if there are origins."""
 
     def kernels(self, pair: _Pair, before: tuple[Op, ...]) -> tuple[Kernel, ...]:
         """One of the folds and the ops `before` them, one of the merge if there is one."""
@@ -134,6 +139,9 @@ def moments_in_parts(graph: Graph, price: Price, least: Least, cores: int) -> tu
         at = ops.index(pair.first)
         ops[at : at + 1] = [*new.folds, *new.merge]
         ops.remove(pair.second)
+        if new.moved is not None:
+            fresh += ADDED
+            ops = counted_from_origin(ops, pair.first, new.moved, fresh, partial(_divides, first=pair.first))
         made |= set(new.folds)
     return (drop_dead(graph.with_ops(ops)), frozenset(made)) if made else (graph, frozenset())
 
@@ -316,16 +324,17 @@ def _column_parts(
     rows = Rows.of(near.extent, count)
     x = substitute(expr.body[0], joined)
     elements = [substitute(x, {axis(near): rows.place(k)}) for k in range(CHUNK)]
-    chunk = _chunk(elements, _origin(expr), rows, halves)
+    chunk = _chunk(elements, origin(expr), rows, halves)
     kept, name = (*rows.parts, *expr.axes), f"{second.name}_part"
     whole = TensorExpr(kept, chunk, (rows.chunk, *rest), moments_of_chunks(dtype))
     same = second.output.shape == first.output.shape
     result = second.output if same else Value(fresh, first.output.shape, dtype)
-    final, merge = (first.output, result), () if same else (_reshaped(result, second),)
+    moved = Value(fresh + 4, first.output.shape, dtype)
+    final, merge = (first.output, result, moved), () if same else (_reshaped(result, second),)
     if not rows.parts:
-        finish = tuple(slot("a", k, dtype) for k in (3, 2))
+        finish = tuple(slot("a", k, dtype) for k in (3, 2, 1))
         alone = replace(whole, reduction=replace(moments_of_chunks(dtype), finish=finish))
-        return _Parts((replace(first, name=name, outputs=final, expr=alone),), merge)
+        return _Parts((replace(first, name=name, outputs=final, expr=alone),), merge, moved)
     made = tuple(Value(fresh + 1 + k, tuple(a.extent for a in kept), dtype) for k in range(3))
     size = cast(dims.prod((rows.of_part, *(a.extent for a in rest))), dtype)
     index = tuple(dims.ZERO if a.extent is dims.ONE else axis(a) for a in kept)
@@ -334,13 +343,14 @@ def _column_parts(
     return _Parts(
         (replace(first, name=name, outputs=made, expr=whole),),
         (Op(second.name, made, final, expr=merged, origin=second.origin), *merge),
+        moved,
     )
 
 
-def _chunk(elements: Sequence[Expr], origin: Expr, rows: Rows, halves: bool) -> tuple[Expr, ...]:
+def _chunk(elements: Sequence[Expr], start: Expr, rows: Rows, halves: bool) -> tuple[Expr, ...]:
     """A chunk of `elements` as one element of `moments_of_chunks`. The sum of a few halves is exact; else each element
     counts from the origin."""
-    dtype = origin.dtype
+    dtype = start.dtype
     one, zero, weight = const(1, dtype), const(0, dtype), rows.weight(dtype)
     inside = [rows.inside(k) for k in range(len(elements))]
     xs = [x if i is None else where(i, x, zero) for i, x in zip(inside, elements, strict=True)]
@@ -353,7 +363,7 @@ def _chunk(elements: Sequence[Expr], origin: Expr, rows: Rows, halves: bool) -> 
     whole = _total(xs)
     mean = call("mul", whole, call("div", one, call("maximum", weight, one)))
     squares = _total([call("mul", d, d) for d in distances(mean)])
-    moved = call("sub", whole, call("mul", weight, origin)) if halves else _total(distances(origin))
+    moved = call("sub", whole, call("mul", weight, start)) if halves else _total(distances(start))
     found = (weight, moved, squares, whole)
     return found if rows.some is None else tuple(where(rows.some, e, zero) for e in found)
 
@@ -364,16 +374,6 @@ def _total(values: Sequence[Expr]) -> Expr:
     while len(found) > 1:
         found = [call("add", x, y) for x, y in zip(found[::2], found[1::2], strict=True)]
     return found[0]
-
-
-def _origin(expr: TensorExpr) -> Expr:
-    """The first element of a column, from which all others are counted; 0 in the place of a large one, and where there
-    is no element."""
-    first = substitute(expr.body[0], {axis(a): dims.ZERO for a in expr.reduce})
-    zero, most = const(0, first.dtype), const(LARGE, first.dtype)
-    near = where(call("lt", call("abs", first), most), first, zero)
-    count = dims.prod(a.extent for a in expr.reduce)
-    return near if dims.at_least(count, 1) else where(call("gt", count, dims.ZERO), near, zero)
 
 
 def _ops(
@@ -455,12 +455,12 @@ def _moments(dtype: DType) -> Reduction:
 
 
 def _with_total(of: Reduction) -> Reduction:
-    """With one more sum in the state; results: this one and the squared distances."""
+    """With one more sum in the state; results: this one, the squared distances, and the sum that these go with."""
     dtype = of.state[0]
     a, b, e = (slot(side, 3, dtype) for side in "abe")
     return Reduction(
         f"{of.name} and sum", (dtype,) * 4, (dtype,) * 4, (*of.identity, of.identity[0]), (*of.lift, e),
-        (*of.merge, call("add", a, b)), (a, slot("a", 2, dtype)), pooled=(*of.pooled, a),
+        (*of.merge, call("add", a, b)), (a, slot("a", 2, dtype), slot("a", 1, dtype)), pooled=(*of.pooled, a),
     )  # fmt: skip
 
 
