@@ -95,7 +95,7 @@ class _Composer:
         table = {axis(a): _plain(b) for a, b in fresh.items()}
         body = tuple(_TOGETHER(self.inline(substitute(b, table), op)) for b in expr.body)
         if expr.reduction is None:
-            self.pointwise[op.output] = (axes, body[0])
+            self.pointwise[op.output] = (axes, self.rounded(body[0], op.output))
             return
         self.fold(op, expr, fresh, body)
 
@@ -156,11 +156,19 @@ class _Composer:
             return call(f"coarse_{x.op}", *args)
         return rebuild(x, args) if x.args else x
 
+    def rounded(self, e: Expr, v: Value) -> Expr:
+        """What computes an element of `v`, rounded as it would be in memory if that is asked for."""
+        if not self.round_halves or not v.dtype.is_half or e.op in ("read", "const"):
+            return e
+        if e.op == "cast" and e.args[0].op == "cast" and e.args[0].dtype is v.dtype:
+            return e
+        return call("cast", call("cast", e, dtype=v.dtype), dtype=v.dtype.compute)
+
     def element(self, v: Value, index: tuple[Expr, ...], op: Op) -> Expr:
         if v in self.folded:
             number, result = self.folded[v]
             plain = tuple(i for i, extent in zip(index, v.shape, strict=True) if extent is not dims.ONE)
-            return make("value", plain, v.dtype.compute, (number, result))
+            return self.rounded(make("value", plain, v.dtype.compute, (number, result)), v)
         index = tuple(checked_index(i, size) for i, size in zip(index, v.shape, strict=True))
         if v in self.pointwise:
             axes, body = self.pointwise[v]
