@@ -140,8 +140,9 @@ class Oracle:
         return 0.3 + 2.0 * random.Random(zlib.crc32(text.encode())).random()
 
     def _chosen(self, form: Form, target: Target, tuning: object) -> Schedule:
-        """What is chosen, changed at random as far as that is legal."""
-        plain = ORIGINAL(form, target, tuning)  # type: ignore[arg-type]
+        """What is chosen, changed at random as far as that is legal. Exponentials stay such: powers of two take
+        log2 e as a float, which is no exact number."""
+        plain = replace(ORIGINAL(form, target, tuning), powers=False)  # type: ignore[arg-type]
         for _ in range(6):
             changed = self._changed(form, plain, target)
             try:

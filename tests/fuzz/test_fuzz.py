@@ -85,6 +85,13 @@ def test_a_mean_beside_a_product_is_exact() -> None:
     assert exact.judged_exactly(program, Setting(seed=971735, schedules=755549)) is None
 
 
+def test_exponentials_beside_products_are_exact() -> None:
+    """Hopper takes them as powers of two, with a float that stands for log2 e."""
+    made = Statement(("v0",), "({0} @ {0}.mT / 4).softmax(-1) @ {0}", ("x0",))
+    program = Program((Given("x0", (2, 32, 16), "float16"),), (made,), ("v0",), {}, {})
+    assert exact.judged_exactly(program, Setting(seed=972103, schedules=587532)) is None
+
+
 def test_the_reference_is_wide_where_integers_become_floats() -> None:
     source = "def forward(x):\n    return (x.sqrt(),)\n"
     assert function(source, double=True)(torch.tensor([2]))[0].dtype == torch.float64
