@@ -29,16 +29,19 @@ class Program:
 
 
 class Function(nn.Module):
-    """A function with weights of given shapes, which it gets behind its inputs."""
+    """A function with weights of given shapes, which it gets behind its inputs. They are no ParameterList: torch 2.11
+    does not trace those where a device is the default."""
 
     def __init__(self, run: Callable[..., object], weights: tuple[tuple[int, ...], ...] = ()) -> None:
         super().__init__()
         self.run = run
-        self.weights = nn.ParameterList(torch.randn(s) * 0.5 for s in weights)
+        self.names = tuple(f"weight{k}" for k in range(len(weights)))
+        for name, shape in zip(self.names, weights, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.randn(shape) * 0.5))
 
     def forward(self, *args: Tensor) -> object:
         """The function's result."""
-        return self.run(*args, *self.weights)
+        return self.run(*args, *[getattr(self, name) for name in self.names])
 
 
 def function(
