@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -27,3 +28,18 @@ def promised(call: Callable[..., object], *args: object) -> list[list[int]]:
             return [strides(t) for t in tree_leaves(call(*fakes)) if isinstance(t, Tensor)]
     except Exception:  # noqa: BLE001  what has no fake kernel promises nothing
         return []
+
+
+class DeviceLost(RuntimeError):
+    """A kernel broke the device's context: nothing runs in this process any more, torch's own programs neither."""
+
+
+def blame_ours(error: BaseException) -> None:
+    """Raise DeviceLost if our program's `error` left the device unusable: then what torch does after it says
+    nothing."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as lost:
+        raise DeviceLost(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from lost

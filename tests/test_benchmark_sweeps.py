@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import promises
 from benchmarks.gradients.__main__ import PROGRAMS, names
 from benchmarks.gradients.judge import Case, Trial
 from benchmarks.gradients.judge import judged as judged_program
@@ -157,3 +158,26 @@ def test_shards_are_disjoint_and_whole() -> None:
     items = [str(k) for k in range(10)]
     assert sorted(spread(items, "1/3") + spread(items, "2/3") + spread(items, "3/3")) == items
     assert spread(items, "") == items
+
+
+def test_a_lost_device_is_not_blamed_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fault of a kernel of ours, torch's own programs fail too: the worker ends, its case with it."""
+    failed = RuntimeError("misaligned address\nmore")
+    promises.blame_ours(failed)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    promises.blame_ours(failed)
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(promises.DeviceLost, match="RuntimeError: misaligned address$"):
+        promises.blame_ours(failed)
+
+    def fail(trial: Trial) -> list[str]:
+        raise failed
+
+    monkeypatch.setattr(Trial, "judge", fail)
+    with pytest.raises(promises.DeviceLost):
+        judged_program(Case(PROGRAMS["glu"], PRECISIONS["fp32"], False, "cpu"))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import tilewright
 from benchmarks.gradients.program import Program, drawn
 from benchmarks.gradients.variants import LAYOUTS, PRECISIONS, Precision
-from benchmarks.promises import promised, strides
+from benchmarks.promises import blame_ours, promised, strides
 from tilewright.accuracy import compare
 
 BATCHES = (4, 6)
@@ -262,6 +262,7 @@ def judged(case: Case) -> Mapping[str, Outcome]:
         try:
             said = Trial(case).judge()
         except Exception as failed:  # noqa: BLE001  every failure is a finding
+            blame_ours(failed)
             if len(case.layouts) > 1:
                 return {k: v for name in case.layouts for k, v in judged(case.only(name)).items()}
             return {case.layouts[0]: _failure(case, failed)}
@@ -287,6 +288,7 @@ def _in_torch(case: Case) -> str:
 
 
 def _failure(case: Case, failed: Exception) -> Outcome:
+    blame_ours(failed)
     theirs = _in_torch(case)
     if theirs:
         return Outcome("excluded", f"torch's own tracing: {theirs}")
