@@ -133,12 +133,14 @@ def test_one_query(name: str, way: str) -> None:
     lengths(name, way, ONE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [n if n in ("gemma2", "h2o", "corm") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
 def test_any_length_inside_kernels(name: str) -> None:
     lengths(name, "inside", (*LENGTHS, *HIDDEN, *CHUNKS[:1]))
 
 
-@pytest.mark.parametrize("name", ["vanilla", "roco", "corm"])
+@pytest.mark.parametrize("name", ["vanilla", "corm", pytest.param("roco", marks=pytest.mark.slow)])
 def test_any_length_with_library_calls(name: str) -> None:
     lengths(name, "library", LENGTHS)
 
