@@ -31,15 +31,22 @@ def promised(call: Callable[..., object], *args: object) -> list[list[int]]:
 
 
 class DeviceLost(RuntimeError):
-    """A kernel broke the device's context: nothing runs in this process any more, torch's own programs neither."""
+    """A kernel broke the device's context: nothing runs in this process any more, nobody's programs."""
 
 
-def blame_ours(error: BaseException) -> None:
-    """Raise DeviceLost if our program's `error` left the device unusable: then what torch does after it says
-    nothing."""
+def blame(error: BaseException, whose: str = "") -> None:
+    """Raise DeviceLost if the `error` of `whose` program (ours if nothing is said) left the device unusable: then what
+    torch does after it says nothing."""
     if not torch.cuda.is_initialized():
         return
     try:
         torch.cuda.synchronize()
     except RuntimeError as lost:
-        raise DeviceLost(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from lost
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        raise DeviceLost(f"{whose}: {text}" if whose else text) from lost
+
+
+def settle() -> None:
+    """Wait for the device, so that what went wrong on it is told now."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

@@ -163,17 +163,19 @@ def test_shards_are_disjoint_and_whole() -> None:
 def test_a_lost_device_is_not_blamed_on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a fault of a kernel of ours, torch's own programs fail too: the worker ends, its case with it."""
     failed = RuntimeError("misaligned address\nmore")
-    promises.blame_ours(failed)
+    promises.blame(failed)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    promises.blame_ours(failed)
+    promises.blame(failed)
 
     def lost() -> None:
         raise RuntimeError("CUDA error")
 
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     with pytest.raises(promises.DeviceLost, match="RuntimeError: misaligned address$"):
-        promises.blame_ours(failed)
+        promises.blame(failed)
+    with pytest.raises(promises.DeviceLost, match="^eager: RuntimeError"):
+        promises.blame(failed, "eager")
 
     def fail(trial: Trial) -> list[str]:
         raise failed

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import tilewright
 from benchmarks.gradients.program import Program, drawn
 from benchmarks.gradients.variants import LAYOUTS, PRECISIONS, Precision
-from benchmarks.promises import blame_ours, promised, strides
+from benchmarks.promises import blame, promised, settle, strides
 from tilewright.accuracy import compare
 
 BATCHES = (4, 6)
@@ -184,7 +184,13 @@ class Trial:
         found: list[list[tuple[Named, Named, Named]]] = []
         for batch in self.case.batches:
             y = step(self.case, self.ours, self.compiled, batch, seed)
-            e = step(self.case, self.eager, self.eager, batch, seed)
+            settle()
+            try:
+                e = step(self.case, self.eager, self.eager, batch, seed)
+                settle()
+            except RuntimeError as failed:
+                blame(failed, "eager")
+                raise
             with _double():
                 r = step(self.case, self.exact, self.exact, batch, seed, wide=True)
             found.append(list(zip(y, e, r, strict=True)))
@@ -262,7 +268,7 @@ def judged(case: Case) -> Mapping[str, Outcome]:
         try:
             said = Trial(case).judge()
         except Exception as failed:  # noqa: BLE001  every failure is a finding
-            blame_ours(failed)
+            blame(failed)
             if len(case.layouts) > 1:
                 return {k: v for name in case.layouts for k, v in judged(case.only(name)).items()}
             return {case.layouts[0]: _failure(case, failed)}
@@ -288,7 +294,7 @@ def _in_torch(case: Case) -> str:
 
 
 def _failure(case: Case, failed: Exception) -> Outcome:
-    blame_ours(failed)
+    blame(failed)
     theirs = _in_torch(case)
     if theirs:
         return Outcome("excluded", f"torch's own tracing: {theirs}")

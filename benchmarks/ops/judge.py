@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tilewright
 from benchmarks.ops.programs import Program, copied, joined, tensors_of, wide
-from benchmarks.promises import blame_ours, promised, strides
+from benchmarks.promises import blame, promised, strides
 from tilewright.accuracy import compare, in_float64
 from tilewright.ir.kernel import Cover, LibraryStep
 
@@ -301,7 +301,7 @@ def _difference(
 
 def _failure(p: Program, failed: Exception, dynamic: bool, gradients: bool) -> Outcome:
     """What an exception means: torch's own, if its tracing fails without us, else a crash of ours."""
-    blame_ours(failed)
+    blame(failed)
     try:
         _in_torch(p, dynamic, gradients)
     except Exception as theirs:  # noqa: BLE001
