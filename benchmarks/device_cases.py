@@ -547,8 +547,8 @@ def call_overhead() -> str:
 
 
 def miscompiled() -> str:
-    """What the compilers below get wrong. ptxas before CUDA 13: halves of packed sums, negative constants of bf16.
-    Triton before 3.9: sums of columns in loops. Triton: the sign of 0."""
+    """What the compilers below get wrong. ptxas of CUDA 12: halves of packed sums, negative constants of bf16.
+    Triton 3.6: sums of columns in loops. Triton: the sign of 0."""
     x, y = torch.randn(2, 2, 3, 8), torch.randn(2, 4, 65, 24).bfloat16()
 
     def unfolded(x: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ def test_gradients_that_a_near_tie_decides_are_told_from_others() -> None:
     assert larger[(x - y).abs() > 0.2].all()
     assert not larger[(x - y).abs() < 1e-3 * y.abs()].any()
     assert sure("torch.sin({0}) * {1}").all()
+    assert sure("torch.sin({0} * 1e4) * {1}").all(), "what jumps everywhere excuses nothing"
 
 
 def test_what_overflows_in_eager_excuses_no_more_than_itself() -> None:

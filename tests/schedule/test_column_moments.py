@@ -181,6 +181,13 @@ def test_the_mean_of_equal_elements_is_that_element(
     assert float(made[1].abs().max()) < 1e-12
 
 
+def test_what_columns_are_made_of_is_not_stored_for_their_first_element() -> None:
+    case = HalfColumns("made", lambda x: statistics(torch.nn.functional.gelu(x.float())), ((1 << 18, 64),))
+    graph, made = kernels(case, False)
+    (x,) = (v for v in graph.inputs if isinstance(v, Value))
+    assert len(made) == 2 and all(p is x or p.numel is not x.numel for s in made for p in s.params)
+
+
 @pytest.mark.parametrize("kind", [Columns, HalfColumns])
 def test_any_size(kind: type[Columns], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments, "PARTS", (4,))

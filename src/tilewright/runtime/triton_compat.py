@@ -87,8 +87,8 @@ def _built(job: Job, folder: Path, cache: str) -> Any:
 
 def mixes_rows(text: str) -> bool:
     """Whether a thread's part of a sum may hold elements of several rows. The pass that moves sums of threads out of
-    loops cuts a thread's registers into such parts as they lie; before 3.9 it does so too where those of a column
-    lie side by side and not those of a row, along which it sums."""
+    loops cuts a thread's registers into such parts as they lie; in 3.6 (not in 3.9) it does so too where those of a
+    column lie side by side and not those of a row, along which it sums."""
     layouts = dict(_LAYOUT.findall(text))
     for shape, layout in _CUT.findall(text):
         order = layouts.get(layout, "").replace(" ", "").split(",")

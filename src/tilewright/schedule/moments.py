@@ -35,7 +35,7 @@ from ..tile.sizes import estimate
 from .blocks import power
 from .chunks import CHUNK, Rows
 from .joined import Inside, as_one, joined_axes
-from .origins import counted_from_origin, origin
+from .origins import counted_from_origin, from_memory, origin
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]
@@ -49,9 +49,6 @@ to merge. The number is the same whatever the sizes are, so that a block holds a
 
 LEAST = 64
 """Rows of such a part at least."""
-
-ADDED = 8
-"""More values than a pair in parts takes."""
 
 FULL = 2
 """Rows for each core from which on each row may as well stay whole."""
@@ -139,9 +136,9 @@ def moments_in_parts(graph: Graph, price: Price, least: Least, cores: int) -> tu
         at = ops.index(pair.first)
         ops[at : at + 1] = [*new.folds, *new.merge]
         ops.remove(pair.second)
-        if new.moved is not None:
-            fresh += ADDED
-            ops = counted_from_origin(ops, pair.first, new.moved, fresh, partial(_divides, first=pair.first))
+        first = None if new.moved is None else from_memory(pair.first, inside)
+        if first is not None and new.moved is not None:
+            ops = counted_from_origin(ops, first, new.moved, partial(_divides, first=pair.first))
         made |= set(new.folds)
     return (drop_dead(graph.with_ops(ops)), frozenset(made)) if made else (graph, frozenset())
 

@@ -16,6 +16,8 @@ from ..ir import dims
 from ..ir.expr import Expr, axis, call, const, read, substitute, transform, walk, where
 from ..ir.graph import Op, Value
 from ..ir.tensor import TensorExpr
+from ..rewrite.steps import renumbered
+from .joined import Inside
 
 LARGE = 2.0**60
 """Columns do not count from an element of at least this size: the distance of another one could overflow."""
@@ -33,6 +35,19 @@ def origin(expr: TensorExpr) -> Expr:
     return near if dims.at_least(count, 1) else where(call("gt", count, dims.ZERO), near, zero)
 
 
+def from_memory(op: Op, inside: Inside) -> Op | None:
+    """`op` over what lies in memory, with the pointwise ops before it as part of its body: another kernel that reads
+    one element would have all of them stored. None where these are too deep."""
+    assert op.expr is not None
+    body = inside.whole(inside.body(op))
+    reads = [x for x in walk(body) if x.op == "read"]
+    if any(inside.opened(x) is not x for x in reads):
+        return None
+    place = {n: k for k, n in enumerate(dict.fromkeys(x.value for x in reads if isinstance(x.value, int)))}
+    expr = renumbered(replace(op.expr, body=(body,)), place.__getitem__)
+    return replace(op, inputs=tuple(inside.values[n] for n in place), expr=expr)
+
+
 def means(op: Op, total: Value, divides: Divides) -> list[Expr]:
     """Where `op` makes the mean of `total`: quotients by the number of elements, or products with its inverse."""
     if op.expr is None or total not in op.inputs:
@@ -48,9 +63,10 @@ def means(op: Op, total: Value, divides: Divides) -> list[Expr]:
     ]
 
 
-def counted_from_origin(ops: Sequence[Op], first: Op, moved: Value, fresh: int, divides: Divides) -> list[Op]:
+def counted_from_origin(ops: Sequence[Op], first: Op, moved: Value, divides: Divides) -> list[Op]:
     """`ops` with every mean of the sums of `first` counted from its origin: `moved` holds the sums of the distances
-    from there. Values from `fresh` on are new."""
+    from there."""
+    fresh = 1 + max(v.id for op in ops for v in (*op.inputs, *op.outputs))
     total, made, kept = first.output, list[Op](), dict[tuple[str, Expr], Value]()
     for op in ops:
         found = means(op, total, divides)
