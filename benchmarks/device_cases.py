@@ -477,7 +477,7 @@ def model_file() -> str:
         return f"{run.coverage}; {error}"
 
 
-def _host_microseconds(run: Callable[[], object], repeats: int = 200) -> float:
+def host_microseconds(run: Callable[[], object], repeats: int = 200) -> float:
     """Median time until a call returns, on a device that is (nearly) idle."""
     found: list[float] = []
     for k in range(repeats):
@@ -506,7 +506,7 @@ def _per_kernel(x: Tensor) -> tuple[float, str]:
         run = tilewright.compile(_softmaxes(count), (x,))
         for _ in range(5):
             run(x)
-        found.append((round(_host_microseconds(lambda run=run: run(x)), 1), len(run.kernels)))
+        found.append((round(host_microseconds(lambda run=run: run(x)), 1), len(run.kernels)))
         torch.testing.assert_close(run(x), _softmaxes(count)(x), **CLOSE)
     (short, few), (long, many) = found
     return (long - short) / max(1, many - few), f"{found}"
@@ -523,8 +523,8 @@ def launch_overhead() -> str:
     graphs = tilewright.compile(_softmaxes(20), (x,), options={"cuda_graphs": True})
     for _ in range(4):
         graphs(x)
-    replay = _host_microseconds(lambda: graphs(x))
-    eager = _host_microseconds(lambda: _softmaxes(20)(x))
+    replay = host_microseconds(lambda: graphs(x))
+    eager = host_microseconds(lambda: _softmaxes(20)(x))
     said = (
         f"{bundled:.2f} us per kernel bundled {first}, {plain:.2f} plain {second}; "
         f"20 softmaxes replayed {replay:.1f} us, eager {eager:.1f} us"
@@ -541,7 +541,7 @@ def call_overhead() -> str:
     run = compiled(lambda x: x * 2 + 1, x)
     other = torch.compile(lambda x: x * 2 + 1, backend=tilewright.backend)
     other(x)
-    ours, theirs, eager = (_host_microseconds(lambda f=f: f(x)) for f in (run, other, lambda x: x * 2))
+    ours, theirs, eager = (host_microseconds(lambda f=f: f(x)) for f in (run, other, lambda x: x * 2))
     torch.set_default_device("cuda")
     return f"tilewright.compile {ours:.2f} us, torch.compile {theirs:.2f} us, one eager op {eager:.2f} us"
 

@@ -27,7 +27,7 @@ from tests.schedule.corpus import CASES, Case
 from torch import Tensor
 
 import tilewright
-from benchmarks import device_attention, device_cases, record
+from benchmarks import device_attention, device_cases, device_loops, record
 from tilewright.accuracy import compare_trees, in_float64
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -49,6 +49,10 @@ class Outcome:
     passed: bool
     said: str
     seconds: float
+
+
+OTHERS = (*device_cases.ALL, device_loops.loops)
+"""Checks that are no op of the corpus."""
 
 
 def typed(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -105,7 +109,7 @@ def corpus() -> Iterator[Check]:
 
 def checks() -> list[Check]:
     """All of them, those that take longest first."""
-    others = [Check(f.__name__, f) for f in device_cases.ALL]
+    others = [Check(f.__name__, f) for f in OTHERS]
     attention = [Check(name, run) for name, run in device_attention.checks()]
     return [*attention, *others, *corpus()]
 
@@ -234,7 +238,7 @@ def main(path: Path | None, commit: str, parts: int, only: str, budget: float | 
         return
     found = all_outcomes([c.name for c in checks() if only in c.name], parts, budget)
     for o in found:
-        if not o.passed or o.name in {f.__name__ for f in device_cases.ALL}:
+        if not o.passed or o.name in {f.__name__ for f in OTHERS}:
             print(f"{'ok  ' if o.passed else 'FAIL'} {o.name}: {o.said}")
     failed = sum(not o.passed for o in found)
     print(f"{len(found) - failed} of {len(found)} checks passed")

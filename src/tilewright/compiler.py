@@ -66,6 +66,7 @@ from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
 from tilewright.runtime.loop import LoopRunner
+from tilewright.runtime.loop_graph import recorder
 from tilewright.runtime.loop_native import loop_function
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
@@ -336,10 +337,9 @@ def _looped(
         )
         bodies.append(made)
         runs = executable(made.cover, made.plan, made.unit, options, kind="loop")
-        native = place.device == "cpu"
-        return LoopRunner(
-            loop, order, runs, loop_function(Store(default_root(options)), options) if native else None
-        )
+        if place.device == "cpu":
+            return LoopRunner(loop, order, runs, loop_function(Store(default_root(options)), options))
+        return LoopRunner(loop, order, runs, recorder=recorder(made.unit, place.ordinal))
 
     return with_bodies(graph, compiled), tuple(bodies)
 

@@ -22,7 +22,7 @@ from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home
-from tilewright.runtime import cuda_executable
+from tilewright.runtime import cuda_driver, cuda_executable
 from tilewright.runtime.cuda_driver import DriverOutOfMemory
 from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
@@ -65,7 +65,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The current stream, and whether it captures."""
     state = {"stream": 1, "capturing": 0, "released": 0}
     monkeypatch.setattr(cuda_executable, "current_stream", lambda ordinal: state["stream"])
-    monkeypatch.setattr(cuda_executable, "capturing", lambda: bool(state["capturing"]))
+    monkeypatch.setattr(cuda_driver, "capturing", lambda: bool(state["capturing"]))
     monkeypatch.setattr(cuda_executable, "free_bytes", lambda ordinal: 123)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(released=state["released"] + 1))
     return state

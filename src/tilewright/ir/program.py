@@ -244,6 +244,10 @@ class TileProgram:
         """Every loop, outer before inner."""
         return [s for s in self.statements() if isinstance(s, Loop)]
 
+    def is_checked(self) -> bool:
+        """Whether what it reads may be found wrong: an index out of range, a divisor of 0."""
+        return any(isinstance(s, Check) for s in self.statements())
+
     def show(self) -> str:
         """The program as text."""
         lines = ["program(" + ", ".join(f"{b.name}:{b.dtype}[{show(b.size)}]" for b in self.params) + ")"]

@@ -29,6 +29,22 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 """The driver's handle of torch's current stream on a device, by number."""
 
 
+capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+"""Whether the current stream of the current device is being captured into a graph."""
+
+
+def capturing_on(ordinal: int) -> Callable[[], bool]:
+    """The same for the current stream of device `ordinal`."""
+    if torch.cuda.device_count() <= 1:
+        return capturing
+
+    def ask() -> bool:
+        with torch.cuda.device(ordinal):
+            return capturing()
+
+    return ask
+
+
 class DriverError(TilewrightError, RuntimeError):
     """What the GPU's driver refused: a launch, a load, or everything after an earlier fault."""
 

@@ -25,7 +25,7 @@ from tilewright.ir.host import Number
 from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.bound import Workspace
-from tilewright.runtime.cuda_driver import Device, current_stream, opened
+from tilewright.runtime.cuda_driver import Device, capturing_on, current_stream, opened
 from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.executable import Bound, Executable, Result
 from tilewright.runtime.launch import Unit, raise_error
@@ -34,21 +34,6 @@ KEEP_BYTES = 1 << 30
 """A workspace with more memory than this is not kept between calls."""
 STREAMS = 32
 """Streams that memory is kept for, per size table."""
-
-capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-"""Whether the current stream of the current device is being captured into a graph."""
-
-
-def capturing_on(ordinal: int) -> Callable[[], bool]:
-    """The same for the current stream of device `ordinal`."""
-    if torch.cuda.device_count() <= 1:
-        return capturing
-
-    def ask() -> bool:
-        with torch.cuda.device(ordinal):
-            return capturing()
-
-    return ask
 
 
 class DeviceOutOfMemory(OutOfMemory, torch.OutOfMemoryError):

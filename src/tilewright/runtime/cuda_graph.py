@@ -26,7 +26,7 @@ from torch import Tensor
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
 from tilewright.runtime.arguments import Argument
-from tilewright.runtime.cuda_driver import Device, current_stream
+from tilewright.runtime.cuda_driver import Device, capturing_on, current_stream
 from tilewright.runtime.executable import Bound, Result
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.tensors import maker_on, memory_range, repeats_memory
@@ -61,7 +61,10 @@ def refusal(plan: Plan) -> str:
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
         if isinstance(s, Call) and s.call.reason in UNCAPTURED and not _is_drawn(s):
-            return f"{s.call.name} ({s.call.reason})"
+            why = getattr(s.call.function, "uncaptured", s.call.reason)
+            if why:
+                return f"{s.call.name} ({why})"
+            continue
         if isinstance(s, Call) and s.call.is_collective:
             return f"{s.call.name} (other processes take part)"
         if isinstance(s, Call) and not s.call.pure and not _is_seeded(s):
@@ -357,6 +360,54 @@ class Graphs:
             results = [_leave(e, args, made) for e in found.exits]
         args.clear()
         return results
+
+
+class StepRecorder:
+    """Records short pieces of work on one device, for callers that replay them in turns."""
+
+    def __init__(self, ordinal: int, device: Device | None, checked: bool) -> None:
+        """`device` may be None where nothing that is recorded is a kernel of ours; `checked` says whether one of them
+        may find something wrong."""
+        self.checked = checked
+        self._ordinal = ordinal
+        self._device = device
+        self._capturing = capturing_on(ordinal)
+        self._side: torch.cuda.Stream | None = None
+        self._used = -1
+
+    def ready(self) -> bool:
+        """Whether replays may run now: not while the caller captures. Waits for another stream that still uses their
+        memory. Raises what an earlier kernel found wrong."""
+        if self._capturing():
+            return False
+        code = self._device.failed() if self._device is not None else 0
+        if code:
+            raise_error(code)
+        stream = current_stream(self._ordinal)
+        if stream != self._used:
+            if self._used >= 0:
+                torch.cuda.synchronize(self._ordinal)
+            self._used = stream
+        return True
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does the same again. Raises RuntimeError where it cannot be captured; nothing else is then lost."""
+        with torch.cuda.device(self._ordinal):
+            if self._side is None:
+                self._side = torch.cuda.Stream()
+            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            try:
+                with torch.cuda.graph(graph, stream=self._side, capture_error_mode="thread_local"):
+                    run()
+            except (RuntimeError, UnsupportedError):
+                _recover(before)
+                raise
+
+        def replay() -> None:
+            with torch.cuda.device(self._ordinal):
+                graph.replay()
+
+        return replay
 
 
 def _recover(stream: torch.cuda.Stream) -> None:

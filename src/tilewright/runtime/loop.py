@@ -13,6 +13,7 @@ from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.executable import Bound, Executable
+from tilewright.runtime.loop_graph import GraphLoop, Recorder, refusal_of
 from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
 from tilewright.runtime.tensors import torch_dtype
 
@@ -23,7 +24,8 @@ MAX_STEPS = 1_000_000
 class LoopRunner:
     """What the call of `loop` runs: its body, as `executable`, once a step. Safe to call from several threads.
 
-    Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python."""
+    Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python;
+    `recorder` writes down steps on a GPU that are then replayed."""
 
     def __init__(
         self,
@@ -31,12 +33,18 @@ class LoopRunner:
         order: Sequence[int],
         executable: Executable,
         native: Callable[..., int] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.loop = loop
         self.order = tuple(order)
         self.executable = executable
         self.native = native
         self.places = None if native is None else native_places(loop, order, executable.plan)
+        self.graphs = None
+        if recorder is not None:
+            self.graphs = GraphLoop(
+                loop, self._step, recorder, refusal_of(loop, executable.plan, recorder.checked)
+            )
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
         self._lock = threading.Lock()
@@ -54,7 +62,8 @@ class LoopRunner:
             return (*(x.clone() for x in state), *self._nothing(state, parts, (*rest, *numbers)))
         runs = None if self.places is None else self._taken(state, parts, (*rest, *numbers))
         if runs is None:
-            return self._stepwise(most, state, parts, (*rest, *numbers))
+            replayed = self._replayed(most, state, parts, (*rest, *numbers))
+            return self._stepwise(most, state, parts, (*rest, *numbers)) if replayed is None else replayed
         ends, stacks, done = runs(most, MAX_STEPS if most is None else most, state, parts, rest)
         if most is None and done >= MAX_STEPS and bool(runs.goes):
             raise _endless()
@@ -86,6 +95,32 @@ class LoopRunner:
             self.places = None
             return None
 
+    @property
+    def uncaptured(self) -> str:
+        """Why a graph of a whole plan cannot hold this loop; empty if it can."""
+        if self.loop.conditional or self.loop.gated:
+            return "data end it"
+        return "no device" if self.graphs is None else self.graphs.refused
+
+    def _replayed(
+        self, steps: int | None, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> tuple[Tensor, ...] | None:
+        """On a GPU, some steps at a time as a graph; None where that cannot be."""
+        if self.graphs is None:
+            return None
+        made = self.graphs(MAX_STEPS if steps is None else steps, state, sliced, rest)
+        if made is None:
+            return None
+        carried, stacks, goes = made
+        if steps is None and goes:
+            raise _endless()
+        return _apart((*carried, *stacks))
+
+    def _step(self, args: list[Argument]) -> list[Tensor]:
+        """The results of one step in the order of the loop."""
+        made = self.executable(args)
+        return [x for k in self.order if isinstance(x := made[k], Tensor)]
+
     def _stepwise(
         self, steps: int | None, state: list[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> tuple[Tensor, ...]:
@@ -99,9 +134,8 @@ class LoopRunner:
             if done >= MAX_STEPS and steps is None:
                 raise _endless()
             place = steps - 1 - done if loop.backwards and steps is not None else done
-            counter = torch.tensor(done, device=device)
-            made = self.executable([counter, *state, *(x[place] for x in sliced), *rest])
-            tensors = [x for k in self.order if isinstance(x := made[k], Tensor)]
+            counter = torch.full((), done, device=device)  # a copy from the host could not be captured
+            tensors = self._step([counter, *state, *(x[place] for x in sliced), *rest])
             if not done:
                 room = FIRST if steps is None else steps
                 stacks = [x.new_empty((room, *x.shape)) for x in tensors[first:]]

@@ -1,0 +1,285 @@
+"""Loops on a GPU without Python between steps: a few steps are one CUDA graph, which is replayed as often as is needed.
+
+Graphs of 1, 2, 4, .. CHUNK steps serve any number of steps; they read slices from, and stack results in, memory of
+their own, a chunk at a time, and carry values from one replay to the next there. What is the same in every step is
+read where it lies if it lay there before, otherwise from a copy. Where data end the loop, steps behind its end change
+nothing: their results are not taken, and the host asks once a chunk how many steps there were.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import UnsupportedError
+from tilewright.ir.graph import Loop
+from tilewright.plan.data import Call, Plan
+from tilewright.runtime.arguments import Argument
+from tilewright.runtime.cuda_graph import StepRecorder, refusal
+from tilewright.runtime.cuda_unit import CudaUnit
+
+CHUNK = 64
+"""Steps of the longest graph."""
+CHUNK_BYTES = 1 << 28
+"""Of slices and stacked results that one graph may hold."""
+MOST_SIZES = 4
+"""Sets of sizes of one loop that keep graphs."""
+MOST_CAPTURES = 4
+"""Times that one of them is captured again because what it reads in place has moved."""
+
+UNCHECKED = frozenset({"contraction", "convolution"})
+"""Reasons of library calls that take any numbers."""
+
+Step = Callable[[int, Sequence[Tensor]], list[Tensor]]
+"""A step of a chunk: its number and what is carried into it, then its results in the order of the loop."""
+
+Body = Callable[[list[Argument]], list[Tensor]]
+"""One step: its arguments, then its results in the order of the loop."""
+
+
+class Recorder(Protocol):
+    """Writes down what a function does on a device."""
+
+    checked: bool
+    """Whether kernels that it records may find something wrong: an index out of range, a divisor of 0."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does the same again, on the same memory. Raises RuntimeError where the device cannot."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether replays may run now; called before memory that they share is written to, so waits for another stream
+        that still uses it. Raises what an earlier kernel found wrong."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """So many steps as one replay, with the slices that it reads and what it stacks."""
+
+    replay: Callable[[], None]
+    counters: Tensor
+    slices: list[Tensor]
+    stacks: list[Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class _Sizes:
+    """What is known of one set of sizes. `state` is what graphs read and leave there, `own` copies of what is the same
+    in every step but `moving` between calls; `alive` and `done` say, where data end the loop, whether another step
+    follows and how many there were."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    addresses: tuple[int, ...] | None = None
+    moving: set[int] = field(default_factory=set)
+    captures: int = 0
+    state: list[Tensor] = field(default_factory=list)
+    own: dict[int, Tensor] = field(default_factory=dict)
+    alive: Tensor | None = None
+    done: Tensor | None = None
+    chunks: dict[int, _Chunk] = field(default_factory=dict)
+
+
+def recorder(unit: object, ordinal: int) -> Recorder:
+    """What records steps that run the kernels of `unit` on device number `ordinal`."""
+    if not isinstance(unit, CudaUnit):
+        return StepRecorder(ordinal, None, checked=False)
+    return StepRecorder(ordinal, unit.device, checked=any(p.is_checked() for p in unit.programs))
+
+
+def refusal_of(loop: Loop, plan: Plan, checked: bool) -> str:
+    """Why steps of `loop`, whose body is `plan` with kernels that are `checked` or not, cannot be replayed; empty if
+    they can.
+
+    Where data end the loop, steps behind its end run for nothing: they must not find anything wrong."""
+    why = refusal(plan)
+    if why or not loop.conditional:
+        return why
+    if loop.backwards:
+        return "it runs backwards until data end it"
+    calls = (s.call for segment in plan.segments for s in segment.steps if isinstance(s, Call))
+    if checked or any(call.reason not in UNCHECKED for call in calls):
+        return "a step behind its end could find an index out of range"
+    return ""
+
+
+class GraphLoop:
+    """The graphs of one loop. Safe to call from several threads, which take turns for the same sizes."""
+
+    def __init__(self, loop: Loop, body: Body, recorder: Recorder, refused: str = "") -> None:
+        """`refused`: why no graph can be made; empty if one can, as far as is known."""
+        self.loop = loop
+        self.body = body
+        self.recorder = recorder
+        self.refused = refused
+        self._sizes: OrderedDict[object, _Sizes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, most: int, state: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Argument]
+    ) -> tuple[list[Tensor], list[Tensor], bool] | None:
+        """Carried values, what was stacked, and whether another step would follow the last one, of at most `most`
+        steps (just so many, unless data end the loop). None where this call must run step by step."""
+        if self.refused or not self.recorder.ready():
+            return None
+        found = self._found(state, sliced, outer)
+        with found.lock:
+            return self._run(found, most, state, sliced, outer) if self._ready(found, outer) else None
+
+    def _found(self, state: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Argument]) -> _Sizes:
+        key = (
+            *((x.shape, x.dtype) for x in state),
+            *((x.shape[1:], x.dtype) for x in sliced),
+            *((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in outer),
+        )
+        with self._lock:
+            found = self._sizes.setdefault(key, _Sizes())
+            self._sizes.move_to_end(key)
+            while len(self._sizes) > MOST_SIZES:
+                self._sizes.popitem(last=False)
+            return found
+
+    def _ready(self, found: _Sizes, outer: Sequence[Argument]) -> bool:
+        """Whether graphs may be used: from the second call on, and while what they read in place stays where it is."""
+        now = tuple(x.data_ptr() if isinstance(x, Tensor) else 0 for x in outer)
+        before, found.addresses = found.addresses, now
+        if before is None:
+            return False
+        moved = {k for k, (a, b) in enumerate(zip(before, now, strict=True)) if a != b} - found.moving
+        if moved:
+            found.moving |= moved
+            found.chunks.clear()
+            found.captures += 1
+        return found.captures <= MOST_CAPTURES
+
+    def _run(
+        self, found: _Sizes, most: int, state: Sequence[Tensor], sliced: Sequence[Tensor],
+        outer: Sequence[Argument],
+    ) -> tuple[list[Tensor], list[Tensor], bool] | None:  # fmt: skip
+        with torch.no_grad():
+            self._fill(found, state, outer)
+            inner = [found.own.get(k, x) for k, x in enumerate(outer)]
+            pieces: list[list[Tensor]] = []
+            done, goes, length = 0, True, 1 if self.loop.conditional else CHUNK
+            while goes and done < most:
+                length = _power(min(length, most - done, CHUNK_BYTES // max(1, _step_bytes(state, sliced))))
+                chunk = self._chunk(found, length, sliced, inner, done)
+                if chunk is None:
+                    return None
+                chunk.replay()
+                made: int = length
+                if found.done is not None and found.alive is not None:
+                    made, goes = int(found.done) - done, bool(found.alive)
+                first = length - made if self.loop.backwards else 0
+                pieces.append([x[first : first + made].clone() for x in chunk.stacks])
+                done += made
+                length = min(2 * length, CHUNK) if self.loop.conditional else length
+            if self.loop.backwards:
+                pieces.reverse()
+            stacks = [x[0] if len(x) == 1 else torch.cat(x) for x in zip(*pieces, strict=True)]
+            return [x.clone() for x in found.state], stacks, goes
+
+    def _fill(self, found: _Sizes, state: Sequence[Tensor], outer: Sequence[Argument]) -> None:
+        """Put what a call brings where graphs read it."""
+        if not found.state:
+            found.state = [torch.empty_like(x) for x in state]
+            if self.loop.conditional:
+                device = _device(*state, *outer)
+                found.alive = torch.ones((), dtype=torch.bool, device=device)
+                found.done = torch.zeros((), dtype=torch.int64, device=device)
+        if found.alive is not None and found.done is not None:
+            found.alive.fill_(True)
+            found.done.zero_()
+        for own, x in zip(found.state, state, strict=True):
+            own.copy_(x)
+        for k in found.moving:
+            x = outer[k]
+            assert isinstance(x, Tensor)
+            found.own.setdefault(k, torch.empty_like(x)).copy_(x)
+
+    def _chunk(
+        self, found: _Sizes, length: int, sliced: Sequence[Tensor], outer: Sequence[Argument], done: int
+    ) -> _Chunk | None:
+        """A graph of `length` steps, with the slices and counters behind the first `done` ones; None where the device
+        refuses it."""
+        chunk, known = found.chunks.get(length), length in found.chunks
+        if chunk is None:
+            counters = torch.empty(length, dtype=torch.int64, device=_device(*found.state, *sliced, *outer))
+            slices = [x.new_empty((length, *x.shape[1:])) for x in sliced]
+            chunk = _Chunk(lambda: None, counters, slices, [])
+        torch.arange(done, done + length, out=chunk.counters)
+        for own, x in zip(chunk.slices, sliced, strict=True):
+            first = x.shape[0] - done - length if self.loop.backwards else done
+            own.copy_(x[first : first + length])
+        if not known and not self._record(found, chunk, outer, length):
+            return None
+        return chunk
+
+    def _record(self, found: _Sizes, chunk: _Chunk, outer: Sequence[Argument], length: int) -> bool:
+        """Write down the steps of a chunk; False where the device refuses."""
+
+        def step(number: int, state: Sequence[Tensor]) -> list[Tensor]:
+            place = length - 1 - number if self.loop.backwards else number
+            return self.body([chunk.counters[number], *state, *(x[place] for x in chunk.slices), *outer])
+
+        def run() -> None:
+            self._steps(found, chunk, length, step)
+
+        step(0, found.state)  # what is built at its first call is built here
+
+        try:
+            chunk.replay = self.recorder.record(run)
+        except (RuntimeError, UnsupportedError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.refused = f"capture failed: {str(error).splitlines()[0]}"
+            return False
+        found.chunks[length] = chunk
+        return True
+
+    def _steps(self, found: _Sizes, chunk: _Chunk, length: int, step: Step) -> None:
+        """What a graph does."""
+        loop, state = self.loop, list(found.state)
+        alive, done = found.alive, found.done
+        first = loop.conditional + loop.carried
+        for number in range(length):
+            place = length - 1 - number if loop.backwards else number
+            made = step(number, state)
+            if not number:
+                chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first:]]
+            for stack, part in zip(chunk.stacks, made[first:], strict=True):
+                stack[place].copy_(part)
+            carried = made[loop.conditional : first]
+            if alive is None or done is None:
+                state = carried
+            else:
+                state = [torch.where(alive, new, old) for new, old in zip(carried, state, strict=True)]
+                done = done + alive
+                alive = alive & made[0]
+        owned = {x.untyped_storage().data_ptr() for x in found.state}
+        state = [x.clone() if x.untyped_storage().data_ptr() in owned else x for x in state]
+        for own, x in zip(found.state, state, strict=True):
+            own.copy_(x)
+        if found.alive is not None and found.done is not None and alive is not None and done is not None:
+            found.alive.copy_(alive)
+            found.done.copy_(done)
+
+
+def _step_bytes(state: Sequence[Tensor], sliced: Sequence[Tensor]) -> int:
+    """Bytes of a step's slices, and of what it stacks taken as large as the state."""
+    return sum(x.nbytes for x in state) + sum(x.nbytes // x.shape[0] for x in sliced if x.shape[0])
+
+
+def _power(n: int) -> int:
+    """The largest power of two that is at most n, at least 1."""
+    return 1 << max(0, n.bit_length() - 1)
+
+
+def _device(*values: Argument) -> torch.device | None:
+    return next((x.device for x in values if isinstance(x, Tensor)), None)

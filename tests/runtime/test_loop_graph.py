@@ -1,0 +1,150 @@
+"""Loops replayed some steps at a time. What a GPU does from a graph, a recorder here does by running it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.test_loops import check, feed, loop
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+import tilewright
+import tilewright.compiler
+from tilewright.ir.graph import Loop
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.loop import LoopRunner
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Again:
+    """Records by keeping the function; counts what it recorded and replayed."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+        self.captures, self.checked = True, False
+
+    def ready(self) -> bool:
+        return True
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        if not self.captures:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            run()
+
+        return replay
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> Generator[Again]:
+    """Loops that run through graphs."""
+    made = Again()
+
+    def runner(body: Loop, order: tuple[int, ...], runs: Executable, native: object) -> LoopRunner:
+        return LoopRunner(body, order, runs, recorder=made)
+
+    monkeypatch.setattr(tilewright.compiler, "LoopRunner", runner)
+    tilewright.reset()
+    yield made
+    tilewright.reset()
+
+
+def walked(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def step(h: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(part + h @ w)
+        return h, h * 2
+
+    return scan(step, h, x)
+
+
+def test_a_few_graphs_serve_every_number_of_steps(again: Again) -> None:
+    compiled = torch.compile(walked, backend="tilewright", dynamic=True)
+    w = torch.randn(16, 16) / 4
+    with torch.no_grad():
+        for n in (80, 80, 7, 300, 5, 127):
+            x, h = torch.randn(n, 3, 16), torch.randn(3, 16)
+            torch.testing.assert_close(compiled(x, h, w), walked(x, h, w))
+    assert again.recorded == 7  # 1, 2, 4, .. 64 steps
+    assert again.replayed == 2 + 3 + (4 + 3) + 2 + 7
+
+
+@pytest.mark.parametrize("trips", ["size", "none"])
+def test_steps_behind_the_end_change_nothing(trips: str, again: Again, tmp_path: Path) -> None:
+    check(loop("data", trips), tmp_path / "m.onnx", *(feed(90) for _ in range(6)))
+    assert again.replayed >= 5
+
+
+def test_both_directions(again: Again) -> None:
+    module = torch.nn.GRU(4, 8, bidirectional=True)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(module, backend="tilewright")
+        with torch.no_grad():
+            for _ in range(3):
+                x = torch.randn(100, 2, 4)
+                torch.testing.assert_close(compiled(x), module(x))
+    assert again.recorded == 2 * 3 and again.replayed == 2 * 2 * 3  # 64, 32 and 4 steps
+
+
+def test_carried_values_may_change_places(again: Again) -> None:
+    def swapped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def goes(i: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return i < 7
+
+        def step(i: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return i + 1, b.clone(), a * 1.5
+
+        return while_loop(goes, step, (torch.tensor(0), a, b))
+
+    compiled = torch.compile(swapped, backend="tilewright")
+    with torch.no_grad():
+        for _ in range(3):
+            a, b = torch.randn(3), torch.randn(3)
+            torch.testing.assert_close(compiled(a, b), swapped(a, b))
+    assert again.replayed >= 2 * 3  # 1, 2 and 4 steps, twice
+
+
+def test_what_moves_is_copied_and_what_stays_is_read_in_place(again: Again) -> None:
+    class Held(torch.nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return scan(lambda h, part: (h @ w + part, h.sum()), torch.zeros(2, 8), x)[1]
+
+    compiled = tilewright.compile(Held(), (torch.randn(6, 2, 8), torch.randn(8, 8)))
+    first = torch.randn(8, 8) / 3
+    for k in range(7):
+        w = first if k < 3 else torch.randn(8, 8) / 3
+        first[0, 0] = k  # written in place: read at the next call
+        x = torch.randn(6, 2, 8)
+        torch.testing.assert_close(compiled(x, w), Held()(x, w))
+    assert again.recorded == 4  # 4 and 2 steps, and again once w has moved
+
+
+def test_a_device_that_refuses_costs_nothing_but_speed(again: Again, tmp_path: Path) -> None:
+    again.captures = False
+    check(loop("none", "size"), tmp_path / "m.onnx", *(feed(n) for n in (80, 80, 7)))
+    assert again.recorded == again.replayed == 0
+
+
+def test_what_could_find_a_bad_index_behind_the_end_runs_step_by_step(again: Again) -> None:
+    table = torch.randn(10, 4)
+    again.checked = True
+
+    def looked(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        def step(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return i + 1, x + table.index_select(0, i.reshape(1))[0]
+
+        return while_loop(lambda i, x: i < 10, step, (i, x))
+
+    compiled = torch.compile(looked, backend="tilewright")
+    with torch.no_grad():
+        for _ in range(3):
+            i, x = torch.tensor(2), torch.randn(4)
+            torch.testing.assert_close(compiled(i, x), looked(i, x))
+    assert again.replayed == 0
