@@ -39,7 +39,7 @@ def loops() -> str:
     w = torch.randn(64, 64, device="cuda") / 8
     said: list[str] = []
     for graphs in (False, True):
-        run = torch.compile(walked, backend="tilewright", dynamic=True, options={"cuda_graphs": graphs})
+        run = torch.compile(walked, backend=tilewright.backend, dynamic=True, options={"cuda_graphs": graphs})
         with torch.no_grad():
             for n in (100, 100, 100, 7, 7, 300, 64, 64):
                 x, h = torch.randn(n, 3, 64, device="cuda"), torch.randn(3, 64, device="cuda")
@@ -51,7 +51,7 @@ def loops() -> str:
             us = host_microseconds(lambda run=run, x=x, h=h: run(x, h, w)[0].sum().item(), 20) / 256
             said.append(f"{us:.1f} us a step{' in a graph of the whole' if graphs else ''}")
     eager = host_microseconds(lambda: walked(x, h, w)[0].sum().item(), 3) / 256
-    grow = torch.compile(grown, backend="tilewright")
+    grow = torch.compile(grown, backend=tilewright.backend)
     with torch.no_grad():
         for x in (
             torch.rand(50, device="cuda"),
@@ -62,7 +62,7 @@ def loops() -> str:
                 torch.testing.assert_close(grow(x), grown(x))
     layer, x = torch.nn.GRU(32, 48, bidirectional=True).cuda(), torch.randn(150, 4, 32, device="cuda")
     with torch._dynamo.config.patch(allow_rnn=True), torch.no_grad():
-        fast = torch.compile(layer, backend="tilewright")
+        fast = torch.compile(layer, backend=tilewright.backend)
         for _ in range(3):
             torch.testing.assert_close(fast(x)[0], layer(x)[0], rtol=1e-4, atol=1e-5)
         held = sum(c.name == "loop" for made in tilewright.compilations() for c in made.calls)

@@ -97,3 +97,15 @@ def test_a_layer_trains_through_its_loop() -> None:
     for p, want in zip(layer.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad, want, rtol=1e-4, atol=1e-5)
     assert loops() == ([["loop"], ["loop"]] if SCANS_DIFFERENTIATE else [[], []])
+
+
+def test_weights_in_one_piece_of_memory_are_a_loop() -> None:
+    """As layers for a GPU have them."""
+    layer, x = torch.nn.GRU(8, 12), torch.randn(MOST_UNROLLED + 6, 3, 8)
+    flat, at = torch.cat([p.detach().reshape(-1) for p in layer.parameters()]), 0
+    for p in layer.parameters():
+        p.data = flat[at : at + p.numel()].view_as(p)
+        at += p.numel()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(layer, backend="tilewright")(x)[0], layer(x)[0])
+    assert loops() == [["loop"]]

@@ -130,6 +130,8 @@ class Target:
     wide_moments: bool = False
     """Whether means of singles from which distances are taken, and the squares of these, are summed in doubles, as the
     usual library does on this machine or does as exactly."""
+    wide_sums: bool = False
+    """Whether the machine adds doubles so fast that sums of singles are kept in them where terms may cancel."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -286,6 +288,7 @@ def _gpu(
         fused_attention=fused_attention,
         descriptors=descriptors,
         quick=quick,
+        wide_sums=True,  # each has at least half as many units for doubles as for singles
         matrix_units=(*halves, *([singles] if singles is not None else [])),
     )
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decompositions as torchs
 from torch._higher_order_ops.scan import scan_op
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.torch_version import TorchVersion
 
 MOST_UNROLLED = 64
@@ -98,6 +99,25 @@ def _scanned(
     """The results of all steps, and the last state."""
     projected = F.linear(inp, params[0], params[2] if has_biases else None)
     slices = projected.flip(0) if reverse else projected
-    *last, made = scan_op(step, [h.unsqueeze(0) for h in hidden], [slices], held)
+    slices, *rest = _apart((slices, *(h.unsqueeze(0) for h in hidden), *held))
+    *last, made = scan_op(step, rest[: len(hidden)], [slices], tuple(rest[len(hidden) :]))
     made = made.squeeze(1)
     return made.flip(0) if reverse else made, [h.squeeze(0) for h in last]
+
+
+def _apart(operands: Sequence[Tensor]) -> list[Tensor]:
+    """Operands, copied where they share memory with one before: torch refuses scans of such, and layers for a GPU keep
+    all their weights in one piece of memory."""
+    seen: set[int] = set()
+    found: list[Tensor] = []
+    for t in operands:
+        place = _memory(t)
+        found.append(t.clone() if place in seen else t)
+        seen.add(place)
+    return found
+
+
+def _memory(t: Tensor) -> int:
+    """What tells whether two tensors of a trace share memory."""
+    inner = torch._from_functional_tensor(t.elem) if isinstance(t, FunctionalTensor) else t
+    return inner.untyped_storage()._cdata

@@ -81,7 +81,8 @@ def target_of(found: Properties) -> Target:
         else level
         for level in resized.levels
     )
-    return dataclasses.replace(resized, name=f"sm_{arch}", arch=str(arch), levels=levels)
+    doubles = base.wide_sums and arch in known  # between the presets lie cards with few units for doubles
+    return dataclasses.replace(resized, name=f"sm_{arch}", arch=str(arch), levels=levels, wide_sums=doubles)
 
 
 def singles_may_round() -> bool:

@@ -35,6 +35,7 @@ from .schedule import Role, Schedule
 from .search import heuristic
 from .tuning import Tuning, table
 from .waves import seconds_in_waves
+from .wide_sums import with_wide_sums
 
 MULTIPLIED: Mapping[Precision, str] = {
     "tf32": "its products of fp32 are TF32",
@@ -85,7 +86,7 @@ class Solver:
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
-            made = _Lowered(lower(found.form, found.schedule), self._buckets(found))
+            made = _Lowered(self._program(found.form, found.schedule), self._buckets(found))
             self.lowered[key] = made
         notes = self.notes(kernel, layouts)
         said = MULTIPLIED.get(self.target.singles)
@@ -127,7 +128,10 @@ class Solver:
             made += [(odd, form, schedule)] if schedule != found.schedule else []
         whole = if_whole(found.form, found.schedule, self.target)
         made += [] if whole is None else [whole]
-        return tuple((condition, lower(form, schedule)) for condition, form, schedule in made)
+        return tuple((condition, self._program(form, schedule)) for condition, form, schedule in made)
+
+    def _program(self, form: Form, schedule: Schedule) -> TileProgram:
+        return lower(with_wide_sums(form, schedule) if self.target.wide_sums else form, schedule)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.powers else ()
