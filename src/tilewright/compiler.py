@@ -328,7 +328,7 @@ def _looped(
     bodies: list[_Made] = []
     alone = options.replace(measure=False)  # products of ours run without Python between steps
 
-    def compiled(loop: Loop) -> LoopRunner:
+    def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
         body, order = distinct(loop.body)
         kept = (Shares.NOTHING,) * len(body.outputs)
         made = _generated(
@@ -338,8 +338,9 @@ def _looped(
         runs = executable(made.cover, made.plan, made.unit, options, kind="loop")
         native = place.device == "cpu"
         return LoopRunner(
-            loop, order, runs, loop_function(Store(default_root(options)), options) if native else None
-        )
+            loop, order, runs, loop_function(Store(default_root(options)), options) if native else None,
+            meaning if options.verify is True else None,
+        )  # fmt: skip
 
     return with_bodies(graph, compiled), tuple(bodies)
 

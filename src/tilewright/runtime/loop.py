@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import UnsupportedError, WrongResult
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
 from tilewright.runtime.arguments import Argument
@@ -23,7 +23,8 @@ MAX_STEPS = 1_000_000
 class LoopRunner:
     """What the call of `loop` runs: its body, as `executable`, once a step. Safe to call from several threads.
 
-    Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python."""
+    Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python.
+    `meaning` is the same loop in plain torch, if that is held against it; then each step is looked at, too."""
 
     def __init__(
         self,
@@ -31,11 +32,13 @@ class LoopRunner:
         order: Sequence[int],
         executable: Executable,
         native: Callable[..., int] | None = None,
+        meaning: Callable[..., object] | None = None,
     ) -> None:
         self.loop = loop
         self.order = tuple(order)
         self.executable = executable
         self.native = native
+        self.meaning = meaning
         self.places = None if native is None else native_places(loop, order, executable.plan)
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
@@ -52,9 +55,30 @@ class LoopRunner:
         most = 0 if going is not None and not bool(going) else steps
         if most is not None and most <= 0:
             return (*(x.clone() for x in state), *self._nothing(state, parts, (*rest, *numbers)))
+        checks = self.executable.checks
+        looked = checks is not None and checks.values
+        steps_made = self._stepwise(most, state, parts, (*rest, *numbers)) if looked else None
         runs = None if self.places is None else self._taken(state, parts, (*rest, *numbers))
         if runs is None:
-            return self._stepwise(most, state, parts, (*rest, *numbers))
+            return steps_made or self._stepwise(most, state, parts, (*rest, *numbers))
+        made = self._natively(runs, most, state, parts, rest)
+        if steps_made is not None and checks is not None:
+            for k, (ours, stepwise) in enumerate(zip(made, steps_made, strict=True)):
+                checks.judge(
+                    ours,
+                    stepwise,
+                    stepwise,
+                    f"result {k} of a loop without Python between its steps",
+                    "loop",
+                    "",
+                )
+        return made
+
+    def _natively(
+        self, runs: NativeLoop, most: int | None, state: Sequence[Tensor], parts: Sequence[Tensor],
+        rest: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Without Python between steps."""
         ends, stacks, done = runs(most, MAX_STEPS if most is None else most, state, parts, rest)
         if most is None and done >= MAX_STEPS and bool(runs.goes):
             raise _endless()
@@ -100,7 +124,11 @@ class LoopRunner:
                 raise _endless()
             place = steps - 1 - done if loop.backwards and steps is not None else done
             counter = torch.tensor(done, device=device)
-            made = self.executable([counter, *state, *(x[place] for x in sliced), *rest])
+            try:
+                made = self.executable([counter, *state, *(x[place] for x in sliced), *rest])
+            except WrongResult as error:
+                error.message = f"in step {done} of a loop, {error.message}"
+                raise
             tensors = [x for k in self.order if isinstance(x := made[k], Tensor)]
             if not done:
                 room = FIRST if steps is None else steps
