@@ -23,10 +23,10 @@ demo: $(STAMP)
 	@$(PY) -m demo $(ARGS)
 
 test: lint
-	$(PY) -m pytest -q -n $(WORKERS) -m "not slow" $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 test-all: lint
-	$(PY) -m pytest -q -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import gc
+import itertools
 import logging
 import os
 import random
@@ -18,8 +20,11 @@ from hypothesis import HealthCheck, settings
 
 from tilewright.runtime.stats import STATS
 
-# Torch writes its structured trace to a logger; a failing test would show thousands of empty lines of it.
-logging.getLogger("torch.__trace").propagate = False
+# Torch makes every graph that it captures up as text for whoever listens to this logger, and pytest listens to all that
+# do not propagate: a fifth of what capturing takes.
+TRACE = logging.getLogger("torch.__trace")
+TRACE.propagate = True
+TRACE.handlers.clear()
 
 # Exporting asks torch's dispatcher for all its composite ops each time; they do not change within a process.
 export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)  # pyright: ignore[reportPrivateUsage]
@@ -37,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite tests/golden from this run")
 
 
+def pytest_collection_finish() -> None:
+    """What importing has made stays to the end: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
@@ -50,13 +61,22 @@ def two_threads() -> None:
     torch.set_num_threads(2)
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Places for caches. Of `mktemp` each call lists all that there are."""
+    parent, numbers = tmp_path_factory.mktemp("caches"), itertools.count()
+    return (parent / str(n) for n in numbers)
+
+
 @pytest.fixture(autouse=True)
-def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def isolated(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No TILEWRIGHT_ variable of the caller, an empty kernel cache, no choice by the times of a busy machine, the same
     random numbers in every test, and counters that start at 0."""
     for name in [name for name in os.environ if name.startswith("TILEWRIGHT_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    cache = next(caches)
+    cache.mkdir(mode=0o700)
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(cache))
     monkeypatch.setenv("TILEWRIGHT_MEASURE", "0")
     monkeypatch.setenv(
         "TILEWRIGHT_VERIFY", "results"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,3 +41,9 @@ def test_golden_refuses_and_explains(
 def test_counters_start_at_zero(turn: int) -> None:
     STATS.fallbacks += 1
     assert STATS == Stats(fallbacks=1), f"turn {turn}"
+
+
+def test_nobody_listens_to_torchs_structured_trace() -> None:
+    """It would make every captured graph up as text."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+    assert not logging.getLogger("torch.__trace").handlers

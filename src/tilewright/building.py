@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -293,14 +292,14 @@ def executable(
     `kind`: which graph of a program it is, for errors."""
     where = plan.device
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
+    checks = checks_of(cover, plan, options.verify, kind)
     if where == "cpu":
-        checks = checks_of(cover, plan, options.verify, kind)
         return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks)
-    if options.verify is True:
-        warnings.warn(
-            "the option verify looks at nothing on a GPU: only plans of the CPU are held against their meaning",
-            RuntimeWarning, stacklevel=2,
-        )  # fmt: skip
     gpu = unit.device if isinstance(unit, CudaUnit) else None
-    graphs = Graphs(plan, gpu, saves) if options.cuda_graphs else None
-    return CudaExecutable(plan, held, unit, trusted=trusted, conditions=conditions, graphs=graphs)
+    replays = options.cuda_graphs and (
+        checks is None or not checks.values
+    )  # no step of a replay can be looked at
+    graphs = Graphs(plan, gpu, saves) if replays else None
+    return CudaExecutable(
+        plan, held, unit, trusted=trusted, conditions=conditions, graphs=graphs, checks=checks
+    )

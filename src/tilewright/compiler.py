@@ -329,7 +329,7 @@ def _looped(
     bodies: list[_Made] = []
     alone = options.replace(measure=False)  # products of ours run without Python between steps
 
-    def compiled(loop: Loop) -> LoopRunner:
+    def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
         body, order = distinct(loop.body)
         kept = (Shares.NOTHING,) * len(body.outputs)
         made = _generated(
@@ -337,9 +337,11 @@ def _looped(
         )
         bodies.append(made)
         runs = executable(made.cover, made.plan, made.unit, options, kind="loop")
+        plain = meaning if options.verify is True else None
         if place.device == "cpu":
-            return LoopRunner(loop, order, runs, loop_function(Store(default_root(options)), options))
-        return LoopRunner(loop, order, runs, recorder=recorder(made.unit, place.ordinal))
+            native = loop_function(Store(default_root(options)), options)
+            return LoopRunner(loop, order, runs, native, meaning=plain)
+        return LoopRunner(loop, order, runs, recorder=recorder(made.unit, place.ordinal), meaning=plain)
 
     return with_bodies(graph, compiled), tuple(bodies)
 

@@ -79,7 +79,8 @@ class Options:
 
     verify: bool | Literal["results"] = False
     """Hold each kernel and library call against its meaning as it runs, in eager's types and in float64, and raise
-    `WrongResult` at the first that differs (CPU; slow); `results`: look only whose memory the results of calls are."""
+    `WrongResult` at the first that differs; loops are looked at step by step, and as a whole (slow; no CUDA graph is
+    replayed). `results`: look only whose memory the results of calls are."""
 
     pin_threads: bool = False
     """Pin worker threads to cores. For benchmarks on quiet machines; changes no thread of the caller."""

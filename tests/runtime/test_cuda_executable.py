@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
+from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory, WrongResult
 from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Spare
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.ir.ops import pointwise
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home
 from tilewright.runtime import cuda_driver, cuda_executable
@@ -27,6 +28,7 @@ from tilewright.runtime.cuda_driver import DriverOutOfMemory
 from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
 from tilewright.runtime.launch import Launching
+from tilewright.runtime.verified import checks_of
 
 N = symbol("n")
 
@@ -137,6 +139,58 @@ def test_checks_of_earlier_calls(lines: dict[str, int]) -> None:
         run([torch.ones(5)])
     (y,) = run([torch.ones(5)])
     assert y.tolist() == [4.0] * 5  # type: ignore[union-attr]
+
+
+class Bending(Doubling):
+    """The same with a wrong last element."""
+
+    def prepare(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
+    ) -> Callable[[], int]:
+        right = super().prepare(launches, bases, sizes, alone)
+
+        def run() -> int:
+            code = right()
+            for _, (_, (b, j)) in launches:
+                (ctypes.c_float * sizes[0]).from_address(bases[b] + j)[sizes[0] - 1] = 7
+            return code
+
+        return run
+
+
+def looked_at(unit: Doubling, turn: Callable[[Tensor], Tensor] = torch.neg) -> CudaExecutable:
+    """A kernel that means doubling, then a call that means turning the sign."""
+    b = Builder()
+    x = b.value((N,), f32)
+    y = pointwise.add(b, x, x)
+    call = LibraryCall("turned", turn, (Operand(0),), (), ((dims.ONE,),))
+    plain = replace(call, function=torch.neg)
+    (z,) = b.library(replace(call, spare=Spare(plain)), (y,), [((N,), f32)])
+    kernel = Kernel((b.ops[0],), (y,))
+    cover = Cover(b.finish((x,), (z,)), (kernel, LibraryStep(b.ops[1], choice=True)))
+    plan = build_plan(cover, {kernel: (0, (x, y))}, ("n",))
+    checks = checks_of(cover, plan, True, "inference")
+    return CudaExecutable(plan, (), unit, trusted=True, checks=checks)
+
+
+def test_under_verify_kernels_and_calls_are_held_against_their_meaning(lines: dict[str, int]) -> None:
+    (y,) = looked_at(Doubling())([torch.ones(5)])
+    assert y.tolist() == [-2.0] * 5  # type: ignore[union-attr]
+    with pytest.raises(WrongResult, match="add gave another result in the inference graph.*kernel 0"):
+        looked_at(Bending())([torch.ones(5)])
+    with pytest.raises(WrongResult, match="turned gave another result in the inference graph"):
+        looked_at(Doubling(), torch.abs)([torch.ones(5)])
+
+
+def test_what_is_captured_is_not_looked_at(lines: dict[str, int]) -> None:
+    run = looked_at(Bending(), torch.abs)
+    lines["capturing"] = 1
+    (y,) = run([torch.ones(5)])
+    assert y.tolist() == [2.0] * 4 + [7.0]  # type: ignore[union-attr]
 
 
 def test_inputs_are_checked(lines: dict[str, int]) -> None:

@@ -48,7 +48,9 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Generator[Again]:
     """Loops that run through graphs."""
     made = Again()
 
-    def runner(body: Loop, order: tuple[int, ...], runs: Executable, native: object) -> LoopRunner:
+    def runner(
+        body: Loop, order: tuple[int, ...], runs: Executable, native: object, meaning: object
+    ) -> LoopRunner:
         return LoopRunner(body, order, runs, recorder=made)
 
     monkeypatch.setattr(tilewright.compiler, "LoopRunner", runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,28 +15,28 @@ from tilewright import accuracy
 from tilewright.emit import cpp
 from tilewright.errors import BrokenPromise, WrongResult
 from tilewright.runtime import steps
+from tilewright.runtime.loop import LoopRunner
+from tilewright.runtime.loop_native import NativeLoop
 
 VERIFY = {"verify": True}
+EMIT = cpp.emit_units
+STEPS = 80
+
+
+def wrong_units(*given: object) -> Sequence[object]:
+    """Sources in which 1.5 became 1.6."""
+    made = EMIT(*given)  # type: ignore[arg-type]
+    return [replace(s, text=s.text.replace("1.5f", "1.6f")) for s in made]
 
 
 def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    emit = cpp.emit_units
-
-    def wrong(*given: object) -> Sequence[object]:
-        made = emit(*given)  # type: ignore[arg-type]
-        assert any("1.5f" in source.text for source in made)
-        return [type(s)(**{**_fields(s), "text": s.text.replace("1.5f", "1.6f")}) for s in made]
-
-    def _fields(s: object) -> dict[str, object]:
-        return {name: getattr(s, name) for name in s.__dataclass_fields__}  # type: ignore[attr-defined]
-
     x = torch.randn(64, 32)
 
     def run(x: Tensor) -> Tensor:
         return torch.tanh(x * 1.5).sum(-1)
 
     assert torch.allclose(tilewright.compile(run, (x,), options=VERIFY)(x), run(x), rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("tilewright.building.emit_units", wrong)
+    monkeypatch.setattr("tilewright.building.emit_units", wrong_units)
     fast = tilewright.compile(run, (x,), options=VERIFY | {"cache": False})
     with pytest.raises(WrongResult, match="sum gave another result in the inference graph.*kernel 0") as told:
         fast(x)
@@ -111,6 +112,29 @@ def test_a_result_that_is_its_operands_memory_is_named(
         tilewright.compile(run, (x,), options={"verify": level})(x)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_a_wrong_call_is_named_and_right_ones_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(64, 96, device="cuda"), torch.randn(96, 300, device="cuda", requires_grad=True)
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return F.dropout(torch.softmax(x @ w, -1), 0.3).sort(-1).values.cumsum(0)
+
+    fast = torch.compile(run, backend=tilewright.backend, options=VERIFY | {"cuda_graphs": True})
+    torch.manual_seed(3)
+    fast(x, w).square().sum().backward()
+    assert w.grad is not None and bool(w.grad.isfinite().all())
+    judge = accuracy.compare
+
+    def failing(*given: Tensor, **more: object) -> accuracy.Verdict:
+        made, eager, exact = given
+        return judge(made + 1, eager, exact, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(accuracy, "compare", failing)
+    monkeypatch.setattr("tilewright.runtime.verified._in_ulps", lambda *_: float("inf"))
+    with pytest.raises(WrongResult, match="gave another result in the forward graph"):
+        fast(x, w)
+
+
 class _Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -147,3 +171,72 @@ def test_inputs_that_are_written_and_free_sizes_pass() -> None:
         x, i = torch.randn(n, 6), torch.tensor([1, 0, 1])
         y = x.clone()
         assert torch.allclose(fast(x, i), run(y, i)) and torch.equal(x, y)
+
+
+def walk(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """A state that goes through all rows, and what it was at each."""
+    states: list[Tensor] = []
+    for row in x:
+        h = torch.tanh(h * 1.5 + row)
+        states.append(h)
+    return h, torch.stack(states)
+
+
+def walked(**more: object) -> tuple[Tensor, Tensor]:
+    """What the compiled loop gives under `verify`."""
+    given = torch.randn(STEPS, 3, 8), torch.randn(3, 8)
+    fast = tilewright.compile(walk, given, options=VERIFY | more)
+    assert "tilewright_loop" in str(fast.coverage)
+    made = fast(*given)
+    torch.testing.assert_close(made, walk(*given))
+    return made  # type: ignore[return-value]
+
+
+def test_a_right_loop_passes_and_runs_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = NativeLoop.__call__, [0]
+
+    def counted(*given: object) -> object:
+        runs[0] += 1
+        return run(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(NativeLoop, "__call__", counted)
+    walked()
+    assert runs == [1]
+
+
+def test_a_wrong_kernel_inside_a_loop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = iter([wrong_units])  # the body's kernels are printed before those around the loop
+    monkeypatch.setattr("tilewright.building.emit_units", lambda *given: next(prints, EMIT)(*given))
+    wrong = "in step 0 of a loop, .* gave another result in the loop graph.*kernel 0"
+    with pytest.raises(WrongResult, match=wrong) as told:
+        walked(cache=False)
+    assert "test_verified.py:" in told.value.place
+
+
+def test_a_loop_that_goes_wrong_without_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = NativeLoop.__call__
+
+    def a_step_short(
+        self: NativeLoop, steps: int, most: int, *rest: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], int]:
+        ends, stacks, done = run(self, steps, most, *rest)  # type: ignore[arg-type]
+        return [x.clone() for x in [stacks[0][-2]]], stacks, done
+
+    monkeypatch.setattr(NativeLoop, "__call__", a_step_short)
+    with pytest.raises(WrongResult, match="loop gave another result.*result 0 of a loop without Python"):
+        walked()
+
+
+def test_a_loop_whose_steps_are_right_but_in_another_order_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LoopRunner._stepwise
+
+    def backwards(
+        self: LoopRunner, steps: int, state: list[Tensor], sliced: Sequence[Tensor], rest: Sequence[object]
+    ) -> tuple[Tensor, ...]:
+        return step(self, steps, state, [x.flip(0) for x in sliced], rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LoopRunner, "_stepwise", backwards)
+    monkeypatch.setattr("tilewright.runtime.loop.native_places", lambda *_: None)
+    with pytest.raises(WrongResult, match="^.run. loop gave another result in the inference graph") as told:
+        walked()
+    assert "test_verified.py:" in told.value.place

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.symbols import Ranges, Symbols, factor_name, factors
 from tilewright.ir.expr import Expr
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def conditions(env: ShapeEnv | None, ranges: Ranges | None = None) -> tuple[Expr, ...]:
@@ -23,12 +26,12 @@ def conditions(env: ShapeEnv | None, ranges: Ranges | None = None) -> tuple[Expr
 
 
 def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
-    """The sizes' environment of a captured graph, if any size is symbolic."""
+    """The sizes' environment of a captured graph, if any size or host scalar is symbolic."""
     for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        for part in (*val.shape, val) if isinstance(val, Tensor) else (val,):
-            if isinstance(part, torch.SymInt):
-                return part.node.shape_env
+        for leaf in tree_leaves(node.meta.get("val")):
+            for part in leaf.shape if isinstance(leaf, Tensor) else (leaf,):
+                if isinstance(part, SYMBOLIC):
+                    return part.node.shape_env
     return None
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_leaves
 
 from ..errors import UnsupportedError, VerifyError
 from ..ir import dims
@@ -25,7 +23,7 @@ from .aten.library import collective, library_reason, library_target
 from .aten.onednn import specialiser
 from .body import loop_call
 from .device import graph_device
-from .environment import traced_sizes
+from .environment import shape_env, traced_sizes
 from .higher import with_loop_ops
 from .loop import loop_op
 from .memory import Memory, NodeMemory, by_place
@@ -85,7 +83,7 @@ class _Importer:
         self.gm = gm
         self.frozen = frozen
         self.ranges, self.repeated = ranges, repeated
-        env = _shape_env(gm)
+        env = shape_env(gm)
         self.device = graph_device(gm)
         self.symbols, self.claims = Symbols(env, ranges=ranges), Symbols(env, asserted=False, ranges=ranges)
         self.b = Builder()
@@ -430,18 +428,6 @@ class _Importer:
             returned=tuple(forms),
             placed=tuple(self.placed.items()),
         )
-
-
-def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
-    for node in gm.graph.nodes:
-        for leaf in tree_leaves(node.meta.get("val")):
-            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return leaf.node.shape_env
-            if isinstance(leaf, torch.Tensor):
-                for s in leaf.shape:
-                    if isinstance(s, torch.SymInt):
-                        return s.node.shape_env
-    return None
 
 
 def _agree(node: fx.Node, v: Value, r: _Result) -> None:

@@ -201,7 +201,14 @@ def _copied(
         return values.get((m, p), a)
 
     args, kwargs = visit(node.args), visit(node.kwargs)
-    return graph.create_node(node.op, node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
+    made = graph.create_node(node.op, node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
+    made.meta = _written(node)
+    return made
+
+
+def _written(node: fx.Node) -> dict[str, object]:
+    """Where the user's source has a node."""
+    return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
 
 
 def _read_outside(found: Steps, k: int, m: int, inside: set[fx.Node]) -> bool:
@@ -287,6 +294,7 @@ class _Placed:
             given.append(self.call(torch.arange, self.loop.steps))
         given += [self.values[n] for n in found.outer]
         made = graph.call_module(name, tuple(given))
+        made.meta = _written(found.windows[0][-1])
         for k, m in enumerate(self.loop.stacked):
             stack = self.stacks[m] = self.call(operator.getitem, made, len(found.carried) + k)
             one = cast(Tensor, val_of(found.windows[1][m]))

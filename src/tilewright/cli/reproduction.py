@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tilewright.bisection import Finding
-from tilewright.cli.request import Request
+from tilewright.cli.request import Asked, Request
 from tilewright.cli.show import Screen
 from tilewright.errors import InputError
 
@@ -34,17 +34,9 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Asked):
     """How a model was checked, and what was found: the culprit as text, and its number among the candidates."""
 
-    model: str
-    files: tuple[str, ...]
-    shapes: tuple[str, ...]
-    threads: int | None
-    strict: bool
-    freeze: bool | None
-    options: tuple[str, ...]
-    seed: int
     k: float | None
     backward: bool
     culprit: str
@@ -54,17 +46,13 @@ class Case:
     def of(request: Request, k: float | None, backward: bool, found: Finding) -> tuple[Case, str]:
         """The case of a request, and more of the culprit."""
         case = Case(
-            request.model, tuple(request.files), tuple(request.shapes), request.threads, request.strict,
-            request.freeze, tuple(request.options), request.seed, k, backward, str(found.culprit), found.number,
-        )  # fmt: skip
+            **request.asked(), k=k, backward=backward, culprit=str(found.culprit), number=found.number
+        )
         return case, found.culprit.detail
 
     def request(self) -> Request:
         """The request that it was."""
-        return Request(
-            self.model, self.files, self.shapes, self.threads, self.strict, self.freeze, self.options, self.seed,
-            Screen(None),
-        )  # fmt: skip
+        return Request(**self.asked(), screen=Screen(None))
 
 
 def written(path: Path, case: tuple[Case, str]) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from tilewright.cli.show import Screen
 
@@ -12,8 +13,8 @@ OK, FAILED, WRONG_USE, UNSUPPORTED, CHECK_FAILED = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What every verb knows: the model's name, its inputs as typed, how to compile, where to write."""
+class Asked:
+    """What every verb is asked, as plain data: the model's name, its inputs as typed, how to compile."""
 
     model: str
     files: tuple[str, ...]
@@ -23,6 +24,16 @@ class Request:
     freeze: bool | None
     options: tuple[str, ...]
     seed: int
+
+    def asked(self) -> dict[str, Any]:
+        """These fields by name, without those of a subclass."""
+        return {f.name: getattr(self, f.name) for f in fields(Asked)}
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Asked):
+    """What is asked, and where to write."""
+
     screen: Screen
 
     @contextmanager

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from ..ir import dims
 from ..ir.expr import axis
@@ -11,10 +14,12 @@ from ..ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
 from .frozen import Frozen
 from .library import live
 
+Run = Callable[..., object]
 
-def with_bodies(graph: Graph, compiled: Callable[[Loop], Callable[..., object]]) -> Graph:
-    """The graph with each loop run by what `compiled` makes of it. What is frozen outside and the same in every step is
-    a constant of the body."""
+
+def with_bodies(graph: Graph, compiled: Callable[[Loop, Run], Run]) -> Graph:
+    """The graph with each loop run by what `compiled` makes of it and of what means the same in plain torch. What is
+    frozen outside and the same in every step is a constant of the body."""
     frozen = Frozen(graph)
     ops: list[Op] = []
     for op in graph.ops:
@@ -22,16 +27,16 @@ def with_bodies(graph: Graph, compiled: Callable[[Loop], Callable[..., object]])
         if call is None or call.loop is None:
             ops.append(op)
             continue
-        inputs, call, loop = _freeze(op, call, call.loop, frozen)
-        call = replace(call, function=compiled(loop), loop=loop, own=True)
+        inputs, call, loop, meaning = _freeze(op, call, call.loop, frozen)
+        call = replace(call, function=compiled(loop, meaning), loop=loop, own=True)
         ops.append(replace(op, inputs=inputs, call=call))
     return live(graph.with_ops(ops))
 
 
 def _freeze(
     op: Op, call: LibraryCall, loop: Loop, frozen: Frozen
-) -> tuple[tuple[Value, ...], LibraryCall, Loop]:
-    """Operands, call and loop without what is frozen."""
+) -> tuple[tuple[Value, ...], LibraryCall, Loop, Run]:
+    """Operands, call and loop without what is frozen, and what the call means."""
     body = loop.body
     first = loop.gated + loop.carried + loop.sliced
     places = [v for v in body.inputs if isinstance(v, Value)][1 + loop.carried + loop.sliced :]
@@ -48,9 +53,27 @@ def _freeze(
     )
     steps, gate, carried, sliced, _, numbers = call.args
     outer = [Operand(n) for n, k in enumerate(kept) if k >= first]
+    meaning = _with_held(call.function, {k - first: t for k, t in known.items()})
     lies = tuple(call.lies[k] for k in kept)
     call = replace(call, args=(steps, gate, carried, sliced, outer, numbers), lies=lies)
-    return tuple(op.inputs[k] for k in kept), call, loop
+    return tuple(op.inputs[k] for k in kept), call, loop, meaning
+
+
+def _with_held(run: Run, held: Mapping[int, Tensor]) -> Run:
+    """A loop that is given what is the same in every step but for what is `held`, by its place there."""
+    if not held:
+        return run
+
+    def whole(
+        steps: object, gate: object, carried: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Tensor],
+        numbers: object,
+    ) -> object:  # fmt: skip
+        where = next((t.device for t in (*carried, *sliced, *outer)), torch.device("cpu"))
+        rest, count = iter(outer), len(held) + len(outer)
+        every = [held[k].to(where) if k in held else next(rest) for k in range(count)]
+        return run(steps, gate, carried, sliced, every, numbers)
+
+    return whole
 
 
 def distinct(body: Graph) -> tuple[Graph, tuple[int, ...]]:

@@ -29,6 +29,7 @@ from tilewright.runtime.cuda_driver import Device, capturing_on, current_stream,
 from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.executable import Bound, Executable, Result
 from tilewright.runtime.launch import Unit, raise_error
+from tilewright.runtime.verified import Checks
 
 KEEP_BYTES = 1 << 30
 """A workspace with more memory than this is not kept between calls."""
@@ -52,11 +53,12 @@ class CudaBound(Bound):
         unit: Unit | None,
         constants: Sequence[Tensor],
         ordinal: int,
+        checks: Checks | None = None,
     ) -> None:
         self.ordinal = ordinal
         self.capturing = capturing_on(ordinal)
         self.by_stream: dict[int, list[Workspace]] = {}
-        super().__init__(plan, sizes, unit, constants)
+        super().__init__(plan, sizes, unit, constants, checks)
         _BOUNDS.add(self)
 
     @property
@@ -103,21 +105,26 @@ class CudaExecutable(Executable):
         trusted: bool = False,
         conditions: Sequence[Expr] = (),
         graphs: Graphs | None = None,
+        checks: Checks | None = None,
     ) -> None:
-        super().__init__(plan, constants, unit, trusted=trusted, conditions=conditions)
         self.ordinal = torch.device(plan.device).index or 0
-        self.graphs = graphs
         self._capturing = capturing_on(self.ordinal)
+        if checks is not None:  # what is looked at is copied to the host, which nothing does that is captured
+            checks = replace(checks, blind=self._capturing)
+        super().__init__(plan, constants, unit, trusted=trusted, conditions=conditions, checks=checks)
+        self.graphs = graphs
         self._plain = graphs is None and not plan.host
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return CudaBound(self.plan, sizes, self.unit, self.constants, self.ordinal)
+        return CudaBound(self.plan, sizes, self.unit, self.constants, self.ordinal, self.checks)
 
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""
         plan = replace(self.plan, bindings=tuple(bindings))
-        return CudaExecutable(plan, self.constants, self.unit, trusted=True, graphs=self.graphs)
+        return CudaExecutable(
+            plan, self.constants, self.unit, trusted=True, graphs=self.graphs, checks=self.checks
+        )
 
     def entry(self) -> Callable[[list[Argument]], list[Result]]:
         """Itself."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import UnsupportedError, WrongResult
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
 from tilewright.runtime.arguments import Argument
@@ -25,7 +25,8 @@ class LoopRunner:
     """What the call of `loop` runs: its body, as `executable`, once a step. Safe to call from several threads.
 
     Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python;
-    `recorder` writes down steps on a GPU that are then replayed."""
+    `recorder` writes down steps on a GPU that are then replayed. `meaning` is the same loop in plain torch, if that is
+    held against it; then each step is looked at, too."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class LoopRunner:
         executable: Executable,
         native: Callable[..., int] | None = None,
         recorder: Recorder | None = None,
+        meaning: Callable[..., object] | None = None,
     ) -> None:
         self.loop = loop
         self.order = tuple(order)
         self.executable = executable
         self.native = native
+        self.meaning = meaning
         self.places = None if native is None else native_places(loop, order, executable.plan)
         self.graphs = None
         if recorder is not None:
@@ -60,10 +63,24 @@ class LoopRunner:
         most = 0 if going is not None and not bool(going) else steps
         if most is not None and most <= 0:
             return (*(x.clone() for x in state), *self._nothing(state, parts, (*rest, *numbers)))
+        checks = self.executable.checks
+        looked = checks if checks is not None and checks.values else None
+        stepwise = None if looked is None else self._stepwise(most, state, parts, (*rest, *numbers))
         runs = None if self.places is None else self._taken(state, parts, (*rest, *numbers))
         if runs is None:
-            replayed = self._replayed(most, state, parts, (*rest, *numbers))
-            return self._stepwise(most, state, parts, (*rest, *numbers)) if replayed is None else replayed
+            return stepwise or self._without_native(most, state, parts, (*rest, *numbers))
+        made = self._natively(runs, most, state, parts, rest)
+        if looked is not None and stepwise is not None:
+            for k, (ours, wanted) in enumerate(zip(made, stepwise, strict=True)):
+                what = f"result {k} of a loop without Python between its steps"
+                looked.judge(ours, wanted, wanted, what, "loop", "")
+        return made
+
+    def _natively(
+        self, runs: NativeLoop, most: int | None, state: Sequence[Tensor], parts: Sequence[Tensor],
+        rest: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Without Python between steps."""
         ends, stacks, done = runs(most, MAX_STEPS if most is None else most, state, parts, rest)
         if most is None and done >= MAX_STEPS and bool(runs.goes):
             raise _endless()
@@ -102,15 +119,17 @@ class LoopRunner:
             return "data end it"
         return "no device" if self.graphs is None else self.graphs.refused
 
-    def _replayed(
-        self, steps: int | None, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
-    ) -> tuple[Tensor, ...] | None:
-        """On a GPU, some steps at a time as a graph; None where that cannot be."""
-        if self.graphs is None:
-            return None
-        made = self.graphs(MAX_STEPS if steps is None else steps, state, sliced, rest)
+    def _without_native(
+        self, steps: int | None, state: list[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> tuple[Tensor, ...]:
+        """On a GPU some steps at a time as a graph; where that cannot be, step by step."""
+        made = (
+            None
+            if self.graphs is None
+            else self.graphs(MAX_STEPS if steps is None else steps, state, sliced, rest)
+        )
         if made is None:
-            return None
+            return self._stepwise(steps, state, sliced, rest)
         carried, stacks, goes = made
         if steps is None and goes:
             raise _endless()
@@ -135,7 +154,11 @@ class LoopRunner:
                 raise _endless()
             place = steps - 1 - done if loop.backwards and steps is not None else done
             counter = torch.full((), done, device=device)  # a copy from the host could not be captured
-            tensors = self._step([counter, *state, *(x[place] for x in sliced), *rest])
+            try:
+                tensors = self._step([counter, *state, *(x[place] for x in sliced), *rest])
+            except WrongResult as error:
+                error.message = f"in step {done} of a loop, {error.message}"
+                raise
             if not done:
                 room = FIRST if steps is None else steps
                 stacks = [x.new_empty((room, *x.shape)) for x in tensors[first:]]
