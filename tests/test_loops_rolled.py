@@ -266,3 +266,28 @@ def test_writes_stay_writes() -> None:
         return out, h
 
     agrees(run, torch.randn(70, 4), torch.randn(4), count=0)
+
+
+def test_what_is_read_without_gradient_gets_none() -> None:
+    """Torch's gradient of a scan is zeros for whatever it reads; eager has none, and optimizers tell them apart."""
+    seen, hidden = nn.Linear(4, 4), nn.Linear(4, 4)
+    start = torch.randn(3, 4, requires_grad=True)
+    rows = torch.randn(STEPS, 4, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        h = start
+        for t in range(STEPS):
+            with torch.no_grad():
+                fixed = hidden(h).tanh()
+            h = torch.tanh(seen(x) + fixed * rows[t].detach() + h.detach())
+        return h
+
+    leaves = [*seen.parameters(), *hidden.parameters(), start, rows]
+    x = torch.randn(3, 4, requires_grad=True)
+    want = torch.autograd.grad(run(x).sum(), [x, *leaves], allow_unused=True)
+    have = torch.autograd.grad(
+        torch.compile(run, backend="tilewright", fullgraph=True)(x).sum(), [x, *leaves], allow_unused=True
+    )
+    assert [g is None for g in want] == [False] * 3 + [True] * 4
+    close(have, want)
+    assert loops() == 2

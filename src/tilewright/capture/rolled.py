@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops.scan import scan_op
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from .leaving import Watch, memories_of, written_after
@@ -71,10 +72,10 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
             return None
         try:
             steps = classified(windows[first:last])
-            body, stacked = _body(steps)
+            body, stacked, idle = _body(steps)
             begin, end = repeat.start + first * period, repeat.start + last * period
             leaving = [window[m] for window in steps.windows for m in stacked]
-            return _Loop(steps, body, stacked, written_after(nodes[:begin], leaving, nodes[end:]))
+            return _Loop(steps, body, stacked, written_after(nodes[:begin], leaving, nodes[end:]), idle)
         except Unlike as why:
             LOG.info("equal steps stay apart: %s", why)
     return None
@@ -87,12 +88,13 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
 class _Loop:
     """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
     then `stacked`, numbers of nodes of a step that something outside of the steps reads. Something writes to `written`
-    after the steps."""
+    after the steps. What it takes at the places `idle` gets no gradient through it."""
 
     found: Steps
     body: fx.GraphModule
     stacked: tuple[int, ...]
     written: frozenset[fx.Node]
+    idle: frozenset[int]
 
     @property
     def steps(self) -> int:
@@ -120,8 +122,8 @@ class Scan(torch.nn.Module):
         return tuple(scan_op(step, state, list(given[self.carried : ends]), given[ends:]))
 
 
-def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """The body of the steps, and what of each step is stacked. Raises Unlike."""
+def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...], frozenset[int]]:
+    """The body of the steps, what of each step is stacked, and what it takes that gets no gradient. Raises Unlike."""
     windows = found.windows
     inside = {n for window in windows for n in window}
     stacked = tuple(
@@ -163,7 +165,7 @@ def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...]]:
     graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
     body = fx.GraphModule(torch.nn.Module(), graph)
     _check(found, body, samples, stacked)
-    return body, stacked
+    return body, stacked, _idle(body, samples)
 
 
 def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
@@ -241,6 +243,42 @@ def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacke
             raise Unlike(f"a value of {want.dtype}{list(want.shape)} becomes {have.dtype}{list(have.shape)}")
 
 
+def _idle(body: fx.GraphModule, samples: Sequence[object]) -> frozenset[int]:
+    """The places of what asks for a gradient and gets none, since the steps read it under `no_grad` or detached: eager
+    has None there, and torch's gradient of a scan is zeros."""
+    fake = next(s for s in samples if isinstance(s, FakeTensor))
+    given: dict[int, Tensor] = {}
+    with fake.fake_mode as mode, torch.enable_grad():
+
+        def leaf(k: int, s: object) -> object:
+            if not isinstance(s, Tensor):
+                return s
+            x = (s if isinstance(s, FakeTensor) else mode.from_tensor(s)).detach()
+            if s.requires_grad:
+                given[k] = x.requires_grad_()
+            return x
+
+        leaves = [leaf(k, s) for k, s in enumerate(samples)]
+        made = tree_leaves(body(*leaves)) if given else []
+    reached = _leaves_of([x.grad_fn for x in made if isinstance(x, Tensor) and x.grad_fn is not None])
+    return frozenset(k for k, x in given.items() if id(x) not in reached)
+
+
+def _leaves_of(ends: Sequence[Node]) -> set[int]:
+    """The identities of the leaves that autograd reaches from these nodes."""
+    found, seen, left = set[int](), set[Node](), list(ends)
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        left += [n for n, _ in node.next_functions if n is not None]
+    return found
+
+
 # --- the graph ---
 
 
@@ -293,6 +331,7 @@ class _Placed:
         if not found.sliced:
             given.append(self.call(torch.arange, self.loop.steps))
         given += [self.values[n] for n in found.outer]
+        given = [self.call(torch.detach, x) if k in self.loop.idle else x for k, x in enumerate(given)]
         made = graph.call_module(name, tuple(given))
         made.meta = _written(found.windows[0][-1])
         for k, m in enumerate(self.loop.stacked):
