@@ -130,6 +130,9 @@ class Target:
     wide_moments: bool = False
     """Whether means of singles from which distances are taken, and the squares of these, are summed in doubles, as the
     usual library does on this machine or does as exactly."""
+    small_product: float = 0.0
+    """Operations (2 x multiply-adds) up to which a product of matrices is faster as a kernel than as a call of the
+    usual library, which takes that long to find its way to the work."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -244,6 +247,8 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         wide_scans=True,
         wide_moments=True,
         first_touch=4e9,  # an estimate for pages of 4 KiB and two threads
+        small_product=per_core
+        * 1e-6,  # a call costs 6 to 10 us more than a kernel, whose small products reach a tenth
     )
 
 
