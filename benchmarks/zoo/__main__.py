@@ -223,8 +223,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peer", type=int, default=0, help="models that Inductor compiles as well")
     parser.add_argument("--onnx", type=int, default=0, help="models whose exported file is judged")
-    parser.add_argument("--only", help="entries whose name contains this")
-    parser.add_argument("--anew", action="store_true", help="judge again what was wrong or crashed")
+    parser.add_argument(
+        "--only", action="append", help="entries whose name contains this; may be given again"
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="judge again what was wrong or crashed, or what --only names"
+    )
     return parser.parse_args()
 
 
@@ -235,12 +239,14 @@ def main() -> int:
     random.Random(0).shuffle(order)
     kept = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     models: dict[str, record.Facts] = kept.get("models", {})
+    asked = {n for n in order if not arguments.only or any(part in n for part in arguments.only)}
     if arguments.anew:
         bad = {n for n, _, f in judged_parts(models) if outcome(f) in ("wrong", "crash")}
-        models = {n: f for n, f in models.items() if n not in bad}
+        again = asked if arguments.only else bad
+        models = {n: f for n, f in models.items() if n not in again}
     quota = {"onnx": arguments.onnx, "peer": arguments.peer}
     zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models)
-    waiting = iter([n for n in order if n not in models and (arguments.only or "") in n])
+    waiting = iter([n for n in order if n not in models and n in asked])
     end = time.monotonic() + arguments.budget
     with ThreadPoolExecutor(arguments.workers) as pool:
         while True:
