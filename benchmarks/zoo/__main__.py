@@ -12,7 +12,8 @@ encoder-decoder, state-space, vision, audio, image and text) has a third of the 
 remain are the zoo. A part that eager itself refuses, as a training step without labels, is left out with its reason.
 
 Each runs in a process of its own, with limits of time and memory: a forward and a training step (weights' gradients,
-buffers), both memory formats where it takes images, by the fp64 rule; `--peer` also measures Inductor's CPU seconds of
+buffers), both memory formats where it takes images, by the fp64 rule, and the law of tensors that jump where eager in
+other ways to round fails that rule itself (`chaos`); `--peer` also measures Inductor's CPU seconds of
 compiling, `--onnx` judges the file that torch exports, for so many models, the first for which it can be done. A part
 is right, wrong, or crashed. The JSON is written after each model; a run that finds it goes on where it ended. Several
 `--workers` judge as many models at a time, which are taken in the order in which they end.

@@ -81,11 +81,20 @@ def select(graph: Graph, *, repeated: bool = False, small: float = 0.0) -> Graph
     return _called(graph, {o: origin.call for o, origin in chosen.items() if origin.call is not None})
 
 
+def selected_as(graph: Graph, selected: Graph) -> Graph:
+    """The graph, of an earlier phase, with those captured nodes as library calls that are calls in `selected`."""
+    return _spared(graph, (op.origin for op in selected.ops if op.call is not None))
+
+
 def spared(graph: Graph, origins: Iterable[int], reason: str) -> Graph:
     """The graph with the captured nodes `origins` as library calls, for a `reason`; itself if none of them has one."""
+    return _spared(graph, origins, reason)
+
+
+def _spared(graph: Graph, origins: Iterable[int], reason: str = "") -> Graph:
     calls = {o: call for o in origins if o >= 0 and (call := graph.origins[o].call) is not None}
     left = {op.origin for op in graph.ops if op.call is None}
-    calls = {o: replace(call, reason=reason) for o, call in calls.items() if o in left}
+    calls = {o: replace(call, reason=reason or call.reason) for o, call in calls.items() if o in left}
     return _called(graph, calls) if calls else graph
 
 
