@@ -155,6 +155,32 @@ def test_files_and_rivals_are_asked_for_until_enough_were_had(monkeypatch: pytes
     assert found.places() == 2 and found.kinds() == {"vision": 2, "audio": 2}
 
 
+def test_only_what_was_wrong_is_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, list[str]] = {}
+    right: record.Facts = {"results": {"passed": True}}
+
+    def child(name: str, flags: list[str], _: float) -> record.Facts:
+        asked[name] = flags
+        return {"kind": "audio", "parts": {"training": right}}
+
+    kept: record.Facts = {
+        "kind": "audio", "commit": "old",
+        "parts": {"forward": right, "training": {"crash": "x"}, "onnx": {"left_out": "y"}},
+    }  # fmt: skip
+    path = tmp_path / "zoo.json"
+    path.write_text(
+        json.dumps({"models": {"b": {**kept, "kind": "vision", "parts": {"forward": right}}, "a": kept}})
+    )
+    monkeypatch.setattr(zoo, "child", child)
+    monkeypatch.setattr(zoo, "names", lambda: ["a", "b", "c"])
+    monkeypatch.setattr("sys.argv", ["zoo", "--count", "2", "--anew", "--json", str(path)])
+    assert zoo.main() == 0
+    assert list(asked) == ["a"] and asked["a"][-1] == "--part=training"
+    parts = json.loads(path.read_text())["models"]["a"]["parts"]
+    assert list(parts) == ["forward", "onnx", "training"]
+    assert parts["training"] == {**right, "commit": record.commit()} and "commit" not in parts["forward"]
+
+
 @pytest.mark.slow
 def test_a_model_in_a_child(tmp_path: Path) -> None:
     facts = zoo.child("transformers:bert", [], 600)

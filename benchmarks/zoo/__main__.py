@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,6 +171,10 @@ class Zoo:
     """Of how many models a file and a rival are wanted."""
     flags: list[str]
     models: dict[str, record.Facts]
+    before: Mapping[str, record.Facts] = field(default_factory=dict)
+    """What was found before of models of which some parts are judged again, without these."""
+    again: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Those parts."""
     running: dict[Future[record.Facts], tuple[str, list[str]]] = field(default_factory=dict)
 
     def kinds(self) -> Counter[str]:
@@ -193,6 +197,7 @@ class Zoo:
             if done + sum(f"--{fact}" in asked for _, asked in self.running.values()) < most:
                 wanted.append(f"--{fact}")
         flags = [*self.flags, *wanted, *(f"--full={kind}" for kind in self.full())]
+        flags += [f"--part={part}" for part in self.again.get(name, ())]
         self.running[pool.submit(child, name, flags, SECONDS)] = name, wanted
 
     def take(self, done: Future[record.Facts]) -> None:
@@ -201,12 +206,34 @@ class Zoo:
         facts = {**done.result(), "commit": record.commit()}
         if facts.get("kind") in self.full():  # filled while it ran
             facts = {"left_out": f"enough of its kind: {facts['kind']}"}
-        self.models[name] = facts
+        self.models[name] = _joined(self.before[name], facts) if name in self.before else facts
         told = {p: outcome(f) for p, f in facts.get("parts", {}).items()}  # type: ignore[union-attr]
         print(f"{name}: {told or facts.get('left_out')}", flush=True)
         for p, f in facts.get("parts", {}).items():  # type: ignore[union-attr]
             if outcome(f) in ("wrong", "crash"):
                 print(f"  {p}: {json.dumps(f)[:500]}", flush=True)
+
+
+def _joined(before: record.Facts, facts: record.Facts) -> record.Facts:
+    """What was found before with the parts that were judged again, which say at which commit."""
+    if "parts" not in facts:
+        return facts
+    found = {p: {**f, "commit": facts["commit"]} for p, f in facts["parts"].items()}  # type: ignore[union-attr]
+    return {**before, "parts": {**before["parts"], **found}}  # type: ignore[dict-item]
+
+
+def _again(models: dict[str, record.Facts]) -> dict[str, list[str]]:
+    """The parts that are to be judged again, by model: those that were wrong or crashed."""
+    found: dict[str, list[str]] = {}
+    for name, part, facts in judged_parts(models):
+        if outcome(facts) in ("wrong", "crash"):
+            found.setdefault(name, []).append(part)
+    return found
+
+
+def _without(facts: record.Facts, parts: Sequence[str]) -> record.Facts:
+    kept = {p: f for p, f in facts["parts"].items() if p not in parts}  # type: ignore[union-attr]
+    return {**facts, "parts": kept}
 
 
 def _arguments() -> argparse.Namespace:
@@ -228,7 +255,9 @@ def _arguments() -> argparse.Namespace:
         "--only", action="append", help="entries whose name contains this; may be given again"
     )
     parser.add_argument(
-        "--anew", action="store_true", help="judge again what was wrong or crashed, or what --only names"
+        "--anew",
+        action="store_true",
+        help="judge again the parts that were wrong or crashed, or what --only names",
     )
     return parser.parse_args()
 
@@ -241,13 +270,13 @@ def main() -> int:
     kept = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     models: dict[str, record.Facts] = kept.get("models", {})
     asked = {n for n in order if not arguments.only or any(part in n for part in arguments.only)}
+    again = _again(models) if arguments.anew and not arguments.only else {}
+    before = {n: _without(models[n], parts) for n, parts in again.items()}
     if arguments.anew:
-        bad = {n for n, _, f in judged_parts(models) if outcome(f) in ("wrong", "crash")}
-        again = asked if arguments.only else bad
-        models = {n: f for n, f in models.items() if n not in again}
+        models = {n: f for n, f in models.items() if n not in (asked if arguments.only else again)}
     quota = {"onnx": arguments.onnx, "peer": arguments.peer}
-    zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models)
-    waiting = iter([n for n in order if n not in models and n in asked])
+    zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models, before, again)
+    waiting = iter([*again, *(n for n in order if n not in models and n not in again and n in asked)])
     end = time.monotonic() + arguments.budget
     with ThreadPoolExecutor(arguments.workers) as pool:
         while True:

@@ -351,6 +351,7 @@ def main(given: list[str]) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--onnx", action="store_true")
+    parser.add_argument("--part", action="append", help="judge this one only; may be given again")
     parser.add_argument("--full", action="append", default=[], help="a kind of which there are enough")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args(given)
@@ -380,7 +381,8 @@ def main(given: list[str]) -> None:
     }
     ways: dict[str, record.Facts] = {}
     facts["parts"] = ways
-    for name in parts_of(found):
+    asked = arguments.part or [*parts_of(found), *(["onnx"] if arguments.onnx else [])]
+    for name in [n for n in parts_of(found) if n in asked]:
         ways[name] = {"crash": "the process died"}
         write()
         try:
@@ -388,7 +390,7 @@ def main(given: list[str]) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
             ways[name] = {"crash": _line(error)}
         write()
-    if arguments.onnx:
+    if "onnx" in asked:
         ways["onnx"] = {"crash": "the process died"}
         write()
         try:
@@ -396,6 +398,7 @@ def main(given: list[str]) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
             ways["onnx"] = {"crash": _line(error)}
         write()
-    for name in [n for n in ("forward", "training") if arguments.peer and "left_out" not in ways[n]]:
+    rivals = [n for n in ("forward", "training") if arguments.peer and n in ways]
+    for name in [n for n in rivals if "left_out" not in ways[n]]:
         ways[name] = {**ways[name], **rival(found, name == "training")}
         write()
