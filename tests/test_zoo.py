@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -153,6 +155,21 @@ def test_files_and_rivals_are_asked_for_until_enough_were_had(monkeypatch: pytes
     assert asked["c"] == asked["d"] == asked["e"] == ["--full=vision"]
     assert found.models["d"] == {"left_out": "enough of its kind: vision"}  # in a race
     assert found.places() == 2 and found.kinds() == {"vision": 2, "audio": 2}
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def test_a_model_has_seconds_of_a_processor_not_of_the_clock() -> None:
+    context = multiprocessing.get_context("fork")
+    idle = context.Process(target=time.sleep, args=(1.5,))
+    idle.start()
+    assert zoo._waited(idle, 1.0) == ""
+    busy = context.Process(target=_spin)
+    busy.start()
+    assert zoo._waited(busy, 1.0) == "not finished after 1 s"
 
 
 def test_only_what_was_wrong_is_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
