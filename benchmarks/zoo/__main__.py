@@ -47,7 +47,7 @@ from benchmarks.zoo.models import names
 BYTES = 6 << 30
 """Resident memory of a model's process."""
 SECONDS = 900.0
-"""Of a processor; by the clock a model may take `WAITING` times as long, on a machine that does other things as well."""
+"""Of a processor; by the clock a model may take `WAITING` times as long, as machines do other things as well."""
 WAITING = 4
 
 
