@@ -72,21 +72,21 @@ def test_our_own_routines_are_named_as_such() -> None:
 
 
 def test_products_of_the_library_stay_a_choice() -> None:
-    compiled = tilewright.compile(torch.mm, (torch.randn(8, 8), torch.randn(8, 8)))
+    compiled = tilewright.compile(torch.mm, (torch.randn(80, 80), torch.randn(80, 80)))
     assert "1 as library calls by choice: aten.mm x1 (contraction)" in str(compiled.coverage)
     assert compiled.calls[0].how == "choice"  # type: ignore[attr-defined]
 
 
 def test_calls_have_figures_of_what_they_compute() -> None:
     compiled = tilewright.compile(
-        lambda a, b: torch.mm(a, b).softmax(-1), (torch.randn(8, 16), torch.randn(16, 32))
+        lambda a, b: torch.mm(a, b).softmax(-1), (torch.randn(80, 160), torch.randn(160, 32))
     )
     (call,), (kernel,) = compiled.calls, compiled.kernels  # type: ignore[misc]
-    assert (call.name, call.exps, kernel.exps) == ("aten.mm", 0, 8 * 32)
-    assert call.flops == 2 * 8 * 16 * 32 and call.bytes_moved == 4 * (8 * 16 + 16 * 32 + 8 * 32)
+    assert (call.name, call.exps, kernel.exps) == ("aten.mm", 0, 80 * 32)
+    assert call.flops == 2 * 80 * 160 * 32 and call.bytes_moved == 4 * (80 * 160 + 160 * 32 + 80 * 32)
     assert call.seconds > 0
     (graph,) = tilewright.compilations()
-    assert intermediate_bytes(graph.trace["plan"], {}) == 4 * 8 * 32  # type: ignore[arg-type]
+    assert intermediate_bytes(graph.trace["plan"], {}) == 4 * 80 * 32  # type: ignore[arg-type]
 
 
 def test_what_has_no_declaration_has_no_figures() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -109,8 +111,8 @@ def test_gradients_at_the_edge_of_a_relu_jump_with_eagers_own_rounding() -> None
 
     inputs = {"x": torch.randn(2, 3, 4, 4)}
     ways = {edge: roundings(Made(Edge(edge), inputs, "vision", ""), False) for edge in (True, False)}
-    assert [f["failed"] for f in ways[True].values()] == [1, 0, 0]
-    assert [f["failed"] for f in ways[False].values()] == [0, 0, 0]
+    assert [f["failed"] for f in ways[True].values()] == [1, 0, 0, 0]
+    assert [f["failed"] for f in ways[False].values()] == [0, 0, 0, 0]
 
 
 def test_figures_count_parts() -> None:
@@ -153,6 +155,47 @@ def test_files_and_rivals_are_asked_for_until_enough_were_had(monkeypatch: pytes
     assert asked["c"] == asked["d"] == asked["e"] == ["--full=vision"]
     assert found.models["d"] == {"left_out": "enough of its kind: vision"}  # in a race
     assert found.places() == 2 and found.kinds() == {"vision": 2, "audio": 2}
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def test_a_model_has_seconds_of_a_processor_not_of_the_clock() -> None:
+    context = multiprocessing.get_context("fork")
+    idle = context.Process(target=time.sleep, args=(1.5,))
+    idle.start()
+    assert zoo._waited(idle, 1.0) == ""
+    busy = context.Process(target=_spin)
+    busy.start()
+    assert zoo._waited(busy, 1.0) == "not finished after 1 s"
+
+
+def test_only_what_was_wrong_is_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, list[str]] = {}
+    right: record.Facts = {"results": {"passed": True}}
+
+    def child(name: str, flags: list[str], _: float) -> record.Facts:
+        asked[name] = flags
+        return {"kind": "audio", "parts": {"training": right}}
+
+    kept: record.Facts = {
+        "kind": "audio", "commit": "old",
+        "parts": {"forward": right, "training": {"crash": "x"}, "onnx": {"left_out": "y"}},
+    }  # fmt: skip
+    path = tmp_path / "zoo.json"
+    path.write_text(
+        json.dumps({"models": {"b": {**kept, "kind": "vision", "parts": {"forward": right}}, "a": kept}})
+    )
+    monkeypatch.setattr(zoo, "child", child)
+    monkeypatch.setattr(zoo, "names", lambda: ["a", "b", "c"])
+    monkeypatch.setattr("sys.argv", ["zoo", "--count", "2", "--anew", "--json", str(path)])
+    assert zoo.main() == 0
+    assert list(asked) == ["a"] and asked["a"][-1] == "--part=training"
+    parts = json.loads(path.read_text())["models"]["a"]["parts"]
+    assert list(parts) == ["forward", "onnx", "training"]
+    assert parts["training"] == {**right, "commit": record.commit()} and "commit" not in parts["forward"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Small models that defects are planted in: dense, normalised, convolved, attending, with integers and gathers."""
+"""Small models that defects are planted in: dense, normalised, convolved, attending, with integers and gathers. Their
+products are just large enough to be calls."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ class Dense(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.second = nn.Linear(24, 48), nn.LayerNorm(48), nn.Linear(48, 10)
+        self.first, self.norm, self.second = nn.Linear(24, 96), nn.LayerNorm(96), nn.Linear(96, 24)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, 24] to [rows, 10]."""
+        """[rows, 24] to [rows, 24]."""
         return F.softmax(self.second(F.gelu(self.norm(self.first(x)))), -1)
 
 
@@ -43,11 +44,11 @@ class Attending(nn.Module):
         self.table, self.into, self.out = nn.Embedding(50, 32), nn.Linear(32, 96), nn.Linear(32, 32)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[2, 16] to [2, 16, 3]."""
+        """[4, 64] to [4, 64, 3]."""
         x = self.table(ids)
-        q, k, v = self.into(x).view(2, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        q, k, v = self.into(x).view(4, 64, 3, 4, 8).permute(2, 0, 3, 1, 4)
         weights = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
-        mixed = (weights @ v).transpose(1, 2).reshape(2, 16, 32)
+        mixed = (weights @ v).transpose(1, 2).reshape(4, 64, 32)
         return (x + self.out(mixed)).cumsum(1).topk(3, -1).values
 
 
@@ -68,9 +69,9 @@ class Folded(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "dense": (Dense, lambda: torch.randn(6, 24)),
+    "dense": (Dense, lambda: torch.randn(128, 24)),
     "convolved": (Convolved, lambda: torch.randn(2, 3, 12, 12)),
-    "attending": (Attending, lambda: torch.randint(0, 50, (2, 16))),
+    "attending": (Attending, lambda: torch.randint(0, 50, (4, 64))),
     "folded": (Folded, lambda: torch.randn(40, 33)),
 }
 

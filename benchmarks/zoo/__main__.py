@@ -12,7 +12,8 @@ encoder-decoder, state-space, vision, audio, image and text) has a third of the 
 remain are the zoo. A part that eager itself refuses, as a training step without labels, is left out with its reason.
 
 Each runs in a process of its own, with limits of time and memory: a forward and a training step (weights' gradients,
-buffers), both memory formats where it takes images, by the fp64 rule; `--peer` also measures Inductor's CPU seconds of
+buffers), both memory formats where it takes images, by the fp64 rule, and the law of tensors that jump where eager in
+other ways to round fails that rule itself (`chaos`); `--peer` also measures Inductor's CPU seconds of
 compiling, `--onnx` judges the file that torch exports, for so many models, the first for which it can be done. A part
 is right, wrong, or crashed. The JSON is written after each model; a run that finds it goes on where it ended. Several
 `--workers` judge as many models at a time, which are taken in the order in which they end.
@@ -34,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,8 @@ from benchmarks.zoo.models import names
 BYTES = 6 << 30
 """Resident memory of a model's process."""
 SECONDS = 900.0
+"""Of a processor; by the clock a model may take `WAITING` times as long, as machines do other things as well."""
+WAITING = 4
 
 
 def outcome(facts: Mapping[str, object]) -> str:
@@ -90,10 +93,10 @@ def _forks() -> multiprocessing.context.ForkServerContext:
 
 def _waited(process: multiprocessing.process.BaseProcess, seconds: float) -> str:
     """Why a process had to be stopped, or its status; empty if it ended well."""
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + WAITING * seconds
     while process.is_alive():
         why = ""
-        if time.monotonic() > limit:
+        if time.monotonic() > limit or _busy(process.pid or 0) > seconds:
             why = f"not finished after {seconds:.0f} s"
         if _resident(process.pid or 0) > BYTES:
             why = f"more than {BYTES >> 30} GiB of memory"
@@ -103,6 +106,15 @@ def _waited(process: multiprocessing.process.BaseProcess, seconds: float) -> str
             return why
         process.join(0.5)
     return f"status {process.exitcode}" if process.exitcode else ""
+
+
+def _busy(number: int) -> float:
+    """Seconds of a processor that a process and its children that ended have taken."""
+    try:
+        facts = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, facts[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident(number: int) -> int:
@@ -170,6 +182,10 @@ class Zoo:
     """Of how many models a file and a rival are wanted."""
     flags: list[str]
     models: dict[str, record.Facts]
+    before: Mapping[str, record.Facts] = field(default_factory=dict)
+    """What was found before of models of which some parts are judged again, without these."""
+    again: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Those parts."""
     running: dict[Future[record.Facts], tuple[str, list[str]]] = field(default_factory=dict)
 
     def kinds(self) -> Counter[str]:
@@ -192,6 +208,7 @@ class Zoo:
             if done + sum(f"--{fact}" in asked for _, asked in self.running.values()) < most:
                 wanted.append(f"--{fact}")
         flags = [*self.flags, *wanted, *(f"--full={kind}" for kind in self.full())]
+        flags += [f"--part={part}" for part in self.again.get(name, ())]
         self.running[pool.submit(child, name, flags, SECONDS)] = name, wanted
 
     def take(self, done: Future[record.Facts]) -> None:
@@ -200,12 +217,34 @@ class Zoo:
         facts = {**done.result(), "commit": record.commit()}
         if facts.get("kind") in self.full():  # filled while it ran
             facts = {"left_out": f"enough of its kind: {facts['kind']}"}
-        self.models[name] = facts
+        self.models[name] = _joined(self.before[name], facts) if name in self.before else facts
         told = {p: outcome(f) for p, f in facts.get("parts", {}).items()}  # type: ignore[union-attr]
         print(f"{name}: {told or facts.get('left_out')}", flush=True)
         for p, f in facts.get("parts", {}).items():  # type: ignore[union-attr]
             if outcome(f) in ("wrong", "crash"):
                 print(f"  {p}: {json.dumps(f)[:500]}", flush=True)
+
+
+def _joined(before: record.Facts, facts: record.Facts) -> record.Facts:
+    """What was found before with the parts that were judged again, which say at which commit."""
+    if "parts" not in facts:
+        return facts
+    found = {p: {**f, "commit": facts["commit"]} for p, f in facts["parts"].items()}  # type: ignore[union-attr]
+    return {**before, "parts": {**before["parts"], **found}}  # type: ignore[dict-item]
+
+
+def _again(models: dict[str, record.Facts]) -> dict[str, list[str]]:
+    """The parts that are to be judged again, by model: those that were wrong or crashed."""
+    found: dict[str, list[str]] = {}
+    for name, part, facts in judged_parts(models):
+        if outcome(facts) in ("wrong", "crash"):
+            found.setdefault(name, []).append(part)
+    return found
+
+
+def _without(facts: record.Facts, parts: Sequence[str]) -> record.Facts:
+    kept = {p: f for p, f in facts["parts"].items() if p not in parts}  # type: ignore[union-attr]
+    return {**facts, "parts": kept}
 
 
 def _arguments() -> argparse.Namespace:
@@ -223,8 +262,14 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peer", type=int, default=0, help="models that Inductor compiles as well")
     parser.add_argument("--onnx", type=int, default=0, help="models whose exported file is judged")
-    parser.add_argument("--only", help="entries whose name contains this")
-    parser.add_argument("--anew", action="store_true", help="judge again what was wrong or crashed")
+    parser.add_argument(
+        "--only", action="append", help="entries whose name contains this; may be given again"
+    )
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="judge again the parts that were wrong or crashed, or what --only names",
+    )
     return parser.parse_args()
 
 
@@ -235,12 +280,14 @@ def main() -> int:
     random.Random(0).shuffle(order)
     kept = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     models: dict[str, record.Facts] = kept.get("models", {})
+    asked = {n for n in order if not arguments.only or any(part in n for part in arguments.only)}
+    again = _again(models) if arguments.anew and not arguments.only else {}
+    before = {n: _without(models[n], parts) for n, parts in again.items()}
     if arguments.anew:
-        bad = {n for n, _, f in judged_parts(models) if outcome(f) in ("wrong", "crash")}
-        models = {n: f for n, f in models.items() if n not in bad}
+        models = {n: f for n, f in models.items() if n not in (asked if arguments.only else again)}
     quota = {"onnx": arguments.onnx, "peer": arguments.peer}
-    zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models)
-    waiting = iter([n for n in order if n not in models and (arguments.only or "") in n])
+    zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models, before, again)
+    waiting = iter([*again, *(n for n in order if n not in models and n not in again and n in asked)])
     end = time.monotonic() + arguments.budget
     with ThreadPoolExecutor(arguments.workers) as pool:
         while True:

@@ -2,10 +2,9 @@
 
     python -m benchmarks.zoo.roundings MODEL... [--channels-last] [--json FILE]
 
-At the edge of a ReLU the last bit of a sum decides whether an element's gradient passes, so a gradient may jump between
-two ways to sum. Eager in the other memory format, with two threads, or without oneDNN stands here in the place of the
-compiled model and is judged by the same rule beside eager with one thread. Where that fails as well, the rule's first
-inputs tell nothing about the compiler, and further draws decide (`child.judged`).
+Eager in other ways to round (`chaos.ways`) stands here in the place of the compiled model and is judged by the same
+rule beside eager with one thread. Where that fails as well, the rule's first inputs tell nothing about the compiler,
+and further draws decide (`child.judged`).
 """
 
 from __future__ import annotations
@@ -21,17 +20,10 @@ import torch
 from torch import Tensor
 
 from benchmarks import record
+from benchmarks.zoo import chaos
 from benchmarks.zoo.child import SEED, Step, exact_step, step
 from benchmarks.zoo.models import Made, made
 from tilewright import accuracy
-
-
-def in_format(found: Made, channels_last: bool) -> Made:
-    """A copy of a model that trains, its images and weights in a memory format."""
-    form = torch.channels_last if channels_last else torch.contiguous_format
-    model = copy.deepcopy(found.model).to(memory_format=form).train()
-    inputs = {n: t.contiguous(memory_format=form) if t.dim() == 4 else t for n, t in found.inputs.items()}
-    return Made(model, inputs, found.kind, found.plan)
 
 
 def _stepped(found: Made) -> Step:
@@ -40,24 +32,23 @@ def _stepped(found: Made) -> Step:
     return step(model, model, dict(found.inputs))
 
 
+def _in_format(found: Made, channels_last: bool) -> Made:
+    model = chaos.in_format(found.model, channels_last).train()
+    return Made(model, chaos.inputs_in_format(found.inputs, channels_last), found.kind, found.plan)
+
+
 def roundings(found: Made, channels_last: bool) -> dict[str, record.Facts]:
     """By way to round: how many gradients of eager fail beside eager with one thread, and the worst relative k."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    own, other = (in_format(found, c) for c in (channels_last, not channels_last))
-    eager = _stepped(own).gradients
+    own, other = (_in_format(found, c) for c in (channels_last, not channels_last))
+    with chaos.rounding(""):
+        eager = _stepped(own).gradients
     torch.manual_seed(SEED)
     exact = exact_step(copy.deepcopy(own.model).double(), dict(own.inputs)).gradients
-    ways = {"the other memory format": _stepped(other).gradients}
-    torch.set_num_threads(2)
-    ways["two threads"] = _stepped(own).gradients
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of graphics cards that torch has no build for
-        with torch.backends.mkldnn.flags(enabled=False):
-            ways["without oneDNN"] = _stepped(own).gradients
-    torch.set_num_threads(threads)
-    return {way: _facts(got, eager, exact) for way, got in ways.items()}
+    ways: dict[str, record.Facts] = {}
+    for way in chaos.ways(found.pixels):
+        with chaos.rounding(way):
+            ways[way] = _facts(_stepped(other if way == chaos.FORMAT else own).gradients, eager, exact)
+    return ways
 
 
 def _facts(got: list[Tensor], eager: list[Tensor], exact: list[Tensor]) -> record.Facts:

@@ -374,7 +374,7 @@ def _normal(
     evaluate = interpret if graph.constants else None
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     found = run("map", lambda: mapped(frozen, solver, options, sizes, covers, device))
-    chosen = run("select", lambda: select(found.graph, repeated=repeated))
+    chosen = run("select", lambda: select(found.graph, repeated=repeated, small=target.small_product))
     parted = biases_apart(chosen) if target.bias_apart else chosen
     parted = wide_scans(parted) if target.wide_scans else parted
     parted = wide_moments(parted) if target.wide_moments else parted

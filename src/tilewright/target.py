@@ -132,6 +132,9 @@ class Target:
     usual library does on this machine or does as exactly."""
     wide_sums: bool = False
     """Whether the machine adds doubles so fast that sums of singles are kept in them where terms may cancel."""
+    small_product: float = 0.0
+    """Operations (2 x multiply-adds) up to which a product of matrices is faster as a kernel than as a call of the
+    usual library, which takes that long to find its way to the work."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -246,6 +249,8 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         wide_scans=True,
         wide_moments=True,
         first_touch=4e9,  # an estimate for pages of 4 KiB and two threads
+        small_product=per_core
+        * 1e-6,  # a call costs 6 to 10 us more than a kernel, whose small products reach a tenth
     )
 
 

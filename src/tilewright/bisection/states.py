@@ -12,7 +12,7 @@ from tilewright.ir.graph import Graph, Op, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
 from tilewright.options import Options
-from tilewright.partition.library import live, select, spared
+from tilewright.partition.library import live, selected_as, spared
 from tilewright.partition.settle import Mapped
 from tilewright.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
@@ -154,17 +154,18 @@ def _shown(op: Op) -> str:
 
 
 def _graphs(trace: Trace) -> list[tuple[str, Graph]]:
-    """What the phases made of a captured graph, in order. In front of `select` contractions run as calls too, since
-    that is what they come to."""
+    """What the phases made of a captured graph, in order. In front of `select` those nodes run as calls too that
+    come to be some."""
     made = {phase.name: phase.result for phase in trace.phases}  # the last attempt counts
     captured, frozen, found = made["capture"], made.get("freeze"), made.get("map")
-    assert isinstance(captured, Graph)
+    selected = made["select"]
+    assert isinstance(captured, Graph) and isinstance(selected, Graph)
     origins = [o.id for o in captured.origins]
-    graphs = [("", spared(captured, origins, "reference")), ("capture", select(captured))]
+    graphs = [("", spared(captured, origins, "reference")), ("capture", selected_as(captured, selected))]
     if isinstance(frozen, Graph):
-        graphs.append(("freeze", select(frozen)))
+        graphs.append(("freeze", selected_as(frozen, selected)))
     if isinstance(found, Mapped):
-        graphs.append(("map", select(found.graph)))
+        graphs.append(("map", selected_as(found.graph, selected)))
     for name in BETWEEN:
         result = made.get(name)
         graph = result[0] if isinstance(result, tuple) and result else result

@@ -1,4 +1,4 @@
-"""Which captured nodes run as library calls: contractions, for now always by choice."""
+"""Which captured nodes run as library calls: contractions, by choice, but for small ones."""
 
 from __future__ import annotations
 
@@ -61,30 +61,40 @@ SMALL_STEP = 1 << 22
 a call of the library would need Python in each step."""
 
 
-def select(graph: Graph, *, repeated: bool = False) -> Graph:
-    """Replace each captured node that contains a contraction by its library call. Its other ops go with it. In what is
-    `repeated` step by step, products with frozen weights are calls as well where they have a single row, and small
-    products of what is not frozen are none."""
+def select(graph: Graph, *, repeated: bool = False, small: float = 0.0) -> Graph:
+    """Replace each captured node that contains a contraction by its library call. Its other ops go with it. Products of
+    at most `small` operations are generated, where no weight is frozen that a call could pack. In what is `repeated`
+    step by step, products with frozen weights are calls as well where they have a single row, and more products of
+    what is not frozen are none."""
     chosen: dict[int, Origin] = {}
-    frozen = Frozen(graph) if repeated else None
+    frozen = Frozen(graph)
     for op in graph.ops:
         origin = graph.origins[op.origin] if op.origin >= 0 else None
+        if origin is None or op.kernel >= 0 or origin.call is None:
+            continue
         if (
-            origin is not None
-            and op.kernel < 0
-            and origin.call is not None
-            and (is_contraction(op) or _slides(op, origin.call) or frozen is not None)
-            and (frozen is None or _called_each_step(op, origin.call, frozen))
+            _called_each_step(op, origin.call, frozen)
+            if repeated
+            else _called_once(op, origin.call, frozen, small)
         ):
             chosen[op.origin] = origin
     return _called(graph, {o: origin.call for o, origin in chosen.items() if origin.call is not None})
 
 
+def selected_as(graph: Graph, selected: Graph) -> Graph:
+    """The graph, of an earlier phase, with those captured nodes as library calls that are calls in `selected`."""
+    return _spared(graph, (op.origin for op in selected.ops if op.call is not None))
+
+
 def spared(graph: Graph, origins: Iterable[int], reason: str) -> Graph:
     """The graph with the captured nodes `origins` as library calls, for a `reason`; itself if none of them has one."""
+    return _spared(graph, origins, reason)
+
+
+def _spared(graph: Graph, origins: Iterable[int], reason: str = "") -> Graph:
     calls = {o: call for o in origins if o >= 0 and (call := graph.origins[o].call) is not None}
     left = {op.origin for op in graph.ops if op.call is None}
-    calls = {o: replace(call, reason=reason) for o, call in calls.items() if o in left}
+    calls = {o: replace(call, reason=reason or call.reason) for o, call in calls.items() if o in left}
     return _called(graph, calls) if calls else graph
 
 
@@ -108,15 +118,36 @@ def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
     return live(graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made]))
 
 
+def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:
+    """Whether a product outside loops is a call. One of a size that is not known is."""
+    if not is_contraction(op):
+        return _slides(op, call)
+    if call.reason != "contraction" or _packs(op, call, frozen):
+        return True
+    work = _operations(op)
+    return work is None or work > small
+
+
 def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether a product in the body of a loop is a call."""
     if not (is_contraction(op) or is_vector_product(op)):
         return _slides(op, call)
-    if call.specialise is not None and any(frozen.tensor(v) is not None for v in op.inputs):
+    if _packs(op, call, frozen):
         return True
+    work = _operations(op)
+    return is_contraction(op) and work is not None and work > SMALL_STEP
+
+
+def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
+    """Whether an operand is frozen, for which the call may have a faster form."""
+    return call.specialise is not None and any(frozen.tensor(v) is not None for v in op.inputs)
+
+
+def _operations(op: Op) -> int | None:
+    """2 x multiply-adds of a sum of products; None if a size is not known."""
     e = op.expr
     work = None if e is None else dims.static(dims.prod([a.extent for a in (*e.axes, *e.reduce)]))
-    return is_contraction(op) and work is not None and 2 * work > SMALL_STEP
+    return None if work is None else 2 * work
 
 
 def called(graph: Graph) -> Graph:

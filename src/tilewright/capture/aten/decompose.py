@@ -82,7 +82,8 @@ def kept_whole() -> Generator[None]:
     dispatcher, before any decomposition table is asked; export does not need this."""
     taken: list[tuple[OpOverload, Kernels]] = []
     for overload in TABLE:
-        if not isinstance(overload, OpOverload) or "upsample" not in overload.name():
+        name = overload.name() if isinstance(overload, OpOverload) else ""
+        if not isinstance(overload, OpOverload) or "upsample" not in name or "backward" in name:
             continue
         taken.append((overload, {k: overload.py_kernels.pop(k) for k in _KEYS if k in overload.py_kernels}))
         if overload.name().endswith(".vec"):

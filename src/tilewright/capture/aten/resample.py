@@ -61,6 +61,21 @@ lower(aten.avg_pool2d.default)(_avg_pool(2))
 lower(aten.avg_pool3d.default)(_avg_pool(3))
 
 
+def _avg_pool_gradient(rank: int) -> Rule:
+    def rule(c: Call, gradient: Value, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool,
+             count_include_pad: bool, divisor_override: int | None) -> Value:  # fmt: skip
+        window = _window(rank, kernel, stride, padding, (1,), ceil_mode)
+        if any(step not in (1, n) for n, step in zip(window.kernel, window.stride, strict=True)):
+            raise NoDeclaration("overlapping windows")  # which of them hold an element is slow to find
+        return pool.avg_pool_gradient(c.b, gradient, x, window, count_include_pad, divisor_override)
+
+    return rule
+
+
+lower(aten.avg_pool2d_backward.default)(_avg_pool_gradient(2))
+lower(aten.avg_pool3d_backward.default)(_avg_pool_gradient(3))
+
+
 @lower(
     aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default,
     aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default,
@@ -142,6 +157,31 @@ lower(aten.upsample_nearest3d.default, aten.upsample_nearest3d.vec)(_nearest(3))
 lower(aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact1d.vec)(_nearest(1, centred=True))
 lower(aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact2d.vec)(_nearest(2, centred=True))
 lower(aten._upsample_nearest_exact3d.default, aten._upsample_nearest_exact3d.vec)(_nearest(3, centred=True))
+
+
+def _nearest_gradient(rank: int, centred: bool = False) -> Rule:
+    def rule(c: Call, gradient: Value, output_size: Sizes, input_size: Sizes, *scales: object) -> Value:
+        given = _scale_list(scales) or [None] * rank
+        shape = c.sizes_of_results[0]
+        ratios: list[ops.Ratio] = []
+        for n, m, s in zip(shape[-rank:], gradient.shape[-rank:], given, strict=True):
+            ratio = ops.ratio_of(n, m, s)
+            _check_rounding(n, m, s, ratio, centred)
+            room = dims.sub(dims.mul(n, ratio.denominator), dims.mul(m, ratio.numerator))
+            if not dims.at_least(room, 0):
+                raise NoDeclaration("places at the border")
+            ratios.append(ratio)
+        return ops.nearest_gradient(c.b, gradient, shape, ratios, centred)
+
+    return rule
+
+
+lower(aten.upsample_nearest1d_backward.default)(_nearest_gradient(1))
+lower(aten.upsample_nearest2d_backward.default)(_nearest_gradient(2))
+lower(aten.upsample_nearest3d_backward.default)(_nearest_gradient(3))
+lower(aten._upsample_nearest_exact1d_backward.default)(_nearest_gradient(1, centred=True))
+lower(aten._upsample_nearest_exact2d_backward.default)(_nearest_gradient(2, centred=True))
+lower(aten._upsample_nearest_exact3d_backward.default)(_nearest_gradient(3, centred=True))
 
 
 def _smooth(rank: int, cubic: bool = False) -> Rule:

@@ -14,6 +14,7 @@ from ..graph import Value
 from ..reduction import lowest
 from ..tensor import TensorExpr, output_axes
 from .common import inside, position, within
+from .pointwise import narrow as narrow_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ def _mean(total: Expr, count: Expr, dtype: DType) -> Expr:
 
 def _window_count(x: Value, w: Window, p: _Placed, include_pad: bool) -> Expr:
     """Number of counted places of each window, which ends at the padded border."""
+    if include_pad and not w.ceil:  # none reaches over the border
+        return dims.prod([dims.integer(n) for n in w.kernel])
     total = dims.ONE
     lead = len(x.shape) - len(w.kernel)
     for k, a in enumerate(p.axes[lead:]):
@@ -117,6 +120,45 @@ def _window_count(x: Value, w: Window, p: _Placed, include_pad: bool) -> Expr:
             start, end = dims.maximum(start, dims.ZERO), dims.minimum(end, size)
         total = dims.mul(total, dims.sub(end, start))
     return total
+
+
+def avg_pool_gradient(
+    b: Builder, gradient: Value, x: Value, w: Window, include_pad: bool = True, divisor: int | None = None
+) -> Value:
+    """The sum, for each element of x, of its shares of the gradients of the windows that it is in. Windows must not
+    overlap, or start at each place."""
+    p, acc = _place(x, w), gradient.dtype.compute
+    count = dims.integer(divisor) if divisor else _window_count(x, w, p, include_pad)
+    element = cast(read(0, [position(a) for a in p.axes], gradient.dtype), acc)
+    share = call("div", element, cast(count, acc))
+    (shares,) = b.emit("window_share", (gradient,), TensorExpr(p.axes, (share,)))
+    axes, folded, index, condition = _covering(x.shape, gradient.shape, w)
+    body = _guarded(condition, read(0, index, acc), const(0, acc))
+    (out,) = b.emit("avg_pool_gradient", (shares,), TensorExpr(axes, (body,), folded, reduction.sum_(acc)))
+    return narrow_value(b, out, gradient.dtype)
+
+
+def _covering(
+    shape: Sequence[Expr], windows: Sequence[Expr], w: Window
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...], list[Expr], Expr | None]:
+    """For each element of a tensor of `shape`, those of its `windows` that hold it, in their order: axes, reduce axes,
+    the index of a window, and the condition under which it is there and holds the element."""
+    lead = len(shape) - len(w.kernel)
+    axes = output_axes(tuple(shape))
+    index = [position(a) for a in axes[:lead]]
+    folded: list[Axis] = []
+    conditions: list[Expr | None] = []
+    for k, a in enumerate(axes[lead:]):
+        size, step = w.kernel[k], w.stride[k]
+        most = -(-size // step)
+        folded.append(Axis(f"r{k}", dims.integer(most)))
+        shifted = dims.add(position(a), dims.integer(w.padding[k]))
+        last = dims.floordiv(shifted, dims.integer(step))
+        window = dims.add(last, position(folded[-1]), dims.integer(1 - most))
+        index.append(window)
+        conditions.append(inside(window, windows[lead + k]))
+        conditions.append(inside(dims.sub(shifted, dims.mul(window, dims.integer(step))), dims.integer(size)))
+    return axes, tuple(folded), index, within(conditions)
 
 
 def _bins(

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from .. import dims
+from .. import dims, reduction
 from ..builder import Builder
 from ..dtype import DType
-from ..expr import Expr, call, cast, const, narrow, read
+from ..expr import Axis, Expr, call, cast, const, narrow, read, where
 from ..graph import Value
 from ..tensor import TensorExpr, output_axes
-from .common import position
+from .common import position, within
+from .pointwise import narrow as narrow_value
 from .view import replicated
 
 
@@ -59,6 +60,43 @@ def nearest(
         index[lead + k] = dims.minimum(place, last)
     (out,) = b.emit("nearest", (x,), TensorExpr(axes, (read(0, index, x.dtype),)))
     return out
+
+
+def nearest_gradient(
+    b: Builder, gradient: Value, shape: Sequence[Expr], ratios: Sequence[Ratio], centred: bool = False
+) -> Value:
+    """The sum, for each element of a tensor of `shape`, of the gradients of the elements that `nearest` makes of it. No
+    place of these may have been moved to the last element."""
+    lead = len(shape) - len(ratios)
+    axes = output_axes(tuple(shape))
+    index = [position(a) for a in axes[:lead]]
+    folded: list[Axis] = []
+    conditions: list[Expr | None] = []
+    for k, ratio in enumerate(ratios):
+        here, size = position(axes[lead + k]), gradient.shape[lead + k]
+        folded.append(Axis(f"r{k}", dims.ceildiv(ratio.denominator, ratio.numerator)))
+        place = dims.add(_first_of(here, ratio, centred), position(folded[-1]))
+        index.append(place)
+        conditions += [
+            None if dims.at_least(dims.sub(end, place), 1) else call("lt", place, end)
+            for end in (_first_of(dims.add(here, dims.ONE), ratio, centred), size)
+        ]
+    acc = gradient.dtype.compute
+    body, condition = cast(read(0, index, gradient.dtype), acc), within(conditions)
+    if condition is not None:
+        body = where(condition, body, const(0, acc))
+    expr = TensorExpr(axes, (body,), tuple(folded), reduction.sum_(acc))
+    (out,) = b.emit("nearest_gradient", (gradient,), expr)
+    return narrow_value(b, out, gradient.dtype)
+
+
+def _first_of(source: Expr, ratio: Ratio, centred: bool) -> Expr:
+    """The first place whose source is at `source` or behind it."""
+    number, d = dims.mul(source, ratio.denominator), ratio.numerator
+    if centred:
+        number = dims.sub(dims.mul(number, dims.integer(2)), d)
+        d = dims.mul(d, dims.integer(2))
+    return dims.ceildiv(number, d)
 
 
 def _source(i: Expr, ratio: Ratio, align_corners: bool, clip: bool) -> tuple[Expr, Expr, Expr]:
