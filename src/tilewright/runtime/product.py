@@ -138,8 +138,9 @@ class Products:
         for name in ("tw_panel", "tw_lanes", "tw_look"):
             getattr(library, name).restype = ctypes.c_int64
         self._late = late
-        library.tw_attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.tw_attach(threads.parallel, threads.resizing)
+        library.tw_attach.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64]
+        worth = max(1, int(target.flops / target.cores * target.handover_seconds))
+        library.tw_attach(threads.parallel, threads.resizing, threads.held, worth)
         self._library = library
         self.panel: int = library.tw_panel()
         """Columns that are packed together."""

@@ -406,6 +406,8 @@ void look(void* context, i64 begin, i64 end, i64) {
 
 void (*parallel)(void (*task)(void*, i64, i64, i64), void* context, i64 count, i64 grain, int more);
 void (*resize)(i64 n, int pin);
+i64 (*held)(void);
+i64 worth_a_turn = worth_a_thread;  // operations that take as long as handing over to a thread that watches for it
 }  // namespace
 
 namespace {
@@ -427,17 +429,19 @@ i64 blocks_for(i64 rows, i64 most, i64 panels, i64 threads) {
 // How many tasks a thread takes at least, each of so many operations: few tasks are dealt out evenly, to no more threads
 // than have enough to do.
 i64 grain_for(i64 tasks, i64 work_of_task, i64 threads) {
-  const i64 least = max(i64(1), worth_a_thread / max(i64(1), work_of_task));
+  const i64 worth = held() ? worth_a_turn : worth_a_thread, least = max(i64(1), worth / max(i64(1), work_of_task));
   if (tasks >= 2 * threads * least) return least;
-  const i64 busy = min(threads, max(i64(1), tasks * work_of_task / worth_a_thread));
+  const i64 busy = min(threads, max(i64(1), tasks * work_of_task / worth));
   return (tasks + busy - 1) / busy;
 }
 }  // namespace
 
 // Addresses of the thread pool's functions; called once, before anything else.
-TW_API void tw_attach(void* parallel_at, void* resize_at) {
+TW_API void tw_attach(void* parallel_at, void* resize_at, void* held_at, i64 worth) {
   parallel = (decltype(parallel))parallel_at;
   resize = (decltype(resize))resize_at;
+  held = (decltype(held))held_at;
+  worth_a_turn = worth;
 }
 
 TW_API i64 tw_panel(void) { return panel; }
