@@ -243,7 +243,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         special=cores * per_core / 24,  # about a dozen fused multiply-adds each
         launch_seconds=0.2e-6,
         alone_seconds=20e-6,
-        handover_seconds=0.25e-6,
+        handover_seconds=0.12e-6,
         compiler_flags=flags,
         wide_scans=True,
         wide_moments=True,

@@ -483,6 +483,12 @@ TW_API void tw_share(void) {
     set(regions, get(regions) + 1);
     run_team([](void*) { arrive(team_number()); }, size);
     set(busy, 0);
+    const int64_t end = now_ns();
+    if (end - share_start > late_ns) {
+      note(true, end);
+      return tw_alone();
+    }
+    team_seen = share_start = end;
   }
 }
 
