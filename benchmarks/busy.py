@@ -110,7 +110,7 @@ def in_turns(runs: Mapping[str, Run], seconds: float) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(max(3, round(seconds / BLOCK_SECONDS))):
         for name, run in runs.items():
-            time.sleep(measure.PAUSE)
+            measure.silence()
             run()
             start, calls = time.perf_counter(), 0
             while time.perf_counter() - start < BLOCK_SECONDS:

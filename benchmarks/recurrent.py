@@ -4,8 +4,9 @@ Weights are random, the models are made here: recurrent layers of several sizes,
 layer of 128 units, one sample), a cell written out in a `Loop` of 80 steps and in a `Scan`, and a greedy decoder whose
 end depends on its data. Caches begin empty, but for our own routines, which a machine builds once.
 
-Both runtimes take turns. Before each sample there are 30 ms of silence (`measure.PAUSE`) and one untimed call: threads
-of the one that ran before, which spin for a while, are asleep by then. Both keep their own defaults otherwise.
+Both runtimes take turns. Before each sample there is a silence (`measure.silence`) and one untimed call: threads of the
+one that ran before, which spin for a while (onnxruntime's for 50 ms), are asleep by then. Both keep their own defaults
+otherwise.
 """
 
 from __future__ import annotations

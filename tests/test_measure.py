@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,26 @@ def test_short_calls_are_timed_in_blocks() -> None:
 
     (timing,) = measure.measure({"x": run}, seconds=0.0, rounds=(2, 2), pause=0.0).values()
     assert count > 1000 and timing.maximum < 1e-5
+
+
+def test_a_sample_begins_when_the_threads_of_others_sleep() -> None:
+    spinning: list[threading.Thread] = []
+    seen: list[bool] = []
+
+    def spin() -> None:
+        end = time.perf_counter() + 0.1
+        while time.perf_counter() < end:
+            pass
+
+    def leaves_one() -> None:
+        spinning.append(threading.Thread(target=spin))
+        spinning[-1].start()
+
+    other = lambda: seen.append(any(t.is_alive() for t in spinning))  # noqa: E731
+    measure.measure({"first": leaves_one, "second": other}, seconds=0.0, rounds=(1, 1), pause=0.006)
+    assert not seen[-1]
+    for t in spinning:
+        t.join()
 
 
 def test_collection_is_off_only_while_measuring() -> None:

@@ -307,12 +307,15 @@ def _attempted(
         _check_strict(cover, options)
     symbols = normal.symbols()
     names = names_of(symbols)
-    core_ns, alone_ns = CoreTime(target, ops_by_origin(graph.ops)), round(target.alone_seconds * 1e9)
+    planned = partial(
+        planned, core_ns=CoreTime(target, ops_by_origin(graph.ops)), alone_ns=round(target.alone_seconds * 1e9),
+        handover_ns=round(target.handover_seconds * 1e9),
+    )  # fmt: skip
     built = Builder(run, solver, covers, typical, place.ordinal).built([cover], symbols)
     STATS.kernels += built.programs
     kernels = numbered(cover, built.numbers)
     with seen_sizes(typical):
-        plan = run("plan", lambda: planned(cover, kernels, names, core_ns=core_ns, alone_ns=alone_ns))
+        plan = run("plan", lambda: planned(cover, kernels, names))
     printer = _printer(names, target)
     reports = tuple(
         report_of(k, cover, n, sizes, partial(built.scheduled.__getitem__, i), printer)

@@ -33,7 +33,11 @@ from tilewright.errors import TilewrightError
 from tilewright.peak_memory import PeakMemory
 
 PAUSE = 0.03
-"""Seconds of silence before a sample; longer than any of the runtimes here lets its threads spin."""
+"""Seconds of silence before a sample: with nothing running in this process."""
+LONGEST_PAUSE = 0.5
+"""Seconds after which threads that never sleep are waited for no longer."""
+QUIET = 0.1
+"""The part of a core that a process uses at most whose threads sleep."""
 
 BLOCK = 1e-3
 """Calls shorter than this are timed several at once, so that the clock's own cost stays below a thousandth.
@@ -241,9 +245,21 @@ def _calls_per_sample(run: Run) -> int:
     return max(1, math.ceil(BLOCK * count / (time.perf_counter() - start)))
 
 
+def silence(pause: float = PAUSE) -> None:
+    """Wait `pause` seconds, and longer until no thread of this process runs any more: some runtimes let theirs spin for
+    50 ms after a call, on the cores that the next one wants."""
+    start = time.perf_counter()
+    time.sleep(pause)
+    while time.perf_counter() < start + LONGEST_PAUSE:
+        used, since = time.process_time(), time.perf_counter()
+        time.sleep(pause / 3)
+        if time.process_time() - used <= QUIET * (time.perf_counter() - since):
+            break
+
+
 def _sample(run: Run, calls: int, pause: float) -> float:
     if pause > 0:
-        time.sleep(pause)
+        silence(pause)
     run()
     if calls == 1:
         start = time.perf_counter()

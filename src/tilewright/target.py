@@ -96,6 +96,9 @@ class Target:
     alone_seconds: float = 0.0
     """Work of one core, in seconds, up to which a second one is not asked: what it could save is less than what waiting
     for it may cost, on a machine that does other things as well; 0 where threads are no question."""
+    handover_seconds: float = 0.0
+    """Work of one core, in seconds, up to which it is not shared with threads that watch for it: what it takes to hand
+    over a part and to take it back."""
     lanes: int = 1
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
     threads: int = 1
@@ -245,6 +248,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         special=cores * per_core / 24,  # about a dozen fused multiply-adds each
         launch_seconds=0.2e-6,
         alone_seconds=20e-6,
+        handover_seconds=0.12e-6,
         compiler_flags=flags,
         wide_scans=True,
         wide_moments=True,

@@ -1,4 +1,7 @@
 // Uses of the thread pool, for test_pool.py: the pool's functions come in by address.
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
 typedef long long i64;
 typedef void (*task_type)(void*, i64, i64, i64);
 typedef void (*parallel_type)(task_type, void*, i64, i64, int);
@@ -92,6 +95,72 @@ API i64 nested(parallel_type parallel, int* seen, i64 n) {
   return bad;
 }
 
+typedef void (*hold_type)(void (*)(void*), void*);
+struct Hold {
+  parallel_type parallel;
+  int* seen;
+  i64 n, grain, rounds, bad, workers;
+};
+static void hold_body(void* context) {
+  Hold* h = (Hold*)context;
+  Count c = {h->seen, h->grain, 0, 0};
+  for (i64 r = 1; r <= h->rounds; r++) {
+    h->parallel(count_task, &c, h->n, h->grain, 0);
+    for (i64 i = 0; i < h->n; i++) h->bad += h->seen[i] != r;  // all of this region, nothing of the next
+  }
+  h->bad += c.odd_starts;
+  h->workers = c.workers;
+}
+// Regions of a team that is held: the faults, and from bit 32 on a bit for each worker that took part.
+API i64 held(parallel_type parallel, hold_type hold, int* seen, i64 n, i64 grain, i64 rounds) {
+  for (i64 i = 0; i < n; i++) seen[i] = 0;
+  Hold h = {parallel, seen, n, grain, rounds, 0, 0};
+  hold(hold_body, &h);
+  return h.bad | h.workers << 32;
+}
+
+struct Cores {
+  i64 each[2], home;
+  bool come;
+};
+static void core_task(void* context, i64, i64, i64 worker) {
+  Cores* c = (Cores*)context;
+  cpu_set_t all, one;
+  c->each[worker & 1] = sched_getcpu();
+  if (!worker || !c->come || sched_getaffinity(0, sizeof all, &all)) return;
+  CPU_ZERO(&one);
+  CPU_SET(int(c->home), &one);
+  if (sched_setaffinity(0, sizeof one, &one) == 0) sched_setaffinity(0, sizeof all, &all);
+}
+static i64 micros() {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return i64(t.tv_sec) * 1000000 + t.tv_nsec / 1000;
+}
+struct Held {
+  parallel_type parallel;
+  Cores* cores;
+};
+static void both(void* context) {
+  Held* h = (Held*)context;
+  const i64 end = micros() + 1500;  // a tick of the clock is not awaited
+  while (h->cores->each[1] < 0 && micros() < end) h->parallel(core_task, h->cores, 2, 1, 0);
+}
+// How often a thread that fell asleep on its caller's core is still there when work comes, in `rounds` regions.
+API i64 together(parallel_type parallel, hold_type hold, i64 rounds) {
+  i64 found = 0;
+  for (i64 r = 0; r < rounds; r++) {
+    for (int come = 1; come >= 0; come--) {
+      Cores c = {{-1, -1}, sched_getcpu(), come != 0};
+      Held h = {parallel, &c};
+      hold(both, &h);
+      found += !come && (c.each[1] < 0 || c.each[0] == c.each[1]);
+      usleep(20000);
+    }
+  }
+  return found;
+}
+
 static void nothing(void*, i64, i64, i64) {}
 API void empty(parallel_type parallel, i64 n) { parallel(nothing, 0, n, 1, 1); }
 API void many_empty(parallel_type parallel, i64 n, i64 rounds) {
@@ -101,7 +170,6 @@ API void many_empty(parallel_type parallel, i64 n, i64 rounds) {
 // A team of two whose second thread comes `lag_us` after the first has ended.
 static int number = 0;
 static i64 teams = 0, lag_us = 0;
-extern "C" int usleep(unsigned);
 static void team_run(void (*part)(void*), void* data, unsigned, unsigned) {
   teams++;
   number = 0;

@@ -30,8 +30,7 @@ class Calls:
 
     def __init__(self) -> None:
         options = Options()
-        text = pool.SOURCE.read_text(encoding="utf-8")
-        self.pool = pool.Pool(device.load(device.build_texts([text], (), _STORE, options)))
+        self.pool = pool.Pool(device.load(device.build_texts([pool.source()], (), _STORE, options)))
         probe = (Path(__file__).parent / "pool_probe.cpp").read_text(encoding="utf-8")
         self.library = device.load(device.build_texts([probe], (), _STORE, options))
 
@@ -138,6 +137,40 @@ def test_many_callers(calls: Calls) -> None:
 
 def test_region_in_a_region_runs_on_its_caller(calls: Calls) -> None:
     assert calls("nested", np.zeros(100, "i4"), 50) == 0
+
+
+def test_held_regions_end_before_the_next_begins(calls: Calls) -> None:
+    seen = np.zeros(1000, "i4")
+    for n in (1, 2, 3, 17, 100, 999):
+        for grain in (1, 7, 64, 10_000):
+            assert calls("held", calls.pool.hold, seen, n, grain, 300) & 0xFFFFFFFF == 0
+
+
+def test_held_threads_take_part(calls: Calls, request: pytest.FixtureRequest) -> None:
+    seen = np.zeros(4, "i4")
+    assert within(20.0, lambda: calls("held", calls.pool.hold, seen, 4, 1, 20_000) >> 32 == 0b11)
+    torch.set_num_threads(2)
+    if request.node.callspec.params["shared"] == "team":
+        before = calls.pool.regions
+        assert within(5.0, lambda: calls("held", calls.pool.hold, seen, 4, 1, 1000) >> 32 == 0b11)
+        assert calls.pool.regions - before < 1000, "all of them are one region of the team"
+
+
+def test_a_held_thread_that_does_not_come_is_not_waited_for() -> None:
+    """The second thread of this team comes when the first has ended."""
+    calls = Calls()
+    late = calls.library.join_late_team
+    late.restype, late.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_int64]
+    calls.pool.resize(2)
+    late(ctypes.cast(calls.pool._library.tw_join, ctypes.c_void_p), 1000)  # pyright: ignore[reportPrivateUsage]
+    assert calls("held", calls.pool.hold, np.zeros(100, "i4"), 100, 1, 50) == 1 << 32
+    assert calls.pool.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for the cores of threads")
+def test_a_thread_that_wakes_on_its_callers_core_leaves_it(calls: Calls) -> None:
+    torch.set_num_threads(2)
+    assert within(20.0, lambda: calls("together", calls.pool.hold, 10) <= 2)
 
 
 def test_scratch_belongs_to_one_thread(calls: Calls) -> None:

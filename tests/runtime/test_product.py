@@ -135,6 +135,48 @@ def test_convolutions(kernel: tuple[int, int], stride: int, padding: int, dilati
             assert ours.is_contiguous(memory_format=torch.channels_last)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "groups"),
+    [(1, 0, 1, 1), (3, 0, 1, 1), (2, 2, 1, 1), (1, 3, 2, 1), (2, 1, 1, 32)],
+)
+def test_convolutions_over_lines(stride: int, padding: int, dilation: int, groups: int) -> None:
+    """Without padding, all taps of a place are one run, which makes up for few channels."""
+    for batch, channels, length, taps in [
+        (1, 1, 90, 16),
+        (3, 2, 31, 5),
+        (2, 32, 12, 3),
+        (2, 32, 9, 5),
+        (4, 8, 1, 1),
+    ]:
+        channels = 32 if groups > 1 else channels
+        if length + 2 * padding < dilation * (taps - 1) + 1:
+            continue
+        x, w, b = (
+            torch.randn(batch, channels, length),
+            torch.randn(32, channels // groups, taps),
+            torch.randn(32),
+        )
+        want = F.conv1d(x.double(), w.double(), b.double(), stride, padding, dilation, groups)
+        made = products(2)(
+            FrozenProduct(w, b, sizes(x), sizes(want), (stride,), (padding,), (dilation,), groups)
+        )
+        short = channels < 8 and (padding or dilation > 1)
+        assert (made is None) == bool(short)
+        for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2)) if made is not None else ():
+            ours = made.function(given)  # type: ignore[union-attr]
+            close(ours, want)
+            assert ours.transpose(1, 2).is_contiguous()  # type: ignore[attr-defined]
+
+
+def test_wide_kernels_of_one_line_in_images() -> None:
+    for shape in [(2, 3, 4, 20), (1, 8, 3, 9)]:
+        x, w = torch.randn(shape), torch.randn(32, shape[1], 1, 5)
+        want = F.conv2d(x.double(), w.double(), stride=(1, 2))
+        made = products(2)(FrozenProduct(w, None, sizes(x), sizes(want), (1, 2), (0, 0), (1, 1)))
+        assert made is not None
+        close(made.function(x), want)
+
+
 def test_what_the_library_does_better_is_left_to_it() -> None:
     def ask(w: Tensor, groups: int = 1) -> LibraryCall | None:
         x = torch.randn(1, w.shape[1] * groups, 9, 9)

@@ -47,6 +47,7 @@ def build_plan(
     host: Sequence[int] = (),
     core_ns: Time = lambda step: None,
     alone_ns: int = 0,
+    handover_ns: int = 0,
     late: bool = False,
 ) -> Plan:
     """The plan of `cover`.
@@ -54,13 +55,13 @@ def build_plan(
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
     output k may be, as in the program; other outputs get memory of their own. All is on
     `device`; inputs numbered `host` are brought there. `core_ns` says how long one core takes for a step; what takes at
-    most `alone_ns` is left to the caller's thread. `late` takes memory when it is needed, for plans whose inputs are
-    given back while they run, or whose results pile up. Raises VerifyError where a value has no home or a size symbol
-    cannot be found.
+    most `alone_ns` is left to the caller's thread, and what takes at most `handover_ns` also where others watch for
+    work. `late` takes memory when it is needed, for plans whose inputs are given back while they run, or whose results
+    pile up. Raises VerifyError where a value has no home or a size symbol cannot be found.
     """
     plan = _Builder(cover, kernels, shares, core_ns, late).build(tuple(symbols))
     check_memory(plan)
-    return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns)
+    return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns, handover_ns=handover_ns)
 
 
 class _Builder:

@@ -175,6 +175,8 @@ class Plan:
     """Inputs that come as CPU tensors without dims, and are brought to the device."""
     alone_ns: int = 0
     """What takes one core no longer than so many nanoseconds is left to the caller's thread."""
+    handover_ns: int = 0
+    """What takes one core no longer than so many nanoseconds is not shared with threads that watch for it."""
 
     def show(self) -> str:
         """The plan as text."""

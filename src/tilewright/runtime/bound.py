@@ -326,6 +326,20 @@ class Workspace:
         """Which launches the caller's thread does alone."""
         return [self._is_small(x.core_ns) for x in step.launches]
 
+    def left_alone_held(self, step: Launches) -> list[bool]:
+        """The same where threads watch for work."""
+        most = self.part.plan.handover_ns
+        return [(took := self._nanoseconds(x.core_ns)) is None or took <= most for x in step.launches]
+
+    def takes(self, step: Step) -> int:
+        """Nanoseconds that a step takes one core, as far as they are known."""
+        found = [
+            x.core_ns
+            for x in (step.launches if isinstance(step, Launches) else (step,))
+            if not isinstance(x, View | Copy)
+        ]
+        return sum(self._nanoseconds(x) or 0 for x in found)
+
     def _launches(self, step: Launches) -> Act:
         unit = self.part.unit
         assert unit is not None

@@ -81,9 +81,16 @@ class Table:
     __slots__ = ("_keep", "address", "brief", "count")
 
     def __init__(
-        self, unit: Tasks, launches: Sequence[Launching], sizes: int, alone: Sequence[bool] = ()
+        self,
+        unit: Tasks,
+        launches: Sequence[Launching],
+        sizes: int,
+        alone: Sequence[bool] = (),
+        *,
+        held: bool = False,
     ) -> None:
-        """Launches over no points are left out; those that `alone` marks are one piece."""
+        """Launches over no points are left out; those that `alone` marks are one piece. `held`: threads watch for work,
+        so that each point of the others is worth one."""
         rows: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
         self.brief = True
         """Whether no launch takes longer than it takes to let other Python threads run."""
@@ -91,7 +98,7 @@ class Table:
             whole = place < len(alone) and alone[place]
             count = unit.count(kernel, sizes)
             if count > 0:
-                grain = max(1, unit.grain(kernel, sizes))
+                grain = 1 if held else max(1, unit.grain(kernel, sizes))
                 self.brief &= count <= grain
                 rows.append((unit.task(kernel), count, max(grain, count) if whole else grain, params))
         slots = array("q", [slot for *_, params in rows for slot, _ in params])

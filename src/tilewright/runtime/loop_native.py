@@ -20,6 +20,7 @@ from tilewright.runtime.cache import Store
 from tilewright.runtime.device import build_texts, load
 from tilewright.runtime.executable import Bound
 from tilewright.runtime.launch import raise_error
+from tilewright.runtime.pool import pool
 from tilewright.runtime.product import Linear, linear_of
 from tilewright.runtime.tensors import empty_strided, torch_dtype
 from tilewright.runtime.unit import NativeUnit
@@ -33,6 +34,8 @@ class _Stage(ctypes.Structure):
         ("kind", ctypes.c_int64),
         ("function", ctypes.c_void_p),
         ("task", ctypes.c_void_p),
+        ("held_function", ctypes.c_void_p),
+        ("held_task", ctypes.c_void_p),
         *(
             (name, ctypes.c_int64)
             for name in ("x", "x_offset", "added", "added_offset", "out", "out_offset", "rows", "stride")
@@ -66,6 +69,7 @@ class _Loop(ctypes.Structure):
         ("last", ctypes.c_int64),
         ("threads", ctypes.c_int64),
         ("done", ctypes.c_int64),
+        ("hold", ctypes.c_int64),
     )
 
 
@@ -78,6 +82,9 @@ def loop_function(store: Store, options: Options) -> Callable[..., int]:
     with _lock:
         if not _functions:
             library = load(build_texts([SOURCE.read_text(encoding="utf-8")], (), store, options))
+            threads = pool(store, options)
+            library.tw_attach.argtypes = [ctypes.c_void_p] * 3
+            library.tw_attach(threads.hold, threads.held, threads.resizing)
             run = library.tw_loop_run
             run.argtypes = [ctypes.c_void_p, ctypes.c_int64]
             run.restype = ctypes.c_int64
@@ -160,6 +167,8 @@ class NativeLoop:
             self.bases[places.made[0]] = self.goes.data_ptr()
         stages = self._stages()
         self.count = len(stages)
+        self.step_ns = sum(map(self.workspace.takes, self.part.segment.steps))
+        """What a step takes one core."""
         self.stages = (_Stage * max(1, self.count))(*stages)
         self._prepare()
 
@@ -221,11 +230,17 @@ class NativeLoop:
         unit = self.part.unit
         if not isinstance(unit, NativeUnit):
             raise LookupError
-        table, function, brief = unit.table_of(
-            self.workspace.located(step), self.bases, self.part.sizes, self.workspace.left_alone(step)
-        )
+        located, sizes = self.workspace.located(step), self.part.sizes
+        table, function, brief = unit.table_of(located, self.bases, sizes, self.workspace.left_alone(step))
         self.tables.append((table, brief))
-        return _Stage(kind=_LAUNCHES, function=function, task=ctypes.addressof(table), added=-1)
+        held, held_function, brief = unit.table_of(
+            located, self.bases, sizes, self.workspace.left_alone_held(step), held=True
+        )
+        self.tables.append((held, brief))
+        return _Stage(
+            kind=_LAUNCHES, function=function, task=ctypes.addressof(table), held_function=held_function,
+            held_task=ctypes.addressof(held), added=-1,
+        )  # fmt: skip
 
     def _product(self, step: Call) -> _Stage:
         linear: Linear | None = linear_of(step.call.function)
@@ -289,6 +304,7 @@ class NativeLoop:
             steps - 1 if backwards and steps else -1,
             self._threads(),
         )
+        header.hold = room * self.step_ns > self.plan.alone_ns
         while True:
             self._point(stacks, len(sliced))
             if code := self.run(self.address, min(room, most)):

@@ -1,4 +1,5 @@
-"""The thread pool of generated kernels, as Python sees it; the work is in `native/pool.cpp`."""
+"""The thread pool of generated kernels, as Python sees it; the work is in `native/pool.cpp` and
+`native/hold.cpp`."""
 
 from __future__ import annotations
 
@@ -16,8 +17,13 @@ from tilewright.options import Options
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import built
 
-VERSION = 4
-SOURCE = Path(__file__).parent / "native" / "pool.cpp"
+VERSION = 5
+SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("pool.cpp", "hold.cpp"))
+
+
+def source() -> str:
+    """The text of the native side."""
+    return "".join(path.read_text(encoding="utf-8") for path in SOURCES)
 
 
 class Pool:
@@ -40,6 +46,10 @@ class Pool:
         """`void* tw_scratch(int64_t worker, int64_t bytes)`."""
         self.resizing: int = _address(library, "tw_resize")
         """`void tw_resize(int64_t threads, int pin)`."""
+        self.hold: int = _address(library, "tw_hold")
+        """`void tw_hold(void (*body)(void*), void* context)`: regions of `body` are handed to threads that stay."""
+        self.held: int = _address(library, "tw_held")
+        """`int64_t tw_held()`: whether the calling thread holds a team."""
         self.alone: Callable[[], None] = _held(library, "tw_alone")
         """From now to `together`, all that the calling thread runs, calls of torch included, runs on it alone."""
         self.together: Callable[[], None] = _held(library, "tw_together")
@@ -131,7 +141,7 @@ def pool(store: Store, options: Options) -> Pool:
     """
     with _lock:
         if not _pools:
-            started = Pool(built([SOURCE.read_text(encoding="utf-8")], (), store, options))
+            started = Pool(built([source()], (), store, options))
             atexit.register(started.shutdown)
             shared = team()
             if shared is not None:

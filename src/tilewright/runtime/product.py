@@ -34,7 +34,7 @@ from tilewright.target import Target
 
 SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("product.cpp", "attention.cpp"))
 NARROWEST = 8
-"""Channels of a convolution's input below which its runs are too short."""
+"""Numbers of a convolution's input below which its runs are too short."""
 MOST_TAPS = 64
 """Taps of a depthwise convolution that the native side has room for."""
 FILLED = 0.5
@@ -66,6 +66,8 @@ class _Task(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("dilate_y", "dilate_x", "activation")),
         *((name, ctypes.c_float) for name in ("low", "high", "scale", "shift")),
         ("affine", ctypes.c_int64),
+        ("step", ctypes.c_int64),
+        ("line", ctypes.c_int64),
     )
 
 
@@ -138,8 +140,9 @@ class Products:
         for name in ("tw_panel", "tw_lanes", "tw_look"):
             getattr(library, name).restype = ctypes.c_int64
         self._late = late
-        library.tw_attach.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.tw_attach(threads.parallel, threads.resizing)
+        library.tw_attach.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64]
+        worth = max(1, int(target.flops / target.cores * target.handover_seconds))
+        library.tw_attach(threads.parallel, threads.resizing, threads.held, worth)
         self._library = library
         self.panel: int = library.tw_panel()
         """Columns that are packed together."""
@@ -196,7 +199,7 @@ class Products:
         if groups > 1:  # each channel on its own
             return groups == columns and inner == 1 and weight[0, 0].numel() <= MOST_TAPS
         half = max(1, self.panel // 2)
-        return inner >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
+        return inner * window.run >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
 
     def _pack(self, task: FrozenProduct) -> Packed | None:
         """[N, K, taps...] as [N / panel, taps, K, panel], the last panel filled up with zeros; None if not finite."""
@@ -252,7 +255,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x)."""
+    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x). One over lines has height 1."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -263,6 +266,12 @@ class _Window:
     def pointwise(self) -> bool:
         """Whether each place reads only itself."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    @property
+    def run(self) -> int:
+        """Taps that lie one behind the other in every place that is read: all, or each is a run of its own."""
+        whole = self.kernel[0] == 1 and self.padding == (0, 0) and self.dilation == (1, 1)
+        return self.kernel[1] if whole else 1
 
     def sizes(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the result."""
@@ -276,9 +285,13 @@ class _Window:
 
 
 def _window(task: FrozenProduct, weight: Tensor) -> _Window | None:
-    if weight.dim() != 4 or any(len(n) != 2 for n in (task.stride, task.padding, task.dilation)):
+    rank = weight.dim() - 2
+    if rank not in (1, 2) or any(len(n) != rank for n in (task.stride, task.padding, task.dilation)):
         return None
-    both = [(n[0], n[1]) for n in (weight.shape[2:], task.stride, task.padding, task.dilation)]
+    numbers = (weight.shape[2:], task.stride, task.padding, task.dilation)
+    both = [
+        (n[0], n[1]) if rank == 2 else (alone, n[0]) for n, alone in zip(numbers, (1, 1, 0, 1), strict=True)
+    ]
     return _Window(*both) if min(task.padding) >= 0 else None
 
 
@@ -343,15 +356,17 @@ class _Form:
         assert isinstance(vector, Tensor)
         return self.owner.shifted(self, vector)
 
-    def native(self, **places: int) -> _Task:
-        """The structure for the native side; the tensors that it points to are kept by the caller."""
+    def native(self, run: int = 1, **places: int) -> _Task:
+        """The structure for the native side, with taps in runs of `run`; the tensors that it points to are kept by the
+        caller."""
         low, high = (*self.constants, 0.0, 0.0)[:2]
         scale, shift = self.affine or (1.0, 0.0)
-        columns, inner, taps = self.sizes
+        columns, channels, taps = self.sizes
+        inner, taps = channels * run, taps // run
         return _Task(
             weights=self.weight().data_ptr(), bias=self.bias.data_ptr() if self.bias is not None else None,
             columns=columns, inner=inner, taps=taps, activation=_ACTIVATIONS.index(self.activation), low=low, high=high,
-            scale=scale, shift=shift, affine=bool(self.affine), **places,
+            scale=scale, shift=shift, affine=bool(self.affine), step=channels, **places,
         )  # fmt: skip
 
     def multiply(self) -> Callable[..., Tensor]:
@@ -381,7 +396,6 @@ class _Form:
     def convolve(self) -> Callable[..., Tensor]:
         """What runs for x [batch, channel, height, width]."""
         run, threads, form = self.owner.run, self.owner.threads, self
-        last = torch.channels_last
         known: dict[torch.Size, _Place] = {}
         run_depthwise = self.owner.run_depthwise
 
@@ -389,8 +403,8 @@ class _Form:
             place = known.get(x.shape)
             if place is None:
                 place = known[x.shape] = form.place(x.shape)
-            if not x.is_contiguous(memory_format=last):
-                x = x.contiguous(memory_format=last)
+            if x.stride() != place.source:
+                x = _laid_out(x)
             out = torch.empty_strided(place.shape, place.strides)
             run_depthwise(place.address, x.data_ptr(), place.shape[0], out.data_ptr(), threads())
             return out
@@ -399,12 +413,12 @@ class _Form:
             place = known.get(x.shape)
             if place is None:
                 place = known[x.shape] = form.place(x.shape)
-            if not x.is_contiguous(memory_format=last):
-                x = x.contiguous(memory_format=last)
+            if x.stride() != place.source:
+                x = _laid_out(x)
             out = torch.empty_strided(place.shape, place.strides)
             beside = None
             if added is not None:
-                added = added.contiguous(memory_format=last)
+                added = _laid_out(added)
                 beside = added.data_ptr()
             run(place.address, x.data_ptr(), place.rows, place.inner, beside, out.data_ptr(), threads())
             return out
@@ -414,8 +428,9 @@ class _Form:
     def place(self, shape: torch.Size) -> _Place:
         """The product for images of this shape."""
         assert self.window is not None
-        w, (batch, channels, height, width) = self.window, shape
+        w, (batch, channels), (height, width) = self.window, shape[:2], (1, *shape[2:])[-2:]
         out_height, out_width = w.sizes(height, width)
+        space = (out_height, out_width)[4 - len(shape) :]
         zeros = torch.zeros(channels)
         places: dict[str, int] = {}
         if not w.pointwise or self.depthwise:
@@ -423,12 +438,16 @@ class _Form:
                 "zeros": zeros.data_ptr(), "height": height, "width": width, "out_height": out_height,
                 "out_width": out_width, "kernel_width": w.kernel[1], "stride_y": w.stride[0], "stride_x": w.stride[1],
                 "pad_y": w.padding[0], "pad_x": w.padding[1], "dilate_y": w.dilation[0], "dilate_x": w.dilation[1],
+                "run": 1 if self.depthwise else w.run, "line": width * channels,
             }  # fmt: skip
+            if places["run"] > 1:
+                places |= {"width": width - w.run + 1, "kernel_width": 1}
         native = self.native(**places)
         columns = self.sizes[0]
         return _Place(
-            (batch, columns, out_height, out_width),
-            (out_height * out_width * columns, 1, out_width * columns, columns),
+            (batch, columns, *space),
+            (out_height * out_width * columns, 1, *(out_width * columns, columns)[4 - len(shape) :]),
+            (height * width * channels, 1, *(width * channels, channels)[4 - len(shape) :]),
             batch * out_height * out_width,
             channels,
             ctypes.addressof(native),
@@ -438,14 +457,25 @@ class _Form:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A convolution for one shape of images: of the result, strides, rows, channels; the native structure."""
+    """A convolution for one shape of images: of the result, strides; those of x; rows, channels; what the native side
+    reads."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    source: tuple[int, ...]
     rows: int
     inner: int
     address: int
     kept: tuple[object, ...]
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Images or lines with their channels innermost."""
+    if x.dim() == 4:
+        last = torch.channels_last
+        return x if x.is_contiguous(memory_format=last) else x.contiguous(memory_format=last)
+    turned = x.transpose(1, 2)
+    return x if turned.is_contiguous() else turned.contiguous().transpose(1, 2)
 
 
 def _channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -155,10 +155,12 @@ class NativeUnit:
         bases: array[int],
         sizes: array[int],
         alone: Sequence[bool] = (),
+        *,
+        held: bool = False,
     ) -> tuple[ctypes.Structure, int, bool]:
         """The launches as the native side reads them, the address of what runs them, and whether that is the caller
-        alone (else see `spread`)."""
-        table, brief = self._table(launches, bases, sizes, alone)
+        alone (else see `spread`). `held`: for a caller that holds a team."""
+        table, brief = self._table(launches, bases, sizes, alone, held=held)
         function = self._launchers.here if brief else self._launchers.launch
         address = ctypes.cast(cast(int, function), ctypes.c_void_p).value
         assert address is not None
@@ -176,11 +178,13 @@ class NativeUnit:
         bases: array[int],
         sizes: array[int],
         alone: Sequence[bool] = (),
+        *,
+        held: bool = False,
     ) -> tuple[_Run, bool]:
         """The launches as the native side reads them, and whether they may run on the caller without letting other
         Python threads run meanwhile."""
         place = sizes.buffer_info()[0]
-        records = Table(self, launches, place, alone)
+        records = Table(self, launches, place, alone, held=held)
         table = _Run(
             records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
         )

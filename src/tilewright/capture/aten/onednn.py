@@ -73,7 +73,7 @@ def specialiser(
         least = 0 if repeated else SMALLEST
         product = _Product(_PRODUCTS[target], tuple(inputs), tuple(shape), least)
         return product.specialise
-    if target in (aten.convolution.default, aten._convolution.default) and len(shape) in (4, 5):
+    if target in (aten.convolution.default, aten._convolution.default) and len(shape) in (3, 4, 5):
         return _Convolve(tuple(inputs), tuple(shape)).specialise
     if target in _ATTENTIONS:
         return functools.partial(_attention, _ATTENTIONS[target], tuple(inputs))
@@ -376,7 +376,11 @@ class _Convolve:
         vector = flushed(vector.detach()) if isinstance(vector, Tensor) else None
         flush = functools.cache(lambda: flushed(inner))
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
-        rivals = [Rival("onednn", lambda: window.call(flush(), vector, source, self.shape))]
+        line = rank == 1  # which the library has no packed form for
+        if line and maker is None:
+            return None
+        packed = Rival("onednn", lambda: window.call(flush(), vector, source, self.shape))
+        rivals = [Rival("library", lambda: bound(call, frozen)) if line else packed]
         if maker is not None and not transposed:
             task = FrozenProduct(
                 inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups, flush

@@ -8,8 +8,10 @@
 
 struct tw_stage {  // addresses are bases[slot] + offset (bytes)
   int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes
-  void* function;  // what runs a launch table, or a product
+  void* function;    // what runs a launch table, or a product
   const void* task;  // the table, or the product
+  void* held_function;  // the same where threads watch for work
+  const void* held_task;
   int64_t x, x_offset, added, added_offset, out, out_offset;  // slots; added < 0: nothing is added
   int64_t rows, stride;
 };
@@ -39,14 +41,19 @@ struct tw_loop {
   int64_t last;      // the place of the last step if places count down, else -1
   int64_t threads;
   int64_t done;      // steps that were run
+  int64_t hold;      // whether all steps together are worth other threads
 };
 
 typedef int64_t (*tw_launcher)(const void* table);
 typedef void (*tw_multiply)(const void* p, const float* x, int64_t rows, int64_t stride, const float* added, float* out, int64_t threads);
 
 namespace {
-int64_t run(const tw_stage& s, char* const* bases, int64_t threads) {
-  if (s.kind == 0) return ((tw_launcher)s.function)(s.task);
+void (*hold)(void (*body)(void*), void* context);
+int64_t (*held)(void);
+void (*resize)(int64_t n, int pin);
+
+int64_t run(const tw_stage& s, char* const* bases, int64_t threads, bool watched) {
+  if (s.kind == 0) return watched ? ((tw_launcher)s.held_function)(s.held_task) : ((tw_launcher)s.function)(s.task);
   char *from = bases[s.x] + s.x_offset, *to = bases[s.out] + s.out_offset;
   if (s.kind == 2) {
     memcpy(to, from, (size_t)s.rows);
@@ -56,11 +63,8 @@ int64_t run(const tw_stage& s, char* const* bases, int64_t threads) {
   ((tw_multiply)s.function)(s.task, (const float*)from, s.rows, s.stride, (const float*)added, (float*)to, threads);
   return 0;
 }
-}  // namespace
-
-// Runs steps from number `l->done` up to `end`, or until the condition forbids another one. Returns the code of a failed
-// check, 0 for none.
-TW_API int64_t tw_loop_run(tw_loop* l, int64_t end) {
+int64_t steps(tw_loop* l, int64_t end) {
+  const bool watched = held();
   for (int64_t t = l->done; t < end; t++) {
     const int64_t place = l->last < 0 ? t : l->last - t, before = l->last < 0 ? place - 1 : place + 1;
     *l->counter = t;
@@ -76,11 +80,38 @@ TW_API int64_t tw_loop_run(tw_loop* l, int64_t end) {
       l->bases[s.out] = turn ? odd : even;
     }
     for (int64_t k = 0; k < l->count; k++)
-      if (int64_t error = run(l->stages[k], l->bases, l->threads)) return error;
+      if (int64_t error = run(l->stages[k], l->bases, l->threads, watched)) return error;
     l->done = t + 1;
     if (l->goes && !*l->goes) break;
   }
   if (l->done)
     for (int64_t k = 0; k < l->state_count; k++) memcpy(l->states[k].last, l->bases[l->states[k].out], (size_t)l->states[k].bytes);
   return 0;
+}
+
+struct Steps {
+  tw_loop* loop;
+  int64_t end, error;
+};
+void held_steps(void* context) {
+  Steps& s = *(Steps*)context;
+  s.error = steps(s.loop, s.end);
+}
+}  // namespace
+
+// Addresses of the thread pool's functions; called once, before anything else.
+TW_API void tw_attach(void* hold_at, void* held_at, void* resize_at) {
+  hold = (decltype(hold))hold_at;
+  held = (decltype(held))held_at;
+  resize = (decltype(resize))resize_at;
+}
+
+// Runs steps from number `l->done` up to `end`, or until the condition forbids another one. Returns the code of a failed
+// check, 0 for none.
+TW_API int64_t tw_loop_run(tw_loop* l, int64_t end) {
+  Steps all = {l, end, 0};
+  if (l->threads) resize(l->threads < 0 ? -l->threads : l->threads, l->threads < 0);
+  if (l->hold) hold(held_steps, &all);
+  else held_steps(&all);
+  return all.error;
 }

@@ -15,6 +15,10 @@
 // A team ends together: a thread of it that another program keeps from running costs the caller that program's whole
 // turn, however little is left to do. So a caller who has waited long for nothing goes alone for a while, and then tries
 // again, less and less often while it finds the cores taken. What is computed does not depend on it.
+//
+// A thread of a team that was asleep may be woken on its caller's core, though another one is idle (some machines do not
+// tell the system that cores share a cache): there it would wait for a tick of the clock, and so would the caller. So the
+// caller of a team that may be asleep offers its core once, and a thread that finds itself there goes elsewhere.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -41,6 +45,8 @@ constexpr uint64_t turn_ns = 100000;
 constexpr int64_t late_ns = 300000;  // a team that ends so much behind its caller, and half of the work, is late
 constexpr int64_t late_call_ns = 1000000, late_call_times = 5;  // a call: so much, and so many times, longer than alone
 constexpr int64_t shortest_lone_ns = 10000000, longest_lone_ns = 320000000;
+constexpr int64_t asleep_ns = 500000;  // a team that did nothing for so long may sleep
+constexpr int looks_first = 64;        // for threads that are awake, which come at once
 constexpr uint32_t spin_more_us = 100, spin_last_us = 20;
 
 struct alignas(64) Run {  // the pieces of one worker
@@ -70,6 +76,11 @@ int (*set_product_threads)(int) = nullptr;  // of the library's matrix products,
 Word regions;                               // parallel regions entered
 int64_t own_end = 0;  // of the caller's part of a region on a team, under `busy`
 int64_t lone_until = 0, lone_ns = shortest_lone_ns;
+int64_t greeting = 0;  // threads that the caller of a team looks for, under `busy`
+Word arrived;
+__thread int64_t team_seen = 0;  // when the team of this thread was last seen at work; 0: it is not where it should be
+__thread bool holding = false;   // this thread holds a team: see hold.cpp
+void handed_out(tw_task task, void* context, int64_t count, int64_t grain);
 __thread int64_t share_start = 0;
 __thread bool alone = false;                // this thread asks nobody to help
 __thread int team_before = 0, products_before = 0;
@@ -154,13 +165,7 @@ void run_pieces(int64_t worker) {
 // A worker that shares the caller's core only keeps the caller from working, and the system may leave the two together
 // for as long as the process lives. So the worker asks for any other core and takes the wish back at once: the threads
 // keep the affinity that they had.
-void leave_callers_core(int64_t now, int64_t* moved) {
-  if (core() != get(caller_core) || get(pinned)) return;
-  if (now < *moved + move_ns) {
-    sched_yield();
-    return;
-  }
-  *moved = now;
+void step_aside() {
 #if defined(__linux__)
   cpu_set_t allowed, others;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
@@ -169,6 +174,15 @@ void leave_callers_core(int64_t now, int64_t* moved) {
   if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof others, &others) == 0)
     sched_setaffinity(0, sizeof allowed, &allowed);
 #endif
+}
+void leave_callers_core(int64_t now, int64_t* moved) {
+  if (core() != get(caller_core) || get(pinned)) return;
+  if (now < *moved + move_ns) {
+    sched_yield();
+    return;
+  }
+  *moved = now;
+  step_aside();
 }
 
 // Short turns on the processor: Linux from 6.12 on then lets a worker that wakes up go before a thread that only spins
@@ -278,8 +292,28 @@ void fit_workers() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (started < want) set(wanted, uint32_t(started + 1));  // no more threads to be had: be content
 }
+// What each thread of a team begins with: all of them are awake, on cores of their own.
+void arrive(int number) {
+  if (!greeting) return;
+  if (number) {
+    if (core() == get(caller_core)) step_aside();
+    __atomic_fetch_add(&arrived.value, 1, __ATOMIC_SEQ_CST);
+    return;
+  }
+  for (int i = 0; i < looks_first && get(arrived) < uint32_t(greeting); i++) relax();
+  if (get(arrived) < uint32_t(greeting)) sched_yield();
+}
+// Runs `part` on all threads of the team, under `busy`. Returns when it began.
+int64_t run_team(void (*part)(void*), int64_t size) {
+  const int64_t start = now_ns();
+  greeting = start - team_seen > asleep_ns ? size - 1 : 0;
+  if (greeting) set(arrived, 0), set(caller_core, core());
+  team_run(part, nullptr, unsigned(size), 0);
+  return start;
+}
 void team_part(void*) {
   const int number = team_number();
+  arrive(number);
   run_pieces(number);
   if (number == 0) own_end = now_ns();
 }
@@ -293,11 +327,10 @@ void note(bool late, int64_t end) {
     lone = lone / 2 > shortest_lone_ns ? lone / 2 : shortest_lone_ns;
   }
   __atomic_store_n(&lone_ns, lone, __ATOMIC_RELAXED);
+  team_seen = late ? 0 : end;
 }
 void run_on_team(int64_t size) {
-  const int64_t start = now_ns();
-  team_run(team_part, nullptr, unsigned(size), 0);
-  const int64_t end = now_ns(), late = end - own_end;
+  const int64_t start = run_team(team_part, size), end = now_ns(), late = end - own_end;
   note(late > late_ns && late > (own_end - start) / 2, end);
 }
 bool left_the_team() {
@@ -337,6 +370,7 @@ void make_scratch_key() { scratch_ready = pthread_key_create(&scratch_key, drop_
 TW_API void tw_parallel(tw_task task, void* context, int64_t count, int64_t grain, int more) {
   if (count <= 0) return;
   if (grain < 1) grain = 1;
+  if (holding) return handed_out(task, context, count, grain);
   const int64_t want = get(wanted);
   if (want <= 1 || count <= grain || alone) return task(context, 0, count, 0);
   const bool in_team = joins_team(want);
@@ -442,8 +476,20 @@ TW_API void tw_together(void) {
 // From here to tw_shared the library may use its team, unless one came late a short while ago: then as after tw_alone.
 TW_API void tw_share(void) {
   if (alone) return;
-  if (team_run && left_the_team()) tw_alone();
-  else share_start = now_ns();
+  if (team_run && left_the_team()) return tw_alone();
+  share_start = now_ns();
+  const int64_t size = team_run ? team_size() : 1;
+  if (size > 1 && size <= most_workers && share_start - team_seen > asleep_ns && joins_team(size) && enter()) {
+    set(regions, get(regions) + 1);
+    run_team([](void*) { arrive(team_number()); }, size);
+    set(busy, 0);
+    const int64_t end = now_ns();
+    if (end - share_start > late_ns) {
+      note(true, end);
+      return tw_alone();
+    }
+    team_seen = share_start = end;
+  }
 }
 
 // The end of tw_share, of work for which one core takes `core_ns`.
@@ -473,4 +519,4 @@ TW_API int tw_shutdown(void) {
   return 0;
 }
 
-TW_API int64_t tw_version(void) { return 4; }
+TW_API int64_t tw_version(void) { return 5; }

@@ -20,6 +20,7 @@ constexpr int across = 2, down = 6;  // 12 sums, 2 weights, 1 input: 15 of 16 re
 constexpr int panel = lanes * across;
 constexpr i64 chain = 128;  // a panel of so many fits a core's nearest cache
 constexpr i64 most_rows = 96, most_taps = 64;
+constexpr i64 rows_apart = 4, weights_apart = 1 << 17;  // fewer rows wait for weights; more floats do not stay in a core's cache
 constexpr i64 worth_a_thread = 200000;  // operations that take as long as waking a thread
 typedef vec<float, lanes> V;
 typedef V::raw R;
@@ -34,6 +35,7 @@ struct Product {
   i64 activation;
   float low, high, scale, shift;
   i64 affine;  // whether scale and shift follow the activation
+  i64 step, line;  // floats from place to place of an image, and from line to line
 };
 struct Run {
   const Product* p;
@@ -161,7 +163,7 @@ void locate(const Run& run, i64 row, int m, i64 tap, i64 taps, i64 k, const floa
     for (i64 t = 0; t < taps; t++) {
       const i64 iy = y * p.stride_y - p.pad_y + down_by * p.dilate_y, ix = x * p.stride_x - p.pad_x + right_by * p.dilate_x;
       const bool inside = u64(iy) < u64(p.height) && u64(ix) < u64(p.width);
-      rows[t * down + r] = inside ? run.x + ((image * p.height + iy) * p.width + ix) * p.inner + k : p.zeros;
+      rows[t * down + r] = inside ? run.x + (image * p.height + iy) * p.line + ix * p.step + k : p.zeros;
       if (++right_by == p.kernel_width) right_by = 0, down_by++;
     }
     if (++x == p.out_width) {
@@ -406,6 +408,8 @@ void look(void* context, i64 begin, i64 end, i64) {
 
 void (*parallel)(void (*task)(void*, i64, i64, i64), void* context, i64 count, i64 grain, int more);
 void (*resize)(i64 n, int pin);
+i64 (*held)(void);
+i64 worth_a_turn = worth_a_thread;  // operations that take as long as handing over to a thread that watches for it
 }  // namespace
 
 namespace {
@@ -427,17 +431,19 @@ i64 blocks_for(i64 rows, i64 most, i64 panels, i64 threads) {
 // How many tasks a thread takes at least, each of so many operations: few tasks are dealt out evenly, to no more threads
 // than have enough to do.
 i64 grain_for(i64 tasks, i64 work_of_task, i64 threads) {
-  const i64 least = max(i64(1), worth_a_thread / max(i64(1), work_of_task));
+  const i64 worth = held() ? worth_a_turn : worth_a_thread, least = max(i64(1), worth / max(i64(1), work_of_task));
   if (tasks >= 2 * threads * least) return least;
-  const i64 busy = min(threads, max(i64(1), tasks * work_of_task / worth_a_thread));
+  const i64 busy = min(threads, max(i64(1), tasks * work_of_task / worth));
   return (tasks + busy - 1) / busy;
 }
 }  // namespace
 
 // Addresses of the thread pool's functions; called once, before anything else.
-TW_API void tw_attach(void* parallel_at, void* resize_at) {
+TW_API void tw_attach(void* parallel_at, void* resize_at, void* held_at, i64 worth) {
   parallel = (decltype(parallel))parallel_at;
   resize = (decltype(resize))resize_at;
+  held = (decltype(held))held_at;
+  worth_a_turn = worth;
 }
 
 TW_API i64 tw_panel(void) { return panel; }
@@ -476,13 +482,16 @@ TW_API void tw_product(const Product* p, const float* x, i64 rows, i64 stride, c
   const i64 panels = (p->columns + panel - 1) / panel, length = p->inner * p->taps;
   // Inputs of a block stay in a core's cache beside a panel of weights.
   const i64 most = min(most_rows, max(i64(down), (1 << 17) / max(i64(1), p->inner) / down * down));
-  const i64 blocks = blocks_for(rows, most, panels, threads), block = (rows + blocks - 1) / blocks;
+  // Threads that are held share out what follows by rows, too: each then reads what it has made itself.
+  const bool apart = held() && rows >= rows_apart * threads && rows <= most * threads && length * p->columns <= weights_apart;
+  const i64 blocks = apart ? threads : blocks_for(rows, most, panels, threads), block = (rows + blocks - 1) / blocks;
   Run run = {p, x, added, out, rows, stride, (rows + block - 1) / block, block, panels, 0};
-  run.by_panel = length * p->columns > rows * p->inner;
+  run.by_panel = !apart && length * p->columns > rows * p->inner;
   if (rows == 1 && p->taps == 1 && p->height == 0) {
     parallel(one_row, &run, panels, grain_for(panels, 2 * panel * length, threads), 0);
     return;
   }
   const i64 tasks = run.blocks * panels;
-  parallel(task, &run, tasks, grain_for(tasks, 2 * block * panel * length, threads), 0);
+  const i64 grain = grain_for(tasks, 2 * block * panel * length, threads);
+  parallel(task, &run, tasks, apart && grain < tasks ? panels : grain, 0);
 }
