@@ -1,7 +1,7 @@
 """Torch's recurrent layers over many steps as scans: torch itself takes them apart step by step."""
 
 # What torch offers to compilers it names with underscores.
-# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
