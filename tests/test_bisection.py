@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import runpy
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +23,7 @@ from click.testing import CliRunner
 import tilewright
 from tilewright.accuracy import compare_trees, in_float64
 from tilewright.bisection import Bisection, excess
+from tilewright.cli.check import SAME, again
 from tilewright.cli.command import cli
 from tilewright.cli.reproduction import Case, written
 
@@ -88,7 +92,7 @@ def make():
 
 @pytest.mark.parametrize("backward", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_reproduction_runs_by_itself(
-    backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "to_bisect.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
@@ -107,25 +111,38 @@ def test_the_reproduction_runs_by_itself(
     facts = json.loads(result.stdout)
     found = facts["bisection"]
     assert found["kind"] == "kernel" and found["places"] and "void" in found["detail"]
-    again = subprocess.run([sys.executable, "shown.py"], capture_output=True, text=True, check=False)
-    assert again.returncode == 1, again.stdout + again.stderr  # the wrong kernel is in the cache
+    # The wrong kernel is in the cache of the code that printed it: another tree's would print it anew.
+    environment = os.environ | {"PYTHONPATH": str(Path(tilewright.__file__).parents[1])}
+    shown = subprocess.run(
+        [sys.executable, "shown.py"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert shown.returncode == 1, shown.stdout + shown.stderr
+    written_down = runpy.run_path("shown.py")
+    shutil.rmtree(tmp_path / "cache")
+    tilewright.reset()
+    capsys.readouterr()
+    assert again(written_down["CASE"], written_down["DETAIL"]) == 0
+    assert SAME[:40] in capsys.readouterr().out
 
 
-def test_what_is_right_has_no_culprit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_is_right_has_no_culprit(
+    backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "to_bisect.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "to_bisect", raising=False)
     result = CliRunner().invoke(
-        cli, ["check", "to_bisect:make", "--bisect", "--json", "-"], catch_exceptions=False
-    )
+        cli, ["check", "to_bisect:make", "--bisect", *["--backward"] * backward, "--json", "-"], catch_exceptions=False
+    )  # fmt: skip
     assert result.exit_code == 0
     assert "bisection" not in json.loads(result.stdout)
     assert not (tmp_path / "wrong.py").exists()
 
 
 def test_names_in_a_reproduction_are_only_text(tmp_path: Path) -> None:
-    plain = Case("a:b", (), (), None, False, None, (), 0, None, False, "kernel k0", 3)
+    plain = Case("a:b", (), (), None, False, None, (), 0, None, False, "kernel k0", 3, 1e6)
     hostile = '")\nimport os\nos.abort()\n#\'\'\'"""\u202e\\'
     bad = replace(plain, model=hostile, culprit=hostile, options=(hostile,), shapes=(hostile,))
     files = [

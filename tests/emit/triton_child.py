@@ -1,8 +1,8 @@
-"""Runs printed kernels in Triton's interpreter: `python triton_child.py FOLDER`, with TRITON_INTERPRET=1.
+"""Runs printed kernels in Triton's interpreter: `python triton_child.py`, with TRITON_INTERPRET=1.
 
-FOLDER holds jobs.json, [{"file", "entry", "points", "sizes", "params", "descriptors"}, ...], and the memory of
-parameter p of job k as k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json
-afterwards.
+Each line that it reads names a FOLDER, and is answered by a line of JSON: what went wrong, empty if nothing. FOLDER
+holds jobs.json, [{"file", "entry", "points", "sizes", "params", "descriptors"}, ...], and the memory of parameter p of
+job k as k_p.npy (bf16 as its bits), which is overwritten; the error words stand in errors.json afterwards.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.util
 import json
 import math
 import sys
-import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,8 @@ def _memory(path: Path, dtype: str) -> torch.Tensor:
     return data.view(torch.bfloat16) if dtype == "bf16" else data
 
 
-def main(folder: Path) -> None:
-    """Run every job."""
+def prepare() -> None:
+    """Teach the interpreter what it lacks."""
     for name, function in LIBRARY.items():
         setattr(libdevice, name, _stand_in(function))
     InterpreterBuilder.create_splat, InterpreterBuilder.create_fp_trunc = _splat, _truncate
@@ -138,8 +138,12 @@ def main(folder: Path) -> None:
     allowed = ("tf32", "tf32x3", "ieee", "bf16x6")
     object.__setattr__(interpreter_builder.options, "allowed_dot_input_precisions", allowed)
     ReduceOps.generic_reduce, ScanOps.generic_scan = _reduce, _scan
-    errors: list[int] = []
     np.seterr(all="ignore")
+
+
+def run(folder: Path) -> None:
+    """Run every job."""
+    errors: list[int] = []
     for k, job in enumerate(json.loads((folder / "jobs.json").read_text())):
         spec = importlib.util.spec_from_file_location(job["file"], folder / f"{job['file']}.py")
         assert spec is not None and spec.loader is not None
@@ -152,13 +156,11 @@ def main(folder: Path) -> None:
             TensorDescriptor(inner[p][start:], extents, strides, tile)
             for p, start, extents, strides, tile in job["descriptors"]
         ]
-        started = time.perf_counter()
         if job["points"]:
             try:
                 getattr(module, job["entry"])[(job["points"],)](*inner, *job["sizes"], word, *shown)
             except Exception as error:
                 raise RuntimeError(f"job {k}, {job['name']}") from error
-        print(f"{time.perf_counter() - started:.2f} s {job['name']}", file=sys.stderr, flush=True)
         for p, t in enumerate(whole):
             np.save(
                 folder / f"{k}_{p}.npy", (t.view(torch.int16) if t.dtype is torch.bfloat16 else t).numpy()
@@ -167,5 +169,18 @@ def main(folder: Path) -> None:
     (folder / "errors.json").write_text(json.dumps(errors))
 
 
+def serve() -> None:
+    """Answer until there is nothing more to read."""
+    prepare()
+    answers, sys.stdout = sys.stdout, sys.stderr  # what kernels print is no answer
+    for line in sys.stdin:
+        said = ""
+        try:
+            run(Path(json.loads(line)))
+        except Exception:  # noqa: BLE001  (it is told to who asked)
+            said = traceback.format_exc()
+        print(json.dumps(said), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -84,8 +85,51 @@ def _disk(array: np.ndarray) -> np.ndarray:
     return array if kind is None else array.view(kind)
 
 
+_CHILD: list[subprocess.Popen[str]] = []
+
+
+def _child() -> subprocess.Popen[str]:
+    """The process with the interpreter, which takes seconds to start: one for all tests that this process runs."""
+    if not _CHILD:
+        _CHILD.append(
+            subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("triton_child.py"))], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+            )
+        )  # fmt: skip
+    return _CHILD[0]
+
+
+@atexit.register
+def _end() -> None:
+    """End the child, if there is one."""
+    while _CHILD:
+        child = _CHILD.pop()
+        child.kill()
+        child.communicate()
+
+
+def _ask(folder: Path) -> str:
+    """Have the jobs of a folder run; what went wrong."""
+    child = _child()
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(json.dumps(str(folder)) + "\n")
+        child.stdin.flush()
+        answer = child.stdout.readline()
+    except OSError:
+        answer = ""
+    if not answer:
+        status = child.wait()
+        _end()
+        return f"the interpreter died (exit status {status})"
+    said: str = json.loads(answer)
+    return said
+
+
 def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
-    """Run every job in one child process. Raises AssertionError if a guard zone or an input changed."""
+    """Run every job in the child process. Raises AssertionError if a guard zone or an input changed."""
     rows: list[dict[str, object]] = []
     before: list[list[np.ndarray]] = []
     texts: dict[str, str] = {}
@@ -111,16 +155,8 @@ def interpret(folder: Path, jobs: Sequence[Job]) -> list[Outcome]:
             "descriptors": [_tensor(a, job.sizes) for a in source.arguments if a.descriptor is not None],
         })  # fmt: skip
     (folder / "jobs.json").write_text(json.dumps(rows))
-    child = Path(__file__).with_name("triton_child.py")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(child), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    said = _ask(folder)
+    assert not said, said[-6000:]
     errors: list[int] = json.loads((folder / "errors.json").read_text())
     return [_outcome(folder, k, job, before[k], errors[k]) for k, job in enumerate(jobs)]
 

@@ -35,6 +35,11 @@ def excess(verdict: TreeVerdict) -> float:
     return worst
 
 
+def bar(found: float) -> float:
+    """Errors above this are nearer to one that was `found`, in the logarithm, than to what is allowed."""
+    return math.sqrt(min(found, MOST))
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The culprit, its number among `candidates` (all of them, in order; 1 is the first), and the runs it took."""
@@ -149,14 +154,14 @@ class Bisection:
         if compiled <= 1:
             return None
         candidates = self.candidates
-        bar = math.sqrt(min(compiled, MOST))
+        most = bar(compiled)
         low, high, runs = 0, len(candidates), 1
         right, wrong = None, compiled
         while high - low > 1:
             middle = (low + high) // 2
             runs += 1
             found = self.error_in(middle, error)
-            if found > bar:
+            if found > most:
                 high, wrong = middle, found
             else:
                 low, right = middle, found
@@ -165,7 +170,7 @@ class Bisection:
             runs += 1
             culprit = self._misunderstood(culprit, error)
         self.set(len(candidates))
-        culprit = replace(culprit, detail=self._detail(high - 1))
+        culprit = replace(culprit, detail=self.detail(high))
         return Finding(culprit, high, candidates, runs, wrong, right)
 
     def error_in(self, k: int, error: Callable[[], float]) -> float:
@@ -181,9 +186,9 @@ class Bisection:
         _error_of(error)
         return found[0] if found else culprit
 
-    def _detail(self, k: int) -> str:
-        """The source of a kernel, or the rules that a phase went wrong by; `k` counts candidates from 0."""
-        k -= 1
+    def detail(self, number: int) -> str:
+        """The source of a kernel, or the rules that a phase went wrong by; candidates count from 1."""
+        k = number - 2
         for switch in self._switches:
             count = len(switch.lowering.candidates) if switch.lowering is not None else 0
             if switch.lowering is not None and 0 <= k < count:

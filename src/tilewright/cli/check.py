@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.accuracy import TreeVerdict, compare_trees, in_float64
-from tilewright.bisection import Bisection, Finding, excess
+from tilewright.bisection import Bisection, Finding, bar, excess
 from tilewright.cli import training
 from tilewright.cli.model import Model, load, typical_inputs
 from tilewright.cli.reproduction import CASE, Case, written
@@ -136,8 +136,14 @@ def _show_finding(request: Request, found: Finding) -> None:
     }  # fmt: skip
 
 
-def again(case: Case) -> int:
-    """Run a model with and without the candidate of a reproduction: 1 if it still makes the result wrong, else 0."""
+SAME = "it is right now, though printed as it was: what was built then is not in the cache, or it fails by chance"
+OTHER = "it is right now, and another one than it was then"
+
+
+def again(case: Case, detail: str = "") -> int:
+    """Run a model with and without the candidate of a reproduction: 1 if it still makes the result wrong, else 0.
+    `detail` is what it was like, which may have changed since then: kernels come from the cache of the code that
+    printed them, or are printed anew."""
     request = case.request()
     with measure.settings(threads_of(request)):
         model = load(request.model)
@@ -154,4 +160,7 @@ def again(case: Case) -> int:
         without, beside = (bisection.error_in(n, error) for n in (number - 1, number))
     request.screen.line(f"without: {without:.3g} of the error that is allowed")
     request.screen.line(f"with {ascii(case.culprit)}: {beside:.3g}")
-    return int(beside > 1 and beside > without)
+    wrong = beside > bar(case.error) and beside > without
+    if not wrong and detail:
+        request.screen.line(SAME if bisection.detail(number) == detail else OTHER)
+    return int(wrong)

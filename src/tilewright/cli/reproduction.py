@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tilewright.bisection import Finding
+from tilewright.bisection import MOST, Finding
 from tilewright.cli.request import Asked, Request
 from tilewright.cli.show import Screen
 from tilewright.errors import InputError
@@ -29,25 +29,28 @@ DETAIL = (
 
 if __name__ == "__main__":
     print(DETAIL)
-    raise SystemExit(again(CASE))
+    raise SystemExit(again(CASE, DETAIL))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Case(Asked):
-    """How a model was checked, and what was found: the culprit as text, and its number among the candidates."""
+    """How a model was checked, and what was found: the culprit as text, its number among the candidates, and the error
+    that it makes, in units of what is allowed."""
 
     k: float | None
     backward: bool
     culprit: str
     number: int
+    error: float
 
     @staticmethod
     def of(request: Request, k: float | None, backward: bool, found: Finding) -> tuple[Case, str]:
         """The case of a request, and more of the culprit."""
         case = Case(
-            **request.asked(), k=k, backward=backward, culprit=str(found.culprit), number=found.number
-        )
+            **request.asked(), k=k, backward=backward, culprit=str(found.culprit), number=found.number,
+            error=min(found.wrong, MOST),
+        )  # fmt: skip
         return case, found.culprit.detail
 
     def request(self) -> Request:

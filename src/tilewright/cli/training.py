@@ -19,21 +19,23 @@ def step(run: Callable[..., object], module: nn.Module, inputs: Sequence[Tensor]
     """`run(*inputs)`, which computes what `module` does, forward and backward: the loss, the gradients of parameters
     and of floating inputs that it reaches, and the buffers as it leaves them.
 
-    The loss weights every element of every floating result differently, so that no error cancels. Raises InputError if
-    nothing of the result can be differentiated."""
+    The loss weights every element of every floating result differently, so that no error cancels. It is given as the
+    terms that it sums: of a single number eager's error is now and then nothing, by luck. Raises InputError if nothing
+    of the result can be differentiated."""
     given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     results = [t for t in tree_leaves(run(*given)) if isinstance(t, Tensor) and t.requires_grad]
     if not results:
         raise InputError("no result of the model can be differentiated", phase="check")
-    losses = [(t * _weights(t)).sum() for t in results]
-    loss = torch.stack([one.to(losses[0].dtype) for one in losses]).sum()
+    terms = [(t * _weights(t)).reshape(-1) for t in results]
+    loss = torch.stack([one.sum().to(terms[0].dtype) for one in terms]).sum()
     wanted = {n: p for n, p in module.named_parameters() if p.requires_grad}
     wanted |= {f"input {n}": x for n, x in enumerate(given) if x.requires_grad}
     found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
     reached: list[Tensor | None] = list(found)
     gradients = {n: g for n, g in zip(wanted, reached, strict=True) if g is not None}
     buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
-    return {"loss": {"": loss.detach()}, "gradients": gradients, "buffers": buffers}
+    summands = torch.cat([one.detach().to(terms[0].dtype) for one in terms])
+    return {"loss": {"": summands}, "gradients": gradients, "buffers": buffers}
 
 
 def _weights(t: Tensor) -> Tensor:

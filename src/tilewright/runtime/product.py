@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -127,6 +128,20 @@ Packed = Callable[[], Tensor]
 """Gives a packed weight, always the same."""
 
 
+_libraries: dict[tuple[object, ...], ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def _library(flags: tuple[str, ...], store: Store, options: Options) -> ctypes.CDLL:
+    """The native side for a compiler and its flags: the same for the whole process. Raises what `build` raises."""
+    key = (*flags, options.compiler, os.environ.get("CXX"))
+    with _lock:
+        if key not in _libraries:
+            text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
+            _libraries[key] = built([text], flags, store, options)
+        return _libraries[key]
+
+
 class Products:
     """Makes calls for products with frozen weights and for attention; give an instance to `partition.specialise`.
 
@@ -134,8 +149,7 @@ class Products:
     weights do not change before. Raises what `build` raises."""
 
     def __init__(self, target: Target, store: Store, options: Options, *, late: bool = False) -> None:
-        text = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
-        library = built([text], target.compiler_flags, store, options)
+        library = _library(target.compiler_flags, store, options)
         threads = pool(store, options)
         for name in ("tw_panel", "tw_lanes", "tw_look"):
             getattr(library, name).restype = ctypes.c_int64
