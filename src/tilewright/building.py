@@ -35,6 +35,7 @@ from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
 from tilewright.runtime.device import build, build_texts
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.joined import join
 from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
@@ -295,7 +296,7 @@ def executable(
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
     if where == "cpu":
         checks = checks_of(cover, plan, options.verify, kind)
-        return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks)
+        return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks, join=join)
     if options.verify is True:
         warnings.warn(
             "the option verify looks at nothing on a GPU: only plans of the CPU are held against their meaning",
