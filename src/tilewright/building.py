@@ -34,6 +34,7 @@ from tilewright.runtime.cuda_graph import Graphs
 from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
 from tilewright.runtime.device import build, build_texts
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.joined import join
 from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
@@ -294,7 +295,7 @@ def executable(
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
     checks = checks_of(cover, plan, options.verify, kind)
     if where == "cpu":
-        return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks)
+        return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks, join=join)
     gpu = unit.device if isinstance(unit, CudaUnit) else None
     replays = options.cuda_graphs and (
         checks is None or not checks.values

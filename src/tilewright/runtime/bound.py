@@ -272,7 +272,7 @@ class Workspace:
                 guards = [steps.guarding(step)] if step.guarded else []
                 return [*call, *guards, *self._results(step)]
             case View(buffer=b):
-                return self._viewing(b)
+                return self.viewing(b)
             case Copy():
                 return [steps.copying(step.target, step.source)]
 
@@ -300,7 +300,7 @@ class Workspace:
             return None
         return size(core_ns, sizes)
 
-    def _viewing(self, b: int) -> list[Act]:
+    def viewing(self, b: int) -> list[Act]:
         """The tensor of a view: made now if what it shows lasts."""
         source, layouts = self.part.plan.buffers[b].source, self.part.layouts
         shape, strides, offset = layouts.shapes[b], layouts.strides[b], layouts.offsets[b]

@@ -48,6 +48,8 @@ KEEP_BYTES = 1 << 28
 
 Result = Tensor | int | float | bool | None
 Quick = Callable[[list[Argument]], list[Result] | None]
+Join = Callable[[Workspace], None]
+"""Makes of what a workspace does one native call, where it can."""
 
 
 def _is_quick(plan: Plan) -> bool:
@@ -82,9 +84,10 @@ class Bound:
 
     def __init__(
         self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor],
-        checks: Checks | None = None,
+        checks: Checks | None = None, join: Join | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
+        self.join = join
         self.sizes = sizes
         self.constants = constants
         self.unit = unit
@@ -117,7 +120,10 @@ class Bound:
 
     def fresh(self) -> Workspace:
         """A new one."""
-        return Workspace(self.first, self.constants)
+        made = Workspace(self.first, self.constants)
+        if self.join is not None:
+            self.join(made)
+        return made
 
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""
@@ -205,8 +211,10 @@ class Executable:
         trusted: bool = False,
         conditions: Sequence[Expr] = (),
         checks: Checks | None = None,
+        join: Join | None = None,
     ) -> None:
         self.checks = checks
+        self.join = join
         self.record: object = None
         self.plan = plan
         self.constants = tuple(constants)
@@ -341,7 +349,7 @@ class Executable:
 
     def bound(self, sizes: dict[str, Number]) -> Bound:
         """The plan for exact sizes."""
-        return Bound(self.plan, sizes, self.unit, self.constants, self.checks)
+        return Bound(self.plan, sizes, self.unit, self.constants, self.checks, self.join)
 
     def bound_for(self, args: Sequence[Argument]) -> Bound:
         """The plan for the sizes of `args`."""

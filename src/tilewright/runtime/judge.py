@@ -27,6 +27,7 @@ from tilewright.ir.graph import Operand, Value
 from tilewright.options import Options
 from tilewright.partition.choose import Entrant, Pass
 from tilewright.runtime.cache import Store, digest
+from tilewright.runtime.pool import running
 from tilewright.runtime.product import SOURCES
 from tilewright.runtime.tensors import drawn, torch_dtype
 from tilewright.target import MemoryKind, Target
@@ -193,6 +194,9 @@ class Timer:
         for t in operands:
             if t.is_floating_point():
                 t.mul_(1.0)
+        threads = running()
+        if threads is not None:  # a way of ours is not left to one core by what came late before
+            threads.rejoin()
 
     def _pass(self, left: Pass) -> float:
         """Seconds that one more pass takes; instructions do not overlap with memory in the short run."""

@@ -140,6 +140,15 @@ class LoopRunner:
         made = self.executable(args)
         return [x for k in self.order if isinstance(x := made[k], Tensor)]
 
+    def made_for(
+        self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> NativeLoop:
+        """A native loop for operands like these that is the caller's own. Raises LookupError where there is none."""
+        if self.places is None or self.native is None:
+            raise LookupError
+        bound = self.executable.bound_for(self._sample(state, sliced, rest))
+        return NativeLoop(self.loop, self.places, bound, self.native)
+
     def _stepwise(
         self, steps: int | None, state: list[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> tuple[Tensor, ...]:

@@ -21,58 +21,21 @@ from tilewright.runtime.device import build_texts, load
 from tilewright.runtime.executable import Bound
 from tilewright.runtime.launch import raise_error
 from tilewright.runtime.pool import pool
-from tilewright.runtime.product import Linear, linear_of
+from tilewright.runtime.product import linear_of
+from tilewright.runtime.stages import (
+    Header,
+    Part,
+    Stage,
+    State,
+    Tables,
+    Wire,
+    copy_stage,
+    is_dense,
+    product_stage,
+)
 from tilewright.runtime.tensors import empty_strided, torch_dtype
-from tilewright.runtime.unit import NativeUnit
 
 SOURCE = Path(__file__).parent / "native" / "loop.cpp"
-_LAUNCHES, _PRODUCT, _COPY = range(3)
-
-
-class _Stage(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_int64),
-        ("function", ctypes.c_void_p),
-        ("task", ctypes.c_void_p),
-        ("held_function", ctypes.c_void_p),
-        ("held_task", ctypes.c_void_p),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("x", "x_offset", "added", "added_offset", "out", "out_offset", "rows", "stride")
-        ),
-    )
-
-
-class _Part(ctypes.Structure):
-    _fields_ = (("slot", ctypes.c_int64), ("base", ctypes.c_void_p), ("step", ctypes.c_int64))
-
-
-class _State(ctypes.Structure):
-    _fields_ = (
-        ("into", ctypes.c_int64),
-        ("out", ctypes.c_int64),
-        ("first", ctypes.c_void_p),
-        ("even", ctypes.c_void_p),
-        ("odd", ctypes.c_void_p),
-        ("stacked", ctypes.c_int64),
-        ("last", ctypes.c_void_p),
-        ("bytes", ctypes.c_int64),
-    )
-
-
-class _Loop(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("bases", "stages", "parts", "states")),
-        *((name, ctypes.c_int64) for name in ("count", "part_count", "state_count")),
-        ("counter", ctypes.c_void_p),
-        ("goes", ctypes.c_void_p),
-        ("last", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        ("done", ctypes.c_int64),
-        ("hold", ctypes.c_int64),
-    )
-
-
 _functions: list[Callable[..., int]] = []
 _lock = threading.Lock()
 
@@ -147,7 +110,7 @@ class NativeLoop:
         self.plan = plan
         self.workspace = Workspace(self.part, bound.constants)
         self.bases = self.workspace.bases
-        self.tables: list[tuple[ctypes.Structure, bool]] = []
+        self.tables = Tables(self.workspace)
         self.held: list[object] = []
         self.dense: dict[int, tuple[int, ...]] = {}
         """Strides of buffers that are made here."""
@@ -169,7 +132,7 @@ class NativeLoop:
         self.count = len(stages)
         self.step_ns = sum(map(self.workspace.takes, self.part.segment.steps))
         """What a step takes one core."""
-        self.stages = (_Stage * max(1, self.count))(*stages)
+        self.stages = (Stage * max(1, self.count))(*stages)
         self._prepare()
 
     def _hold(self, t: Tensor) -> Tensor:
@@ -179,7 +142,7 @@ class NativeLoop:
     def empty(self, b: int, count: int | None = None) -> Tensor:
         """Memory for buffer `b`, or for one such a step."""
         if b not in self.dense:
-            if not self.is_dense(b):
+            if not is_dense(self.layouts, b):
                 raise LookupError
             kept = self.layouts.shapes[b]
             self.dense[b] = tuple(max(1, math.prod(kept[d + 1 :])) for d in range(len(kept)))
@@ -189,73 +152,25 @@ class NativeLoop:
             return empty_strided(shape, strides, dtype)
         return empty_strided((count, *shape), (max(1, math.prod(shape)), *strides), dtype)
 
-    def is_dense(self, b: int) -> bool:
-        """Whether buffer `b` is row-major without gaps."""
-        step = 1
-        for n, stride in zip(
-            reversed(self.layouts.shapes[b]), reversed(self.layouts.strides[b]), strict=True
-        ):
-            if n != 1 and stride != step:
-                return False
-            step *= n
-        return True
-
     def bytes_of(self, b: int) -> int:
         """Bytes of buffer `b`."""
         return self.layouts.bytes_of(self.plan, b)
 
-    def _stages(self) -> list[_Stage]:
-        stages: list[_Stage] = []
+    def _stages(self) -> list[Stage]:
+        stages: list[Stage] = []
         for step in self.part.segment.steps:
             match step:
                 case Launches():
-                    stages.append(self._launches(step))
+                    stages.append(self.tables.launches(step))
                 case Call():
-                    stages.append(self._product(step))
+                    stages.append(product_stage(self.workspace, step))
                 case Copy():
-                    if not (self.is_dense(step.source) and self.is_dense(step.target)):
-                        raise LookupError
-                    x, at = self.workspace.locate(step.source)
-                    out, to = self.workspace.locate(step.target)
-                    size = self.bytes_of(step.source)
-                    places = {"x": x, "x_offset": at, "out": out, "out_offset": to}
-                    stages.append(_Stage(kind=_COPY, added=-1, rows=size, **places))
+                    stages.append(copy_stage(self.workspace, step))
                 case View():
                     pass
                 case _:
                     raise LookupError
         return stages
-
-    def _launches(self, step: Launches) -> _Stage:
-        unit = self.part.unit
-        if not isinstance(unit, NativeUnit):
-            raise LookupError
-        located, sizes = self.workspace.located(step), self.part.sizes
-        table, function, brief = unit.table_of(located, self.bases, sizes, self.workspace.left_alone(step))
-        self.tables.append((table, brief))
-        held, held_function, brief = unit.table_of(
-            located, self.bases, sizes, self.workspace.left_alone_held(step), held=True
-        )
-        self.tables.append((held, brief))
-        return _Stage(
-            kind=_LAUNCHES, function=function, task=ctypes.addressof(table), held_function=held_function,
-            held_task=ctypes.addressof(held), added=-1,
-        )  # fmt: skip
-
-    def _product(self, step: Call) -> _Stage:
-        linear: Linear | None = linear_of(step.call.function)
-        if linear is None or not all(map(self.is_dense, (*step.inputs, *step.outputs))):
-            raise LookupError
-        rows = 1
-        for n in self.layouts.shapes[step.inputs[0]]:
-            rows *= n
-        x, x_offset = self.workspace.locate(step.inputs[0])
-        out, out_offset = self.workspace.locate(step.outputs[0])
-        added, added_offset = self.workspace.locate(step.inputs[1]) if len(step.inputs) > 1 else (-1, 0)
-        return _Stage(
-            kind=_PRODUCT, function=linear.function, task=linear.task(), x=x, x_offset=x_offset, added=added,
-            added_offset=added_offset, out=out, out_offset=out_offset, rows=rows // linear.length, stride=linear.length,
-        )  # fmt: skip
 
     # --- running ---
 
@@ -266,8 +181,8 @@ class NativeLoop:
         self.kept = places.made[loop.conditional + loop.carried :]
         self.rings = [None if b in self.stacks else (self.empty(b), self.empty(b)) for b in self.made]
         moving = (*places.sliced, *self.stacks)
-        self.parts = (_Part * max(1, len(moving)))(*(_Part(slot=b, step=self.bytes_of(b)) for b in moving))
-        self.states = (_State * max(1, loop.carried))()
+        self.parts = (Part * max(1, len(moving)))(*(Part(slot=b, step=self.bytes_of(b)) for b in moving))
+        self.states = (State * max(1, loop.carried))()
         self.part_rows = list(self.parts)[: len(moving)]
         self.state_rows = list(self.states)[: loop.carried]
         for row, into, out, ring in zip(self.state_rows, places.carried, self.made, self.rings, strict=True):
@@ -276,7 +191,7 @@ class NativeLoop:
                 row.stacked = self.bytes_of(out)
             else:
                 row.even, row.odd = ring[0].data_ptr(), ring[1].data_ptr()
-        self.header = _Loop(
+        self.header = Header(
             bases=self.bases.buffer_info()[0], stages=ctypes.addressof(self.stages), count=self.count,
             parts=ctypes.addressof(self.parts), part_count=len(moving), states=ctypes.addressof(self.states),
             state_count=loop.carried, counter=self.counter.data_ptr(),
@@ -302,7 +217,7 @@ class NativeLoop:
         header.done, header.last, header.threads = (
             0,
             steps - 1 if backwards and steps else -1,
-            self._threads(),
+            self.tables.spread(),
         )
         header.hold = room * self.step_ns > self.plan.alone_ns
         while True:
@@ -318,13 +233,26 @@ class NativeLoop:
             stacks = {b: x[:done].clone() for b, x in stacks.items()}
         return ends, [stacks[b] for b in self.kept], done
 
-    def _threads(self) -> int:
-        threads = torch.get_num_threads()
-        for table, brief in self.tables:
-            if not brief:
-                assert isinstance(self.part.unit, NativeUnit)
-                self.part.unit.spread(table, threads)
-        return threads
+    def wires(
+        self, state: Sequence[Place], sliced: Sequence[Place], outer: Sequence[Place], made: Sequence[Place]
+    ) -> list[Wire]:
+        """How a plan tells the loop where its operands lie, and its results: the last carried values, then what is
+        stacked, each once. Raises LookupError where results are one value."""
+        if len(set(self.kept)) < len(self.kept) or self.loop.conditional:
+            raise LookupError
+        ends, stacks = made[: len(self.made)], dict(zip(self.kept, made[len(self.made) :], strict=True))
+        wires = [
+            (ctypes.addressof(row) + Part.base.offset, place)
+            for row, place in zip(self.part_rows, (*sliced, *(stacks[b] for b in self.stacks)), strict=True)
+        ]
+        for row, first, last in zip(self.state_rows, state, ends, strict=True):
+            at = ctypes.addressof(row)
+            wires += [(at + State.first.offset, first), (at + State.last.offset, last)]
+            if row.stacked:
+                wires.append((at + State.even.offset, stacks[row.out]))
+        at = self.bases.buffer_info()[0]
+        wires += [(at + 8 * b, place) for b, place in zip(self.places.outer, outer, strict=True)]
+        return [Wire(to=to, slot=slot, offset=offset) for to, (slot, offset) in wires]
 
     def _point(self, stacks: dict[int, Tensor], first: int) -> None:
         """Say where values are kept."""
@@ -334,6 +262,9 @@ class NativeLoop:
             if ring is None:
                 row.even = stacks[out].data_ptr()
 
+
+Place = tuple[int, int]
+"""A slot among the bases, and bytes behind it."""
 
 FIRST = 16
 """Steps for which there is room at first where their number is not known; it doubles."""

@@ -56,6 +56,8 @@ class Pool:
         """The end of `alone`; without one before, nothing happens."""
         self.share: Callable[[], None] = _held(library, "tw_share")
         """From now to `shared`, torch's threads work together; but as in `alone` for a while after they came late."""
+        self.rejoin: Callable[[], None] = _held(library, "tw_rejoin")
+        """Forget that a team came late, for timings that threads of other programs are not to decide."""
         self.shared: Callable[[int], None] = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(
             _address(library, "tw_shared")
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +32,7 @@ from tilewright.runtime.cache import Store
 from tilewright.runtime.device import built
 from tilewright.runtime.pages import on_large_pages
 from tilewright.runtime.pool import pool
+from tilewright.runtime.tensors import same_layout
 from tilewright.target import Target
 
 SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("product.cpp", "attention.cpp"))
@@ -103,14 +105,22 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A product for one shape of x, as the native side runs it: the address of its task, the rows of the result, and
+    how far apart those of x begin."""
+
+    task: int
+    rows: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """A product as the native side runs it: its function, the address of its task, and how many numbers each row of x
-    and of the result has."""
+    """A product as the native side runs it: its function, and what it is given for x of a shape and strides and for a
+    result of these strides (None: it does not take them so)."""
 
     function: int
-    task: Callable[[], int]
-    length: int
-    columns: int
+    prepared: Callable[[Sequence[int], Sequence[int], Sequence[int]], Prepared | None]
 
 
 _LINEAR: WeakKeyDictionary[Callable[..., object], Linear] = WeakKeyDictionary()
@@ -404,7 +414,15 @@ class _Form:
             run(address, x.data_ptr(), x.numel() // length, length, beside, out.data_ptr(), threads())
             return out
 
-        _LINEAR[linear] = Linear(self.owner.address, lambda: ctypes.addressof(native()), length, columns)
+        def prepared(
+            shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
+        ) -> Prepared | None:
+            out_shape = (*shape[:-1], columns)
+            if not _dense(shape, strides) or not _dense(out_shape, out_strides):
+                return None
+            return Prepared(ctypes.addressof(native()), math.prod(shape) // length, length)
+
+        _LINEAR[linear] = Linear(self.owner.address, prepared)
         return linear
 
     def convolve(self) -> Callable[..., Tensor]:
@@ -437,7 +455,22 @@ class _Form:
             run(place.address, x.data_ptr(), place.rows, place.inner, beside, out.data_ptr(), threads())
             return out
 
-        return channelwise if self.depthwise else convolution
+        def prepared(
+            shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
+        ) -> Prepared | None:
+            size = torch.Size(shape)
+            place = known.get(size)
+            if place is None:
+                place = known[size] = form.place(size)
+            laid = same_layout(shape, strides, place.source) and same_layout(
+                place.shape, out_strides, place.strides
+            )
+            return Prepared(place.address, place.rows, place.inner) if laid else None
+
+        if self.depthwise:
+            return channelwise
+        _LINEAR[convolution] = Linear(self.owner.address, prepared)
+        return convolution
 
     def place(self, shape: torch.Size) -> _Place:
         """The product for images of this shape."""
@@ -481,6 +514,10 @@ class _Place:
     inner: int
     address: int
     kept: tuple[object, ...]
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    return same_layout(shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))], strides)
 
 
 def _laid_out(x: Tensor) -> Tensor:

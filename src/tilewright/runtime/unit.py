@@ -166,6 +166,10 @@ class NativeUnit:
         assert address is not None
         return table, address, brief
 
+    def threads(self) -> int:
+        """How many threads launches use now, negative for pinned ones."""
+        return self._sign * (self._fixed or torch.get_num_threads())
+
     def spread(self, table: ctypes.Structure, threads: int) -> None:
         """Run a table on that many threads from now on, unless their number is fixed."""
         assert isinstance(table, _Run)

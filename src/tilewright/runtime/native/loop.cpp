@@ -7,11 +7,11 @@
 #define TW_API extern "C" __attribute__((visibility("default")))
 
 struct tw_stage {  // addresses are bases[slot] + offset (bytes)
-  int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes
+  int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes, 3: `rows` steps of a loop with `x` wires
   void* function;    // what runs a launch table, or a product
-  const void* task;  // the table, or the product
+  const void* task;     // the table, the product, or the loop
   void* held_function;  // the same where threads watch for work
-  const void* held_task;
+  const void* held_task;  // of a loop: its wires
   int64_t x, x_offset, added, added_offset, out, out_offset;  // slots; added < 0: nothing is added
   int64_t rows, stride;
 };
@@ -44,6 +44,11 @@ struct tw_loop {
   int64_t hold;      // whether all steps together are worth other threads
 };
 
+struct tw_wire {  // how a loop inside is told an address: *to = bases[slot] + offset
+  char** to;
+  int64_t slot, offset;
+};
+
 typedef int64_t (*tw_launcher)(const void* table);
 typedef void (*tw_multiply)(const void* p, const float* x, int64_t rows, int64_t stride, const float* added, float* out, int64_t threads);
 
@@ -52,7 +57,16 @@ void (*hold)(void (*body)(void*), void* context);
 int64_t (*held)(void);
 void (*resize)(int64_t n, int pin);
 
+int64_t steps(tw_loop* l, int64_t end);
+
 int64_t run(const tw_stage& s, char* const* bases, int64_t threads, bool watched) {
+  if (s.kind == 3) {
+    tw_loop* inner = (tw_loop*)s.task;
+    const tw_wire* wires = (const tw_wire*)s.held_task;
+    for (int64_t k = 0; k < s.x; k++) *wires[k].to = bases[wires[k].slot] + wires[k].offset;
+    inner->done = 0, inner->threads = threads;
+    return steps(inner, s.rows);
+  }
   if (s.kind == 0) return watched ? ((tw_launcher)s.held_function)(s.held_task) : ((tw_launcher)s.function)(s.task);
   char *from = bases[s.x] + s.x_offset, *to = bases[s.out] + s.out_offset;
   if (s.kind == 2) {
@@ -67,7 +81,7 @@ int64_t steps(tw_loop* l, int64_t end) {
   const bool watched = held();
   for (int64_t t = l->done; t < end; t++) {
     const int64_t place = l->last < 0 ? t : l->last - t, before = l->last < 0 ? place - 1 : place + 1;
-    *l->counter = t;
+    if (l->counter) *l->counter = t;
     for (int64_t k = 0; k < l->part_count; k++) {
       const tw_part& p = l->parts[k];
       l->bases[p.slot] = p.base + place * p.step;

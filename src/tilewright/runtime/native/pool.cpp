@@ -502,6 +502,12 @@ TW_API void tw_shared(int64_t core_ns) {
   share_start = 0;
 }
 
+// Forgets which team came late: what follows is to be timed as on a machine with nothing else to do.
+TW_API void tw_rejoin(void) {
+  __atomic_store_n(&lone_until, int64_t(0), __ATOMIC_RELAXED);
+  __atomic_store_n(&lone_ns, shortest_lone_ns, __ATOMIC_RELAXED);
+}
+
 // Parallel regions entered so far.
 TW_API int64_t tw_regions(void) { return get(regions); }
 
