@@ -16,6 +16,10 @@ STAMP := $(VENV)/.installed
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
+# Each worker has two threads: where these are more than the cores, threads that spin while they wait keep the others
+# from what they wait for.
+test test-all: export OMP_WAIT_POLICY := PASSIVE
+
 .PHONY: demo test test-all lint
 .DELETE_ON_ERROR:
 

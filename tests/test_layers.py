@@ -6,6 +6,7 @@ Every check is a function from sources to a list of violations, so that it is te
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -63,6 +64,12 @@ Sources = Mapping[str, str]
 """Module name inside the package (`ir.expr`, `ir.__init__`, `errors`) to its text."""
 
 
+@functools.cache
+def parsed(text: str, name: str) -> ast.Module:
+    """The syntax of a source, which every check reads."""
+    return ast.parse(text, name)
+
+
 def read_package() -> dict[str, str]:
     """All Python files of the package."""
     files = sorted(ROOT.rglob("*.py"))
@@ -80,7 +87,7 @@ def imports(name: str, text: str, modules: frozenset[str]) -> Iterator[tuple[str
             return dotted
         return f"{dotted}.__init__" if dotted else "__init__"
 
-    for node in ast.walk(ast.parse(text, name)):
+    for node in ast.walk(parsed(text, name)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "tilewright":
@@ -147,7 +154,7 @@ def too_long(sources: Sources) -> list[str]:
         lines = len(text.splitlines())
         if lines > MAX_FILE:
             found.append(f"{name}: {lines} lines")
-        for node in ast.walk(ast.parse(text, name)):
+        for node in ast.walk(parsed(text, name)):
             if isinstance(node, FunctionNode) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION:
                 found.append(
                     f"{name}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
@@ -159,7 +166,7 @@ def banned(sources: Sources) -> list[str]:
     """Modules and calls that the package does without, and bare excepts."""
     found: list[str] = []
     for name, text in sources.items():
-        for node in ast.walk(ast.parse(text, name)):
+        for node in ast.walk(parsed(text, name)):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name.split(".")[0] for alias in node.names]
@@ -190,7 +197,7 @@ def undocumented(sources: Sources) -> list[str]:
     """Modules, public classes and public functions without a docstring; parameters without a type."""
     found: list[str] = []
     for name, text in sources.items():
-        tree = ast.parse(text, name)
+        tree = parsed(text, name)
         if tree.body and not ast.get_docstring(tree):
             found.append(f"{name}: no docstring")
         for node in tree.body:

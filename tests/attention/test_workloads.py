@@ -114,7 +114,7 @@ def lengths(
     first = Sizes(40, 8 if group > 1 else 2, 16, keys=56, kv_heads=1 if group > 1 else 2)
     compiled = built(module, first.inputs(name, dtype=dtype), way, free(name))
     for queries, keys in pairs:
-        batch = 4 if keys < 1000 else 1
+        batch = 4 if keys < 1000 else 2 if queries < 1000 else 1
         heads = 8 if group > 1 or queries < 4000 else 2
         # Few elements say little about the worst of them; a call for more of them costs less than more calls.
         count = max(1, min(64 if keys < 1000 else 4, 400 // queries))
