@@ -40,7 +40,7 @@ def test_no_level_is_a_long_chain(rows: int) -> None:
 
 def test_short_and_exact_sums_run_in_one_go() -> None:
     for case in (
-        columns(32, 3),
+        columns(4, 3),
         Case("whole", lambda x: x.long().sum(0), ((5000, 3),)),
         Case("most", lambda x: x.amax(0), ((5000, 3),)),
         Case("running", lambda x: x.cumsum(0), ((5000, 3),)),
@@ -48,6 +48,14 @@ def test_short_and_exact_sums_run_in_one_go() -> None:
         form = form_of(case)
         (fold,) = form.folds.values()
         assert block_lengths(form.classes()[0], [fold], heuristic(form, host_target())) == ()
+
+
+def test_few_equal_rows_add_up_exactly() -> None:
+    """As four chains of four do, which eager adds up side by side; one chain of 16 does not."""
+    rows = torch.randn(1, 300).expand(16, 300).contiguous()
+    made = tilewright.compile(lambda x: x.sum(0), (rows,))(rows)
+    assert isinstance(made, torch.Tensor)
+    assert torch.equal(made, 16 * rows[0])
 
 
 def test_an_unknown_length_gets_three_levels() -> None:
@@ -116,8 +124,8 @@ def test_a_variance_from_two_sums_errs_no_more_than_eagers() -> None:
 
 
 def test_a_loop_inside_counts_as_the_chain_that_it_is() -> None:
-    """Two times 24 additions: the loop inside is short enough to run in one go, both together are not."""
-    form = form_of(Case("parts", lambda x: x.sum((0, 2)), ((2, 5, 24),)))
+    """Two times 4 additions: the loop inside is short enough to run in one go, both together are not."""
+    form = form_of(Case("parts", lambda x: x.sum((0, 2)), ((2, 5, 4),)))
     (fold,) = form.folds.values()
     classes = [c for c in heuristic(form, host_target()).classes if c.axis not in fold.reduce]
     outer, inner = sorted(fold.reduce, key=lambda a: dims.static(a.extent) or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ..errors import IllegalSchedule
 from ..ir import dims
@@ -19,6 +20,10 @@ a chain over the longest rows that memory holds errs less than one over its lane
 SIDE = 16
 """Lanes from which on rows of unknown length get two levels of states and no third: what a lane adds up of the longest
 rows that memory holds is short enough, and each level takes as many registers as the states."""
+
+FEW = 4
+"""Most single elements that are added up in one chain, where loops step by one: eager adds up four parts of a sum side
+by side, so that one chain of 16 elements would round 1.4 times as much."""
 
 _NEST = "a class that a fold keeps is outside those it reduces or runs along"
 
@@ -107,20 +112,23 @@ def block_lengths(
         return ()
     chain, tile = schedule.chain, schedule.plan(c).tile
     order = [p.axis for p in schedule.classes]
-    inside, step = 1, tile
-    for a in {a for t in sums for a in t.reduce if a != c}:
-        step *= schedule.plan(a).tile
+    others = {a for t in sums for a in t.reduce if a != c}
+    step = tile * prod(schedule.plan(a).tile for a in others)
+    singly = step == 1 and schedule.peel
+    most = FEW if singly else 2 * chain
+    inside = 1
+    for a in others:
         if order.index(a) > order.index(c):
             steps = max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
-            inside *= chain if nested and steps > 2 * chain else steps
+            inside *= chain if nested and steps > most else steps
     extent = dims.static(c.extent)
     if extent is None and (step >= WHOLE or all(t.reduction is not None and t.reduction.step for t in sums)):
         return ()
     if extent is None:
-        first = tile * max(1, chain // inside)
+        first = tile * max(1, (chain // 2 if singly else chain) // inside)
         return (first,) if tile >= SIDE else (first * chain, first)
     steps = -(-extent // tile)
-    if steps * inside <= 2 * chain:
+    if steps * inside <= most:
         return ()
     levels = 2
     while chain**levels < steps * inside:
