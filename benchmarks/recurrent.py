@@ -6,11 +6,12 @@ end depends on its data. Caches begin empty, but for our own routines, which a m
 
 Both runtimes take turns. Before each sample there is a silence (`measure.silence`) and one untimed call: threads of the
 one that ran before, which spin for a while (onnxruntime's for 50 ms), are asleep by then. Both keep their own defaults
-otherwise.
+otherwise. Beside each case stands how many cores other processes used meanwhile.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -183,6 +184,17 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+def _others() -> float:
+    """Seconds that cores have worked for other processes than this one (Linux; elsewhere 0)."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, *rest = (int(n) for n in first.split()[1:9])
+    own = os.times()
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
 def run(case: Case, threads: int, seconds: float) -> Facts:
     """Seconds to compile, medians of both in ms, how much faster ours is, and the largest difference of the results."""
     import onnxruntime
@@ -207,11 +219,13 @@ def run(case: Case, threads: int, seconds: float) -> Facts:
         calls: dict[str, Callable[[], object]] = {
             "tilewright": lambda: model(**tensors), "onnxruntime": lambda: session.run(None, arrays)
         }  # fmt: skip
+        start, before = time.perf_counter(), _others()
         timings = measure.measure(calls, seconds=seconds)
+        others = (_others() - before) / (time.perf_counter() - start)
     times = {name: timing.median * 1e3 for name, timing in timings.items()}
     return {
         "compile_s": compiled, "median_ms": times, "speedup": times["onnxruntime"] / times["tilewright"],
-        "difference": worst, "coverage": str(model.coverage),
+        "difference": worst, "others_cores": others, "coverage": str(model.coverage),
     }  # fmt: skip
 
 
@@ -222,11 +236,12 @@ def run(case: Case, threads: int, seconds: float) -> Facts:
 @click.option("--threads", default=2, show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="timing per contestant")
 @click.option("--only", default="", help="cases whose name has this in it")
-def main(path: Path | None, threads: int, seconds: float, only: str) -> None:
+@click.option("--add", is_flag=True, help="keep the other cases of the file, which are of the same commit")
+def main(path: Path | None, threads: int, seconds: float, only: str, add: bool) -> None:
     """Run all cases and print one table."""
     warnings.filterwarnings("ignore")
     table = Table(title="recurrent models", title_justify="left")
-    for column in ("case", "compile s", "tilewright ms", "onnxruntime ms", "speedup", "difference"):
+    for column in ("case", "compile s", "tilewright ms", "onnxruntime ms", "speedup", "difference", "others"):
         table.add_column(column, justify="left" if column == "case" else "right")
     found: dict[str, Facts] = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -240,10 +255,17 @@ def main(path: Path | None, threads: int, seconds: float, only: str) -> None:
             table.add_row(
                 name, f"{facts['compile_s']:.1f}", f"{each['tilewright']:.3f}", f"{each['onnxruntime']:.3f}",
                 f"{facts['speedup']:.2f}", f"{facts['difference']:.1e}",
+                f"{facts['others_cores']:.2f}",
             )  # fmt: skip
     Console(width=140).print(table)
     if path is not None:
-        record.write_json(path, {**record.provenance(threads), "cases": found})
+        made = record.provenance(threads)
+        if add and path.exists():
+            before = json.loads(path.read_text())
+            if before["commit"] != made["commit"]:
+                raise click.ClickException(f"{path} is of {before['commit']}")
+            found = {name: c for name in CASES if (c := found.get(name, before["cases"].get(name)))}
+        record.write_json(path, {**made, "cases": found})
 
 
 if __name__ == "__main__":

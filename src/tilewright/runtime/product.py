@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tilewright.ir import dims
-from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.options import Options
@@ -33,6 +32,7 @@ from tilewright.runtime.device import built
 from tilewright.runtime.pages import on_large_pages
 from tilewright.runtime.pool import pool
 from tilewright.runtime.tensors import same_layout
+from tilewright.runtime.window import Window, channels_last, dense, laid_out, window_of
 from tilewright.target import Target
 
 SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("product.cpp", "attention.cpp"))
@@ -207,7 +207,7 @@ class Products:
             return None
         if weight.dtype is not torch.float32 or not weight.is_cpu or not 0 < weight.numel():
             return None
-        window = _window(task, weight) if task.stride else None
+        window = window_of(task, weight) if task.stride else None
         if task.stride and (window is None or not self._fits(weight, window, task.groups)):
             return None
         depthwise = window is not None and task.groups > 1
@@ -218,7 +218,7 @@ class Products:
         sizes = (weight.shape[0], weight.shape[1], taps)
         return _Form(self, packed, self._padded(bias), sizes, window, task, depthwise).call()
 
-    def _fits(self, weight: Tensor, window: _Window, groups: int) -> bool:
+    def _fits(self, weight: Tensor, window: Window, groups: int) -> bool:
         columns, inner = weight.shape[0], weight.shape[1]
         if groups > 1:  # each channel on its own
             return groups == columns and inner == 1 and weight[0, 0].numel() <= MOST_TAPS
@@ -277,48 +277,6 @@ class Products:
         return replace(form, bias=self._padded(vector)).call()
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x). One over lines has height 1."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-    @property
-    def pointwise(self) -> bool:
-        """Whether each place reads only itself."""
-        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
-
-    @property
-    def run(self) -> int:
-        """Taps that lie one behind the other in every place that is read: all, or each is a run of its own."""
-        whole = self.kernel[0] == 1 and self.padding == (0, 0) and self.dilation == (1, 1)
-        return self.kernel[1] if whole else 1
-
-    def sizes(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the result."""
-        out = [
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, k, s, p, d in zip(
-                (height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        ]
-        return out[0], out[1]
-
-
-def _window(task: FrozenProduct, weight: Tensor) -> _Window | None:
-    rank = weight.dim() - 2
-    if rank not in (1, 2) or any(len(n) != rank for n in (task.stride, task.padding, task.dilation)):
-        return None
-    numbers = (weight.shape[2:], task.stride, task.padding, task.dilation)
-    both = [
-        (n[0], n[1]) if rank == 2 else (alone, n[0]) for n, alone in zip(numbers, (1, 1, 0, 1), strict=True)
-    ]
-    return _Window(*both) if min(task.padding) >= 0 else None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
@@ -327,7 +285,7 @@ class _Form:
     weight: Packed
     bias: Tensor | None
     sizes: tuple[int, ...]
-    window: _Window | None
+    window: Window | None
     task: FrozenProduct
     depthwise: bool = False
     activation: str = PLAIN
@@ -339,8 +297,8 @@ class _Form:
     def call(self) -> LibraryCall:
         """The library call on x, or on x and the tensor that is added before the activation."""
         image = self.window is not None
-        strides = _channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
-        wants = (_channels_last(self.task.source) if image else None, strides if image else None)
+        strides = channels_last(self.task.shape) if image else dims.dense_strides(self.task.shape)
+        wants = (channels_last(self.task.source) if image else None, strides if image else None)
         return LibraryCall(
             "convolution" if image else "linear",
             self.convolve() if image else self.multiply(),
@@ -418,7 +376,7 @@ class _Form:
             shape: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]
         ) -> Prepared | None:
             out_shape = (*shape[:-1], columns)
-            if not _dense(shape, strides) or not _dense(out_shape, out_strides):
+            if not dense(shape, strides) or not dense(out_shape, out_strides):
                 return None
             return Prepared(ctypes.addressof(native()), math.prod(shape) // length, length)
 
@@ -436,7 +394,7 @@ class _Form:
             if place is None:
                 place = known[x.shape] = form.place(x.shape)
             if x.stride() != place.source:
-                x = _laid_out(x)
+                x = laid_out(x)
             out = torch.empty_strided(place.shape, place.strides)
             run_depthwise(place.address, x.data_ptr(), place.shape[0], out.data_ptr(), threads())
             return out
@@ -446,11 +404,11 @@ class _Form:
             if place is None:
                 place = known[x.shape] = form.place(x.shape)
             if x.stride() != place.source:
-                x = _laid_out(x)
+                x = laid_out(x)
             out = torch.empty_strided(place.shape, place.strides)
             beside = None
             if added is not None:
-                added = _laid_out(added)
+                added = laid_out(added)
                 beside = added.data_ptr()
             run(place.address, x.data_ptr(), place.rows, place.inner, beside, out.data_ptr(), threads())
             return out
@@ -514,21 +472,3 @@ class _Place:
     inner: int
     address: int
     kept: tuple[object, ...]
-
-
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    return same_layout(shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))], strides)
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """Images or lines with their channels innermost."""
-    if x.dim() == 4:
-        last = torch.channels_last
-        return x if x.is_contiguous(memory_format=last) else x.contiguous(memory_format=last)
-    turned = x.transpose(1, 2)
-    return x if turned.is_contiguous() else turned.contiguous().transpose(1, 2)
-
-
-def _channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))
-    return (inner[0], inner[-1], *inner[1:-1])

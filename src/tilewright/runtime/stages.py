@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ from tilewright.runtime.bound import Layouts, Workspace
 from tilewright.runtime.product import linear_of
 from tilewright.runtime.tensors import same_layout
 from tilewright.runtime.unit import NativeUnit
+from tilewright.runtime.window import dense
 
 _LAUNCHES, _PRODUCT, _COPY, _LOOP = range(4)
 
@@ -77,8 +77,7 @@ class Wire(ctypes.Structure):
 
 def is_dense(layouts: Layouts, b: int) -> bool:
     """Whether buffer `b` is row-major without gaps."""
-    shape = layouts.shapes[b]
-    return same_layout(shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))], layouts.strides[b])
+    return dense(layouts.shapes[b], layouts.strides[b])
 
 
 class Tables:

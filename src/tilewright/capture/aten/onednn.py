@@ -376,11 +376,9 @@ class _Convolve:
         vector = flushed(vector.detach()) if isinstance(vector, Tensor) else None
         flush = functools.cache(lambda: flushed(inner))
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
-        line = rank == 1  # which the library has no packed form for
-        if line and maker is None:
-            return None
-        packed = Rival("onednn", lambda: window.call(flush(), vector, source, self.shape))
-        rivals = [Rival("library", lambda: bound(call, frozen)) if line else packed]
+        rivals = [Rival("onednn", lambda: window.call(flush(), vector, source, self.shape))]
+        if rank == 1:  # which the library has no packed form for
+            rivals = [Rival("library", lambda: bound(call, frozen))]
         if maker is not None and not transposed:
             task = FrozenProduct(
                 inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups, flush
