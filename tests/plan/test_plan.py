@@ -204,6 +204,21 @@ def test_a_number_from_data_is_measured() -> None:
     assert plan.segments[0].measures[0].dim == -1
 
 
+def test_a_number_is_not_read_before_the_call_that_tells_it() -> None:
+    """A kernel would take it as 0."""
+    b = Builder()
+    x, n = b.value((integer(4),), f32), symbol("u0")
+    tell = LibraryCall("item", torch.sum, (Operand(0),), (), ())
+    b.library(tell, (x,), (), binds=(n,))
+    use = LibraryCall("times", torch.mul, (Operand(0), n), (), ((integer(1),),))
+    (out,) = b.library(use, (x,), [((integer(4),), f32)])
+    graph = b.finish((x,), (out,))
+    plan_of(graph)
+    late = Cover(graph, tuple(LibraryStep(op, choice=False) for op in reversed(graph.ops)))
+    with pytest.raises(VerifyError, match="reads u0 before"):
+        build_plan(late, {})
+
+
 # --- coverage -------------------------------------------------------------------------------
 
 

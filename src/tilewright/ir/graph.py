@@ -7,14 +7,14 @@ library call of a composite stays a candidate for exactly its region.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
-from typing import Literal
+from typing import Literal, cast
 
 from ..target import Target
 from . import dims
 from .dtype import DType
-from .expr import Expr
+from .expr import Expr, Symbol
 from .identity import LABEL, TOLD, identity
 from .tensor import TensorExpr, show_tensor_expr
 
@@ -354,6 +354,16 @@ class Graph:
                 found |= dict.fromkeys(dims.symbols_of(e))
         return list(found)
 
+    def found_by_calls(self) -> dict[str, Op]:
+        """The names of symbols that no input tells, with the first call that does: as sizes or numbers it gives. (By
+        name, since what is known of a symbol's range differs from place to place.)"""
+        given = symbols_in((self.inputs, [self.layouts.get(v) for v in self.inputs if isinstance(v, Value)]))
+        found: dict[str, Op] = {}
+        for op in self.ops:
+            if op.call is not None:
+                found = dict.fromkeys(symbols_in((op.outputs, op.binds)) - given, op) | found
+        return found
+
     def verify(self, *, bodies: bool = True) -> None:
         """Raise ValueError unless values are defined before use, shapes and types agree with the expressions (which
         are not looked at without `bodies`)."""
@@ -407,6 +417,21 @@ class Graph:
     def with_ops(self, ops: Sequence[Op], outputs: Sequence[Value | Expr | None] | None = None) -> Graph:
         """The same graph with other ops (and outputs)."""
         return replace(self, ops=tuple(ops), outputs=self.outputs if outputs is None else tuple(outputs))
+
+
+def symbols_in(x: object) -> set[str]:
+    """The names of all symbols in a value of the compiler, whatever field they stand in."""
+    if isinstance(x, Expr):
+        return {s.value.name for s in dims.symbols_of(x) if isinstance(s.value, Symbol)}
+    if isinstance(x, Mapping):
+        parts = [*cast(Mapping[object, object], x).items()]
+    elif isinstance(x, (list, tuple)):
+        parts = [*cast(Sequence[object], x)]
+    elif is_dataclass(x) and not isinstance(x, type):
+        parts = [getattr(x, f.name) for f in fields(x)]
+    else:
+        return set()
+    return {s for part in parts for s in symbols_in(part)}
 
 
 def verify_expr(op: Op, expr: TensorExpr) -> None:

@@ -4,9 +4,9 @@ all in an order in which they can run."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ..ir.graph import Graph, Op, Value
+from ..ir.graph import Graph, Op, Value, symbols_in
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .merging import Group, Merging, Price
 from .parts import Parts
@@ -65,7 +65,8 @@ def _cover(parts: Parts, groups: Sequence[Group]) -> Cover:
             origins = tuple(o for o in (op.origin, *op.absorbed) if o >= 0)
             steps.append(LibraryStep(op, bool(origins) and op.call.reason in _CHOICE, origins))
     steps += list(parts.views.values())
-    return Cover(graph, tuple(_ordered(steps, lambda step: _place_of(step, parts))), parts.layouts)
+    ordered = _ordered(steps, lambda step: _place_of(step, parts), graph.found_by_calls())
+    return Cover(graph, tuple(ordered), parts.layouts)
 
 
 def _place_of(step: Step, parts: Parts) -> int:
@@ -102,10 +103,15 @@ def _makes(step: Step) -> tuple[Value, ...]:
             return (step.value,)
 
 
-def _ordered(steps: list[Step], position: Callable[[Step], int]) -> list[Step]:
-    """Producers before consumers, otherwise by `position`; calls with side effects keep their order."""
+def _ordered(steps: list[Step], position: Callable[[Step], int], tells: Mapping[str, Op]) -> list[Step]:
+    """Producers before consumers, otherwise by `position`; calls with side effects keep their order. Whoever reads a
+    size or number consumes what the call makes that `tells` it."""
     maker = {v: n for n, s in enumerate(steps) for v in _makes(s)}
     before: list[set[int]] = [{maker[v] for v in _reads(s) if v in maker} - {n} for n, s in enumerate(steps)]
+    if tells:
+        calls = {s.op: n for n, s in enumerate(steps) if isinstance(s, LibraryStep)}
+        for n, s in enumerate(steps):
+            before[n] |= {calls[tells[x]] for x in symbols_in(s) if x in tells} - {n}
     effects = sorted(
         (position(s), n) for n, s in enumerate(steps) if isinstance(s, LibraryStep) and not _pure(s.op)
     )

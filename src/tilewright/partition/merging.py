@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ..errors import IllegalSchedule
 from ..ir.expr import Expr
-from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.graph import Graph, Layout, Op, Value, symbols_in
 from ..ir.kernel import Kernel
 from .likeness import Likeness
 from .order import Order, Standing
@@ -217,10 +217,15 @@ def distinct(groups: Iterable[Group]) -> list[Group]:
 
 
 def followers(graph: Graph, consumers: Mapping[Value, Sequence[Op]]) -> list[list[int]]:
-    """By the place of an op, those of the ops that cannot start before it is done: they read its results, or, as calls
-    with side effects keep their order, are the next such call."""
+    """By the place of an op, those of the ops that cannot start before it is done: they read its results, or a size or
+    number that only it tells, or, as calls with side effects keep their order, are the next such call."""
     position = {op: n for n, op in enumerate(graph.ops)}
     found = [[position[r] for v in op.outputs for r in consumers.get(v, ())] for op in graph.ops]
+    if tells := graph.found_by_calls():
+        for n, op in enumerate(graph.ops):
+            makers = {position[tells[s]] for s in symbols_in(op) if s in tells}
+            for maker in sorted(makers - {n}):
+                found[maker].append(n)
     effects = [n for n, op in enumerate(graph.ops) if op.call is not None and not op.call.pure]
     for first, second in itertools.pairwise(effects):
         found[first].append(second)

@@ -10,7 +10,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Shares, Value
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Shares, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.plan.bind import bind_symbols, check_bound, names_in, symbol_name
 from tilewright.plan.data import (
@@ -94,7 +94,9 @@ class _Builder:
         )
         bindings = bind_symbols(inputs)  # pyright: ignore[reportArgumentType]  (what has no buffer is a scalar)
         known = {b.symbol for b in bindings}
+        late_symbols = set(graph.found_by_calls()) - known
         for step in self.cover.steps:
+            self._check_known(step, late_symbols - known)
             match step:
                 case Kernel():
                     self._kernel(step)
@@ -264,6 +266,17 @@ class _Builder:
                 Segment(tuple(self.steps), tuple({m.symbol: m for m in reversed(fresh)}.values()))
             )
             self.steps = []
+
+    def _check_known(self, step: Kernel | LibraryStep | ViewStep, unknown: set[str]) -> None:
+        """Raise VerifyError if a step reads sizes or numbers that a later call tells: a kernel would take them as 0."""
+        if not unknown:
+            return
+        told = symbols_in((step.op.outputs, step.op.binds)) if isinstance(step, LibraryStep) else set[str]()
+        early = (symbols_in(step) - told) & unknown
+        if early:
+            raise VerifyError(
+                f"a step reads {', '.join(sorted(early))} before the call that tells it", phase="plan"
+            )
 
     def _place(self, origin: int) -> str:
         return self.graph.origins[origin].place if origin >= 0 else ""
