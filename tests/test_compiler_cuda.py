@@ -212,3 +212,22 @@ def test_moments_of_one_element() -> None:
     """The mean is the element itself: nothing is divided."""
     made = compiled(traced(lambda x: x.std(0, correction=0), (1,)))
     assert made.kernels
+
+
+@needs_triton
+def test_numbers_that_torch_makes_of_sizes_are_generated() -> None:
+    """Torch 2.11 computes with 0-dim tensors of the host where a program computes with sizes."""
+
+    def scaled(x: Tensor) -> Tensor:
+        count = torch.ops.aten.scalar_tensor.default(64.0, dtype=torch.float64)
+        return x * torch.ops.prims.convert_element_type.default(2.0 / count, torch.float32)
+
+    gm = traced(scaled, (64, 3))
+    for n in gm.graph.nodes:
+        if n.target is torch.ops.aten.reciprocal.default:
+            with gm.graph.inserting_before(n):
+                new = gm.graph.call_function(torch.ops.aten.true_divide.Tensor, (1.0, n.args[0]))
+            new.meta = dict(n.meta)
+            n.replace_all_uses_with(new)
+    made = compiled(gm)
+    assert "true_divide" in str(gm.graph) and made.coverage.kernels == 1 and not made.calls

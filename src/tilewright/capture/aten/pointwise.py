@@ -126,7 +126,7 @@ def _mul(c: Call, x: Value | Number, y: Value | Number) -> Value:
     return _by(c, ops.mul, x, y, DEFAULT)
 
 
-@lower(aten.div.Tensor, aten.div.Scalar)
+@lower(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
 def _div(c: Call, x: Value | Number, y: Value | Number) -> Value:
     return _by(c, ops.div, x, y, INT_TO_FLOAT)
 

@@ -11,7 +11,7 @@ from functools import cmp_to_key
 
 from .. import dims
 from ..builder import Builder
-from ..expr import Expr, call, read, substitute, symbol, where
+from ..expr import Expr, call, read, substitute, symbol, walk, where
 from ..graph import Value
 from ..linear_form import linear
 from ..tensor import TensorExpr, output_axes
@@ -63,10 +63,16 @@ def nested(shape: Sizes, strides: Sizes) -> list[int] | None:
 
 
 def with_elements(shape: Sizes, strides: Sizes) -> tuple[list[Expr], list[Expr]]:
-    """Shape and strides of a tensor that has elements: what its sizes are products of is called anew, from 1 on. Of one
-    without elements all strides are as good."""
+    """Shape and strides of a tensor that has elements: what its sizes are products of is called anew, from 1 on, and so
+    is a size that is a sum, where strides know it as a whole. Of one without elements all strides are as good."""
     atoms = dict.fromkeys(a for n in shape for m in linear(n) if len(linear(n)) == 1 for a in m)
     anew = {a: symbol(f"size{k}", 1) for k, a in enumerate(atoms) if dims.at_least(a, 0)}
+    for n in dict.fromkeys(n for n in shape if len(linear(n)) > 1):
+        size = symbol(f"size{len(anew)}", 1)
+        whole = {n: size, dims.maximum(dims.ONE, n): size}
+        parts = {atom for m in linear(n) for atom in m}
+        if not any(parts & set(walk(substitute(s, whole))) for s in strides):
+            anew |= whole
     first, second = ([substitute(e, anew) for e in part] for part in (shape, strides))
     return first, second
 
