@@ -35,7 +35,7 @@ from benchmarks import record
 from benchmarks.fuzz.apart import SECONDS, apart
 from benchmarks.fuzz.exact import judged_exactly
 from benchmarks.fuzz.grow import grown
-from benchmarks.fuzz.judge import FAKE, PROMISE, REFUSED, Failure, Setting, judged
+from benchmarks.fuzz.judge import APART, CONTRADICTION, FAKE, PROMISE, REFUSED, Failure, Setting, judged
 from benchmarks.fuzz.program import Program, read
 from benchmarks.fuzz.shrink import shrunk
 from benchmarks.fuzz.workers import Worker
@@ -110,12 +110,15 @@ class Forked:
 
 def torch_fails(judge: Forked | Worker, program: Program, setting: Setting, failure: Failure) -> bool:
     """Whether what torch captures fails in the same way when it runs as it is, or a result has not the form that torch
-    promised while it was captured."""
+    promised while it was captured, or torch contradicts itself and we are right by its decompositions."""
     upstream = judge.ask(program, setting, "aot_eager")
     if upstream is not None and upstream.kind == failure.kind:
         return True
     if not any(words in failure.text for words in ABOUT_FORMS):
-        return False
+        if failure.kind != "wrong":
+            return False
+        told = judge.ask(program, setting, APART)
+        return told is not None and told.kind == CONTRADICTION
     promise = judge.ask(program, setting, FAKE)
     return promise is not None and promise.kind == PROMISE
 

@@ -18,6 +18,7 @@ from torch._prims_common import check_significant_strides
 from torch._subclasses import FakeTensorMode
 
 import tilewright
+from benchmarks.fuzz.contradiction import contradicted
 from benchmarks.fuzz.outcome import Outcome, ran
 from benchmarks.fuzz.program import Program, function
 from benchmarks.fuzz.smooth import firm, is_smooth
@@ -33,6 +34,8 @@ REFUSED = "refused"
 """The kind of a program that was not judged: eager refuses it, or torch fixes a size that the caller named."""
 FAKE, PROMISE = "fake", "promise"
 """What `judged` takes for a backend to ask of torch's fake kernels, and the kind of a promise that eager breaks."""
+APART, CONTRADICTION = "apart", "contradiction"
+"""The same to ask whether torch contradicts itself, and the kind of a contradiction."""
 FIXED = "is fixed by the program"
 """A size that the caller named and torch itself fixes while it traces: told, not wrong."""
 
@@ -66,6 +69,8 @@ def judged(
     plain = function(program.source())
     if backend == FAKE:
         return _broken_promise(plain, program, setting, device)
+    if backend == APART:
+        return _contradiction(plain, program, setting, device)
     compiled: Callable[..., tuple[Tensor, ...]] | None = None
     for later in (False, True) if setting.dynamic and program.later else (False,):
         try:
@@ -109,6 +114,26 @@ def _broken_promise(
     for k, (e, f) in enumerate(zip(wanted, said, strict=True)):
         if (e.dtype, tuple(e.shape)) != (f.dtype, tuple(f.shape)):
             return Failure(PROMISE, f"results[{k}]: {f.dtype}{list(f.shape)}, eager {e.dtype}{list(e.shape)}")
+    return None
+
+
+def _contradiction(
+    plain: Callable[..., tuple[Tensor, ...]], program: Program, setting: Setting, device: str
+) -> Failure | None:
+    """Where torch contradicts itself and we are right by its decompositions."""
+    compiled = _compiled(plain, program, setting, device, "tilewright")
+    for later in (False, True) if setting.dynamic and program.later else (False,):
+
+        def inputs(double: bool, later: bool = later) -> list[Tensor]:
+            return program.inputs(setting.seed, later=later, double=double, device=device)
+
+        ours = ran(compiled, inputs(False), training=setting.training)
+        exact = _exact(program, setting, setting.seed, later, device)
+        place = contradicted(program, inputs, setting.training, ours, exact)
+        if place:
+            return Failure(
+                CONTRADICTION, f"{place}: eager in float64 is not what torch's decompositions give"
+            )
     return None
 
 
@@ -169,26 +194,59 @@ def _again(
     compiled: Callable[..., tuple[Tensor, ...]], later: bool, device: str,
 ) -> Failure | None:  # fmt: skip
     """Judge the doubtful tensors of several draws as one: of inputs, and of what gradients are taken from. The first
-    is the one that made them doubtful; others in which the program is not smooth are left out, and the places that a
-    near tie decides."""
-    trios: list[tuple[Outcome, Outcome, Outcome]] = []
-    seeds: list[int] = []
-    draws = min(MOST, max(FEWEST, ELEMENTS // max(1, fewest)))
-    for draw in range(draws):
-        seed = setting.seed + draw
-        if draw and not is_smooth(program, seed, device):
-            continue
-        seeds.append(seed)
-        outcomes = [
-            ran(f, program.inputs(seed, later=later, device=device), training=setting.training, draw=draw)
+    is the one that made them doubtful. What is refused then as well is judged over MOST draws: the numbers of a tensor
+    may all err as one of them does, and six numbers tell no systematic error from luck."""
+    draws: list[Draw] = []
+    found: Failure | None = None
+    for count in dict.fromkeys((min(MOST, max(FEWEST, ELEMENTS // max(1, fewest))), MOST)):
+        draws += _drawn(program, setting, range(len(draws), count), plain, compiled, later, device)
+        found = _pooled(program, draws, doubtful, later, device)
+        if found is None:
+            return None
+    return found
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one draw made: ours, eager's and that of float64. `seed` is that of the inputs."""
+
+    seed: int
+    outcomes: tuple[Outcome, Outcome, Outcome]
+
+
+def _drawn(
+    program: Program, setting: Setting, numbers: range, plain: Callable[..., tuple[Tensor, ...]],
+    compiled: Callable[..., tuple[Tensor, ...]], later: bool, device: str,
+) -> list[Draw]:  # fmt: skip
+    """Draws by number. Where the program is not smooth at the inputs of one, those of the first serve again: what
+    gradients are taken from is another draw all the same, so that a gradient of one number is never judged by one."""
+    found: list[Draw] = []
+    for number in numbers:
+        seed = setting.seed + number
+        if number and not is_smooth(program, seed, device):
+            seed = setting.seed
+        ours, eager = (
+            ran(f, program.inputs(seed, later=later, device=device), training=setting.training, draw=number)
             for f in (compiled, plain)
-        ]
-        trios.append((outcomes[0], outcomes[1], _exact(program, setting, seed, later, device, draw)))
+        )
+        found.append(Draw(seed, (ours, eager, _exact(program, setting, seed, later, device, number))))
+    return found
+
+
+def _pooled(
+    program: Program, draws: Sequence[Draw], doubtful: Sequence[str], later: bool, device: str
+) -> Failure | None:
+    """The verdict on the doubtful tensors of all draws, but for the places that a near tie decides."""
     for name in doubtful:
         part, k = name.split()
-        pooled = [torch.cat([getattr(t[i], part)[int(k)].reshape(-1) for t in trios]) for i in range(3)]
+        pooled = [
+            torch.cat([getattr(d.outcomes[i], part)[int(k)].reshape(-1) for d in draws]) for i in range(3)
+        ]
         if part != "inputs" and not accuracy.compare(*pooled).passed:
-            sure = torch.cat([firm(program, seed, later, device, part, int(k)).reshape(-1) for seed in seeds])
+            firms = {
+                s: firm(program, s, later, device, part, int(k)).reshape(-1) for s in {d.seed for d in draws}
+            }
+            sure = torch.cat([firms[d.seed] for d in draws])
             pooled = [x[sure] for x in pooled]
         verdict = accuracy.compare(*pooled)
         if not verdict.passed:
