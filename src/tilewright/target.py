@@ -99,6 +99,8 @@ class Target:
     handover_seconds: float = 0.0
     """Work of one core, in seconds, up to which it is not shared with threads that watch for it: what it takes to hand
     over a part and to take it back."""
+    parting_seconds: float = 0.0
+    """What a call of the library costs that parts steps which one native call would run: the way through Python."""
     lanes: int = 1
     """Threads that run in step: 1 on a CPU, the warp on a GPU."""
     threads: int = 1
@@ -249,6 +251,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         launch_seconds=0.2e-6,
         alone_seconds=20e-6,
         handover_seconds=0.12e-6,
+        parting_seconds=15e-6,  # measured: voice activity and a layer, by steps and joined
         compiler_flags=flags,
         wide_scans=True,
         wide_moments=True,

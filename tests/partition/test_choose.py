@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.partition.calls import agrees, calls, captured, fast, generated, products
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 from tilewright.ir import dims
 from tilewright.ir.expr import Expr
@@ -93,6 +94,30 @@ def test_a_way_pays_for_what_it_cannot_absorb() -> None:
     (entrants,) = judge.asked.values()
     left = {e.name: sum(p.work for p in e.passes) for e in entrants}
     assert left["own"] == 0 < left["onednn"]  # whose relu hides NaN
+
+
+class Recurrent(nn.Module):
+    """A product, and a scan over its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.again = nn.Linear(96, 384), nn.Linear(384, 384)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(h: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = torch.tanh(self.again(h) + row)
+            return h, h.clone()
+
+        return scan(step, torch.zeros(2, 384), self.into(x))[1]
+
+
+def test_calls_of_the_library_part_what_a_loop_could_be_joined_with() -> None:
+    for layer, looped in [(Recurrent(), True), (nn.Linear(96, 384), False)]:
+        judge = Fixed("own")
+        judged(captured(layer.eval(), [torch.randn(100, 2, 96)]), judge)
+        (entrants,) = judge.asked.values()
+        assert {e.name: e.parts for e in entrants} == {e.name: looped and e.name != "own" for e in entrants}
+        assert len(entrants) > 1
 
 
 def test_a_pass_that_goes_into_another_kernel_costs_nothing() -> None:

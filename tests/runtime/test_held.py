@@ -17,16 +17,16 @@ import tilewright
 from tilewright.runtime import joined, pool
 
 
-def lstm(path: Path, units: int, batch: int) -> None:
+def lstm(path: Path, units: int, batch: int, direction: str = "forward") -> None:
     """A layer with as many inputs as units."""
-    rng = np.random.default_rng(0)
+    rng, ways = np.random.default_rng(0), 2 if direction == "bidirectional" else 1
     held = {
-        "w": rng.standard_normal((1, 4 * units, units)) / units**0.5,
-        "r": rng.standard_normal((1, 4 * units, units)) / units**0.5,
-        "b": rng.standard_normal((1, 8 * units)),
+        "w": rng.standard_normal((ways, 4 * units, units)) / units**0.5,
+        "r": rng.standard_normal((ways, 4 * units, units)) / units**0.5,
+        "b": rng.standard_normal((ways, 8 * units)),
     }
     row = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", batch, units])
-    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y", "yh"], hidden_size=units)
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y", "yh"], hidden_size=units, direction=direction)
     graph = helper.make_graph(
         [node], "g", [row], [onnx.ValueInfoProto(name=n) for n in ("y", "yh")],
         [numpy_helper.from_array(a.astype(np.float32), n) for n, a in held.items()],
@@ -44,9 +44,10 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize(("units", "batch"), [(128, 1), (64, 8), (48, 9), (96, 3)])
-def test_threads_change_no_bit(tmp_path: Path, units: int, batch: int) -> None:
-    lstm(tmp_path / "m.onnx", units, batch)
+def test_threads_change_no_bit(tmp_path: Path, units: int, batch: int, direction: str) -> None:
+    lstm(tmp_path / "m.onnx", units, batch, direction)
     model = tilewright.compile(tmp_path / "m.onnx")
     x = torch.randn(120, batch, units)
     with torch.no_grad():
@@ -166,3 +167,18 @@ def test_joined_plans_of_many_sizes_and_callers(tmp_path: Path, joins: list[int]
     for t in threads:
         t.join()
     assert not wrong and joins
+
+
+def test_directions_are_loops_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    stage = joined.beside_stage
+    monkeypatch.setattr(joined, "beside_stage", lambda stages: (made.append(len(stages)), stage(stages))[1])
+    lstm(tmp_path / "m.onnx", 64, 4, "bidirectional")
+    model = tilewright.compile(tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        for _ in range(10):
+            x = torch.randn(100, 4, 64)
+            for have, want in zip(model(x=x), session.run(None, {"x": x.numpy()}), strict=True):
+                torch.testing.assert_close(have, torch.from_numpy(want), rtol=1e-5, atol=1e-5)
+    assert made == [2]

@@ -30,12 +30,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One way to do a region: its call on tensors like `inputs`, and the passes that are left behind it."""
+    """One way to do a region: its call on tensors like `inputs`, the passes that are left behind it, and whether it
+    parts steps that one native call would run."""
 
     name: str
     call: LibraryCall
     inputs: tuple[Value, ...]
     passes: tuple[Pass, ...] = ()
+    parts: bool = False
 
 
 class Judge(Protocol):
@@ -65,14 +67,17 @@ def choose(graph: Graph, judge: Judge | None, *, exact: bool = True) -> Graph:
             chosen[op] = next(iter(_ways(op).values()))
         return _with(graph, chosen)
     finder = Finder(graph, exact)
+    looped = any(op.call is not None and op.call.loop is not None for op in graph.ops)
     verdicts: dict[str, str] = {}
     for op in waiting:
-        task = _task(op, finder, judge)
+        task = _task(op, finder, judge, looped)
         name = verdicts.get(task) or judge.verdict(task)
         ways = _ways(op, name)
         if len(ways) > 1:
             present = _with(graph, chosen)
-            name = judge.measure(task, _entrants(present, op, ways, exact))
+            entrants = _entrants(present, op, ways, exact)
+            # Loops and calls of our own are one native call, as long as nothing else stands between.
+            name = judge.measure(task, [replace(e, parts=looped and not e.call.own) for e in entrants])
         verdicts[task] = name if name in ways else next(iter(ways))
         chosen[op] = ways[verdicts[task]]
     return _with(graph, chosen)
@@ -121,7 +126,7 @@ def dropped(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
     )
 
 
-def _task(op: Op, finder: Finder, judge: Judge) -> str:
+def _task(op: Op, finder: Finder, judge: Judge, looped: bool) -> str:
     """What is to be done by which ways, so that equal regions are one task."""
     call = op.call
     assert call is not None
@@ -129,7 +134,7 @@ def _task(op: Op, finder: Finder, judge: Judge) -> str:
     run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
     after = tuple(finder.simplify(run.bodies[o.output]) for o in run.grow() if run.closed(o))
     names = tuple(rival.name for rival in call.rivals)
-    return identity(call.reason, call.key, names, shapes, after, run.extra, _alone(op, finder))
+    return identity(call.reason, call.key, names, shapes, after, run.extra, _alone(op, finder), looped)
 
 
 def _alone(op: Op, finder: Finder) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
 from tilewright.ir.host import number
-from tilewright.plan.data import Call, Copy, Home, Launches, View
+from tilewright.plan.data import Call, Copy, Home, Launches, Step, View
 from tilewright.plan.late import root_of
 from tilewright.runtime.bound import Workspace
 from tilewright.runtime.launch import raise_error
@@ -24,6 +25,7 @@ from tilewright.runtime.stages import (
     Header,
     Stage,
     Tables,
+    beside_stage,
     copy_stage,
     is_dense,
     loop_stage,
@@ -81,7 +83,8 @@ class Joined:
         self.lasting: list[tuple[int, Tensor]] = []
         self.makes: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]] = []
         """Results that are new tensors in each call."""
-        stages = [stage for step in part.segment.steps for stage in self._stages(step)]
+        rows = [(step, stage) for step in part.segment.steps for stage in self._stages(step)]
+        stages = self._side_by_side(rows)
         if self.run is None:
             raise LookupError
         table = (Stage * max(1, len(stages)))(*stages)
@@ -94,7 +97,7 @@ class Joined:
         self.address = ctypes.addressof(self.header)
         self._results()
 
-    def _stages(self, step: object) -> Sequence[Stage]:
+    def _stages(self, step: Step) -> Sequence[Stage]:
         workspace = self.workspace
         match step:
             case Launches():
@@ -114,6 +117,27 @@ class Joined:
                 ]
             case _:
                 raise LookupError
+
+    def _side_by_side(self, rows: list[tuple[Step, Stage]]) -> list[Stage]:
+        """The stages in an order in which loops that need nothing of each other (directions of a layer) are one.
+        A loop moves behind calls alone, whose results have memory of their own."""
+        root = lambda b: root_of(self.part.plan.buffers, b)  # noqa: E731
+        loops = [
+            k
+            for k, (x, _) in enumerate(rows)
+            if isinstance(x, Call) and isinstance(x.call.function, LoopRunner)
+        ]
+        for first, second in pairwise(loops):
+            step = rows[first][0]
+            made = {root(b) for b in step.outputs} if isinstance(step, Call) else set[int]()
+            later = [x for x, _ in rows[first + 1 : second + 1]]
+            if all(isinstance(x, Call) and not made & {root(b) for b in x.inputs} for x in later):
+                both, table = beside_stage([rows[first][1], rows[second][1]])
+                self.kept.append(table)
+                between = [stage for _, stage in rows[first + 1 : second]]
+                before, after = ([stage for _, stage in part] for part in (rows[:first], rows[second + 1 :]))
+                return [*before, *between, both, *after]
+        return [stage for _, stage in rows]
 
     def _loop(self, step: Call) -> Stage:
         """A loop of a known number of steps."""

@@ -165,6 +165,7 @@ class Timer:
             for entrant in entrants:
                 if entrant.name in times:
                     times[entrant.name] += sum(map(self._pass, entrant.passes))
+                    times[entrant.name] += self.target.parting_seconds if entrant.parts else 0.0
         return times, spread
 
     def _rounds(self, runs: dict[str, Run], operands: Sequence[Tensor]) -> dict[str, list[float]]:

@@ -46,8 +46,8 @@ def loop_function(store: Store, options: Options) -> Callable[..., int]:
         if not _functions:
             library = load(build_texts([SOURCE.read_text(encoding="utf-8")], (), store, options))
             threads = pool(store, options)
-            library.tw_attach.argtypes = [ctypes.c_void_p] * 3
-            library.tw_attach(threads.hold, threads.held, threads.resizing)
+            library.tw_attach.argtypes = [ctypes.c_void_p] * 4
+            library.tw_attach(threads.hold, threads.held, threads.resizing, threads.parallel)
             run = library.tw_loop_run
             run.argtypes = [ctypes.c_void_p, ctypes.c_int64]
             run.restype = ctypes.c_int64

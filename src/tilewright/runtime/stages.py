@@ -14,7 +14,7 @@ from tilewright.runtime.tensors import same_layout
 from tilewright.runtime.unit import NativeUnit
 from tilewright.runtime.window import dense
 
-_LAUNCHES, _PRODUCT, _COPY, _LOOP = range(4)
+_LAUNCHES, _PRODUCT, _COPY, _LOOP, _BESIDE = range(5)
 
 
 class Stage(ctypes.Structure):
@@ -165,3 +165,10 @@ def loop_stage(loop: Header, steps: int, wires: Sequence[Wire]) -> tuple[Stage, 
         rows=steps,
     )  # fmt: skip
     return stage, table
+
+
+def beside_stage(stages: Sequence[Stage]) -> tuple[Stage, object]:
+    """Stages of which none reads what another makes, each for a thread of its own if there are so few threads; and what
+    must be kept with it."""
+    table = (Stage * len(stages))(*stages)
+    return Stage(kind=_BESIDE, task=ctypes.addressof(table), added=-1, rows=len(stages)), table

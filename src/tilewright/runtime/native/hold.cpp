@@ -67,6 +67,7 @@ void handed_out(tw_task task, void* context, int64_t count, int64_t grain) {
   const int64_t turn = post.turn + 1, parts = (count - 1) / piece + 1;
   post.task = task, post.context = context, post.count = count, post.piece = piece;
   __atomic_store_n(&post.turn, turn, __ATOMIC_RELEASE);
+  holding = false;  // regions of a share are its own
   task(context, 0, piece < count ? piece : count, 0);
   for (int64_t w = 1; w < hold_size; w++) {
     int64_t& word = shares[w].word;
@@ -75,6 +76,7 @@ void handed_out(tw_task task, void* context, int64_t count, int64_t grain) {
       take_back(word, turn);
     else if (w < parts) task(context, piece * w, piece * (w + 1) < count ? piece * (w + 1) : count, 0);
   }
+  holding = true;
 }
 void hold_part(void*) {
   const int number = team_number();

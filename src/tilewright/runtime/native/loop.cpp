@@ -7,9 +7,10 @@
 #define TW_API extern "C" __attribute__((visibility("default")))
 
 struct tw_stage {  // addresses are bases[slot] + offset (bytes)
-  int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes, 3: `rows` steps of a loop with `x` wires
+  int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes, 3: `rows` steps of a loop with `x` wires,
+                   // 4: `rows` stages side by side
   void* function;    // what runs a launch table, or a product
-  const void* task;     // the table, the product, or the loop
+  const void* task;     // the table, the product, the loop, or the stages
   void* held_function;  // the same where threads watch for work
   const void* held_task;  // of a loop: its wires
   int64_t x, x_offset, added, added_offset, out, out_offset;  // slots; added < 0: nothing is added
@@ -57,9 +58,34 @@ void (*hold)(void (*body)(void*), void* context);
 int64_t (*held)(void);
 void (*resize)(int64_t n, int pin);
 
+void (*parallel)(void (*task)(void*, int64_t, int64_t, int64_t), void* context, int64_t count, int64_t grain, int more);
+
 int64_t steps(tw_loop* l, int64_t end);
+int64_t run(const tw_stage& s, char* const* bases, int64_t threads, bool watched);
+
+struct Beside {
+  const tw_stage* stages;
+  char* const* bases;
+  int64_t threads, error;
+};
+void beside(void* context, int64_t begin, int64_t end, int64_t) {
+  Beside& b = *(Beside*)context;
+  for (int64_t k = begin; k < end; k++)
+    if (int64_t error = run(b.stages[k], b.bases, b.threads, false)) __atomic_store_n(&b.error, error, __ATOMIC_RELAXED);
+}
 
 int64_t run(const tw_stage& s, char* const* bases, int64_t threads, bool watched) {
+  if (s.kind == 4) {
+    const tw_stage* all = (const tw_stage*)s.task;
+    Beside b = {all, bases, threads, 0};
+    if (watched && threads <= s.rows) {  // a thread for each, which none waits for step by step
+      parallel(beside, &b, s.rows, 1, 0);
+      return b.error;
+    }
+    for (int64_t k = 0; k < s.rows; k++)
+      if (int64_t error = run(all[k], bases, threads, watched)) return error;
+    return 0;
+  }
   if (s.kind == 3) {
     tw_loop* inner = (tw_loop*)s.task;
     const tw_wire* wires = (const tw_wire*)s.held_task;
@@ -114,10 +140,11 @@ void held_steps(void* context) {
 }  // namespace
 
 // Addresses of the thread pool's functions; called once, before anything else.
-TW_API void tw_attach(void* hold_at, void* held_at, void* resize_at) {
+TW_API void tw_attach(void* hold_at, void* held_at, void* resize_at, void* parallel_at) {
   hold = (decltype(hold))hold_at;
   held = (decltype(held))held_at;
   resize = (decltype(resize))resize_at;
+  parallel = (decltype(parallel))parallel_at;
 }
 
 // Runs steps from number `l->done` up to `end`, or until the condition forbids another one. Returns the code of a failed
