@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.runtime.process import script
+from tests.runtime.process import script, within
 
 from tilewright.options import Options
 from tilewright.runtime import device, pool
@@ -55,15 +56,6 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Calls]:
     yield calls
     torch.set_num_threads(before)
     assert calls.pool.shutdown()
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether a condition comes to hold: on a busy machine, a team that came late is left alone for a while."""
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            return False
-    return True
 
 
 @pytest.fixture
@@ -167,10 +159,25 @@ def test_a_held_thread_that_does_not_come_is_not_waited_for() -> None:
     assert calls.pool.shutdown()
 
 
+def taken_by_others() -> float:
+    """Seconds that the cores have worked for other processes."""
+    user, nice, system, *_ = (int(n) for n in Path("/proc/stat").read_text().split()[1:9])
+    own = os.times()
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks for the cores of threads")
 def test_a_thread_that_wakes_on_its_callers_core_leaves_it(calls: Calls) -> None:
     torch.set_num_threads(2)
-    assert within(20.0, lambda: calls("together", calls.pool.hold, 10) <= 2)
+    found: list[int] = []
+    for _ in range(10):
+        start, before = time.monotonic(), taken_by_others()
+        late = calls("together", calls.pool.hold, 10)
+        if taken_by_others() - before < 0.1 * (time.monotonic() - start):
+            found.append(late)
+    if not found:
+        pytest.skip("other programs have the cores")
+    assert min(found) <= 2
 
 
 def test_scratch_belongs_to_one_thread(calls: Calls) -> None:

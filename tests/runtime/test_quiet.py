@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.runtime.process import within
 from torch import Tensor
 
 import tilewright
@@ -145,12 +146,18 @@ def test_calls_that_came_late_are_the_callers_for_a_while(threads: pool.Pool) ->
         time.sleep(0.02)
 
     quick = steps.sharing(lambda tensors: seen.append(torch.get_num_threads()), 10**9)
-    time.sleep(0.4)
-    for _ in range(20):
-        quick([])
-    assert seen == [2] * 20, "calls in time are shared"
-    seen.clear()
+
+    def shared() -> bool:
+        """Twenty calls in a row are shared. A team that sleeps is asked first, and left where the machine is busy."""
+        seen.clear()
+        time.sleep(0.4)
+        for _ in range(20):
+            quick([])
+        return seen == [2] * 20
+
     late = steps.sharing(act, 1000)
+    assert within(30.0, shared), "calls in time are shared"
+    seen.clear()
     late([])
     late([])
     assert seen == [2, 1] and torch.get_num_threads() == 2
@@ -160,9 +167,7 @@ def test_calls_that_came_late_are_the_callers_for_a_while(threads: pool.Pool) ->
     finally:
         torch.use_deterministic_algorithms(False)
     assert seen == [2, 1, 2], "the same bits are asked for"
-    time.sleep(0.4)
-    quick([])
-    assert seen == [2, 1, 2, 2], "it is tried again"
+    assert within(30.0, shared), "it is tried again"
     assert threads.workers >= 1
 
 
