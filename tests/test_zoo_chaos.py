@@ -86,6 +86,17 @@ def test_more_jumps_than_eagers_are_refused() -> None:
     assert verdict is not None and not verdict.passed and "21 jumps" in verdict.why
 
 
+@pytest.mark.parametrize("rows", [2, 20])
+def test_one_edge_moves_a_row(rows: int) -> None:
+    """However many elements a row has; but not in more rows than eager's edges move."""
+    ours = [t.reshape(100, 40) for t in run(4, every=30)]
+    for k in range(rows):
+        ours[k][3 * k] *= 0.9
+    others = [[t.reshape(100, 40) for t in run(n, largest=2.0)] for n in (1, 2, 3)]
+    verdict = chaos.judged(ours, others[0], [r.reshape(100, 40) for r in exact()], others[1:])
+    assert verdict is not None and verdict.passed is (rows == 2), verdict
+
+
 FLIPPED = [False]
 
 
