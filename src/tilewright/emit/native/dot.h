@@ -6,10 +6,6 @@ namespace tw {
 // What the sums of a product start from: nothing, the block itself, or the block with each column times a factor.
 enum class Start { nothing, block, scaled };
 
-// Products that are added up in one chain. What a chain has summed is added to the block: one of hundreds of products
-// would round each time by the size of the whole.
-constexpr i64 TW_CHAIN = 32;
-
 // acc[r][j] = start + sum over k < depth of a[r][k] * b[k][j], for M rows (of which `rows` are there; others repeat the
 // last one and are not stored) and J registers. `width` registers lie between rows of acc, and of b. Near: rows of a are
 // neighbours in memory, all of them are there.
@@ -17,42 +13,35 @@ template <int M, int J, Start S, bool Near, class T, int L>
 TW_NOINLINE void dot_strip(
     vec<T, L>* acc, i64 rows, i64 width, const T* a, i64 row_step, i64 k_step, const vec<T, L>* b, const vec<T, L>* factor, i64 depth) {
   typedef typename vec<T, L>::raw R;
+  R sum[M][J];
   const T* at[M];
 #pragma GCC unroll 16
-  for (int r = 0; r < M; r++) at[r] = a + (Near || r < rows ? r : rows - 1) * row_step;
-  i64 k = 0;
-  do {
-    const bool first = k == 0;
-    const i64 stop = depth - k < TW_CHAIN ? depth : k + TW_CHAIN;
-    R sum[M][J];
+  for (int r = 0; r < M; r++) {
+    const i64 here = Near || r < rows ? r : rows - 1;
+    at[r] = a + here * row_step;
+#pragma GCC unroll 4
+    for (int j = 0; j < J; j++)
+      sum[r][j] = S == Start::nothing ? R{} : S == Start::block ? acc[here * width + j].v : acc[here * width + j].v * factor[j].v;
+  }
+  for (i64 k = 0; k < depth; k++) {
+    R w[J];
+#pragma GCC unroll 4
+    for (int j = 0; j < J; j++) w[j] = b[j].v;
 #pragma GCC unroll 16
-    for (int r = 0; r < M; r++)
+    for (int r = 0; r < M; r++) {
+      const R x = (Near ? a[r] : *at[r]) - R{};
+      if (!Near) at[r] += k_step;
 #pragma GCC unroll 4
-      for (int j = 0; j < J; j++) sum[r][j] = R{};
-    for (; k < stop; k++) {
-      R w[J];
-#pragma GCC unroll 4
-      for (int j = 0; j < J; j++) w[j] = b[j].v;
-#pragma GCC unroll 16
-      for (int r = 0; r < M; r++) {
-        const R x = (Near ? a[r] : *at[r]) - R{};
-        if (!Near) at[r] += k_step;
-#pragma GCC unroll 4
-        for (int j = 0; j < J; j++) sum[r][j] = fused(x, w[j], sum[r][j]);
-      }
-      a += k_step;
-      b += width;
+      for (int j = 0; j < J; j++) sum[r][j] = fused(x, w[j], sum[r][j]);
     }
+    a += k_step;
+    b += width;
+  }
 #pragma GCC unroll 16
-    for (int r = 0; r < M; r++)
-      if (Near || r < rows)
+  for (int r = 0; r < M; r++)
+    if (Near || r < rows)
 #pragma GCC unroll 4
-        for (int j = 0; j < J; j++) {
-          R& to = acc[r * width + j].v;
-          if (!first || S == Start::block) to = to + sum[r][j];
-          else to = S == Start::nothing ? sum[r][j] : fused(to, factor[j].v, sum[r][j]);
-        }
-  } while (k < depth);
+      for (int j = 0; j < J; j++) acc[r * width + j].v = sum[r][j];
 }
 
 template <class V> TW_INLINE void clear(V* at, i64 count) {
@@ -78,12 +67,7 @@ TW_INLINE void dot(
   for (i64 r = 0; r < rows; r++)
     for (i64 j = 0; j < width; j++) {
       T sum = S == Start::nothing ? T{} : S == Start::block ? acc[r * width + j] : acc[r * width + j] * factor[j];
-      for (i64 k = 0; k < depth;) {
-        const i64 stop = depth - k < TW_CHAIN ? depth : k + TW_CHAIN;
-        T part{};
-        for (; k < stop; k++) part = fma(a[r * row_step + k * k_step], b[k * width + j], part);
-        sum = sum + part;
-      }
+      for (i64 k = 0; k < depth; k++) sum = fma(a[r * row_step + k * k_step], b[k * width + j], sum);
       acc[r * width + j] = sum;
     }
 }
