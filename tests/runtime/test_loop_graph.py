@@ -28,8 +28,12 @@ class Again:
         self.recorded = self.replayed = 0
         self.captures, self.checked = True, False
 
-    def ready(self) -> bool:
-        return True
+        self.stream: int | None = 1
+        self.asked: list[int] = []
+
+    def ready(self, before: int) -> int | None:
+        self.asked.append(before)
+        return self.stream
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         if not self.captures:
@@ -150,3 +154,16 @@ def test_what_could_find_a_bad_index_behind_the_end_runs_step_by_step(again: Aga
             i, x = torch.tensor(2), torch.randn(4)
             torch.testing.assert_close(compiled(i, x), looked(i, x))
     assert again.replayed == 0
+
+
+def test_each_set_of_sizes_waits_for_the_stream_that_used_its_memory(again: Again) -> None:
+    """Not for the one that the loop used last with other sizes; and nothing runs while the caller captures."""
+    compiled = torch.compile(walked, backend="tilewright", dynamic=True)
+    w = torch.randn(16, 16) / 4
+    with torch.no_grad():
+        for batch, stream in ((3, 1), (3, 1), (5, 2), (5, 2), (3, 2), (3, 1), (3, None)):
+            again.stream = stream
+            x, h = torch.randn(4, batch, 16), torch.randn(batch, 16)
+            torch.testing.assert_close(compiled(x, h, w), walked(x, h, w))
+    assert again.asked[1:] == [-1, -1, -1, 1, 2, 1]
+    assert again.replayed == 4

@@ -373,22 +373,19 @@ class StepRecorder:
         self._device = device
         self._capturing = capturing_on(ordinal)
         self._side: torch.cuda.Stream | None = None
-        self._used = -1
 
-    def ready(self) -> bool:
-        """Whether replays may run now: not while the caller captures. Waits for another stream that still uses their
-        memory. Raises what an earlier kernel found wrong."""
+    def ready(self, before: int) -> int | None:
+        """The stream on which replays may run now; None while the caller captures. Waits for the stream `before`, which
+        used their memory last (-1: none), if it is another. Raises what an earlier kernel found wrong."""
         if self._capturing():
-            return False
+            return None
         code = self._device.failed() if self._device is not None else 0
         if code:
             raise_error(code)
         stream = current_stream(self._ordinal)
-        if stream != self._used:
-            if self._used >= 0:
-                torch.cuda.synchronize(self._ordinal)
-            self._used = stream
-        return True
+        if before not in (-1, stream):
+            torch.cuda.synchronize(self._ordinal)
+        return stream
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """What does the same again. Raises RuntimeError where it cannot be captured; nothing else is then lost."""

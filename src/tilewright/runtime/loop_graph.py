@@ -53,9 +53,9 @@ class Recorder(Protocol):
         """What does the same again, on the same memory. Raises RuntimeError where the device cannot."""
         ...
 
-    def ready(self) -> bool:
-        """Whether replays may run now; called before memory that they share is written to, so waits for another stream
-        that still uses it. Raises what an earlier kernel found wrong."""
+    def ready(self, before: int) -> int | None:
+        """The stream on which replays may run now; None while the caller captures. Waits for the stream `before`, which
+        used their memory last (-1: none), if it is another. Raises what an earlier kernel found wrong."""
         ...
 
 
@@ -76,6 +76,8 @@ class _Sizes:
     follows and how many there were."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
+    stream: int = -1
+    """That used the memory of these graphs last."""
     addresses: tuple[int, ...] | None = None
     moving: set[int] = field(default_factory=set)
     captures: int = 0
@@ -126,11 +128,15 @@ class GraphLoop:
     ) -> tuple[list[Tensor], list[Tensor], bool] | None:
         """Carried values, what was stacked, and whether another step would follow the last one, of at most `most`
         steps (just so many, unless data end the loop). None where this call must run step by step."""
-        if self.refused or not self.recorder.ready():
+        if self.refused:
             return None
         found = self._found(state, sliced, outer)
         with found.lock:
-            return self._run(found, most, state, sliced, outer) if self._ready(found, outer) else None
+            stream = self.recorder.ready(found.stream)
+            if stream is None or not self._ready(found, outer):
+                return None
+            found.stream = stream
+            return self._run(found, most, state, sliced, outer)
 
     def _found(self, state: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Argument]) -> _Sizes:
         key = (
