@@ -19,6 +19,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -246,15 +247,28 @@ def _calls_per_sample(run: Run) -> int:
 
 
 def silence(pause: float = PAUSE) -> None:
-    """Wait `pause` seconds, and longer until no thread of this process runs any more: some runtimes let theirs spin for
-    50 ms after a call, on the cores that the next one wants."""
+    """Wait `pause` seconds, and longer until no thread of this process runs any more, or is about to: some runtimes let
+    theirs spin for 50 ms after a call, on the cores that the next one wants."""
     start = time.perf_counter()
     time.sleep(pause)
     while time.perf_counter() < start + LONGEST_PAUSE:
         used, since = time.process_time(), time.perf_counter()
         time.sleep(pause / 3)
-        if time.process_time() - used <= QUIET * (time.perf_counter() - since):
+        if time.process_time() - used <= QUIET * (time.perf_counter() - since) and not _others_are_ready():
             break
+
+
+def _others_are_ready() -> bool:
+    """Whether another thread of this process wants a core, though it may not have one; False where no one says."""
+    own = str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("*/stat"):
+        try:
+            state = task.read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it has ended
+            continue
+        if state == "R" and task.parent.name != own:
+            return True
+    return False
 
 
 def _sample(run: Run, calls: int, pause: float) -> float:
