@@ -248,8 +248,8 @@ class _Importer:
         if results[0] is not None and (len(results) == 1 or used_results(node) <= {0}):
             call = replace(call, specialise=self.specialiser(node, inputs, results[0].shape))
         alone = self.standing_alone(node)
-        if made is None or by_place(node) or call.reason == _READS_ROWS:
-            call = self.relying(node, call, inputs)
+        relies = made is None or bool(by_place(node)) or call.reason == _READS_ROWS
+        call = self.with_strides(node, call, inputs, relies=relies)
         if made is None:
             if not alone:
                 raise UnsupportedError(
@@ -287,11 +287,14 @@ class _Importer:
         self.b.close_origin(origin, call, inputs, made)
         return made
 
-    def relying(self, node: fx.Node, call: LibraryCall, inputs: Sequence[Value]) -> LibraryCall:
-        """`call` with what it relies on: how its operands lie."""
-        if call.specialise is not None and call.reason != _READS_ROWS:
-            return call
-        return replace(call, lies=self.memory.relied_on(node, inputs), apart=bool(by_place(node)))
+    def with_strides(
+        self, node: fx.Node, call: LibraryCall, inputs: Sequence[Value], *, relies: bool
+    ) -> LibraryCall:
+        """`call` with how its operands lie in the program, and whether it relies on that."""
+        strides = self.memory.strides_of(node, inputs)
+        if relies and (call.specialise is None or call.reason == _READS_ROWS):
+            return replace(call, lies=strides, apart=bool(by_place(node)))
+        return replace(call, seen=strides)
 
     def standing_alone(self, node: fx.Node) -> bool:
         """Whether the node's call computes the same from its operands' elements, strides and offsets alone."""

@@ -72,7 +72,7 @@ class Memory:
         lying, made = self.lying(node), self.entries.get(node)
         return lying is not None and isinstance(made, Value) and lying.fills(made.shape)
 
-    def relied_on(self, node: fx.Node, inputs: Sequence[Value]) -> tuple[tuple[Expr, ...] | None, ...]:
+    def strides_of(self, node: fx.Node, inputs: Sequence[Value]) -> tuple[tuple[Expr, ...] | None, ...]:
         """The strides that a call may rely on, by operand: those of the program, since the call may view it in another
         shape and its results follow them. Not those of tensors whose elements share memory, which no copy can have."""
         held: dict[Value, tuple[Expr, ...]] = {}

@@ -64,10 +64,11 @@ class LibraryCall:
     None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
     and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
     `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any); with
-    `apart`, the call addresses storage by place, and each operand needs one of its own. `loop` is what the call does,
-    if that is known step by step. `places` says which of the callable's results, counted through nested lists, are the
-    op's (tensors, then the numbers that it binds); empty: the first ones. `spare` is what the program asked for, where
-    this call stands in its place; `refused` says what else was offered and failed.
+    `apart`, the call addresses storage by place, and each operand needs one of its own. `seen` are those that they have
+    in the program, for a call that takes any: a library may add up in another order elsewhere. `loop` is what the call
+    does, if that is known step by step. `places` says which of the callable's results, counted through nested lists,
+    are the op's (tensors, then the numbers that it binds); empty: the first ones. `spare` is what the program asked
+    for, where this call stands in its place; `refused` says what else was offered and failed.
 
     A call with a `group` (None: any other call) is a collective: all processes of the group make the same ones in the
     same order, so that none is merged, dropped, repeated, run while compiling or moved past another (none is `pure`).
@@ -91,6 +92,7 @@ class LibraryCall:
     rivals: tuple[Rival, ...] = ()
     key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
+    seen: tuple[tuple[Expr, ...] | None, ...] = ()
     apart: bool = False
     places: tuple[int, ...] = ()
     loop: Loop | None = None

@@ -21,8 +21,9 @@ def bound(call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
     left = {k: Operand(n) for n, k in enumerate(k for k in range(count) if k not in frozen)}
     put = lambda a: (left.get(a.index) or frozen[a.index]) if isinstance(a, Operand) else a  # noqa: E731
     kwargs = tuple((name, put(a)) for name, a in call.kwargs)
-    lies = tuple(strides for k, strides in enumerate(call.lies) if k not in frozen)
-    return replace(call, args=tuple(map(put, call.args)), kwargs=kwargs, lies=lies, specialise=None)
+    lies, seen = (tuple(s for k, s in enumerate(of) if k not in frozen) for of in (call.lies, call.seen))
+    args = tuple(map(put, call.args))
+    return replace(call, args=args, kwargs=kwargs, lies=lies, seen=seen, specialise=None)
 
 
 def offered(faster: LibraryCall, captured: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:

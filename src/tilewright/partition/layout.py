@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 
 from ..ir import dims
-from ..ir.expr import Expr, axes_of, axis
+from ..ir.expr import Expr, axes_of, axis, substitute
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.ops.strided import Lying
 from ..ir.tensor import TensorExpr
@@ -25,13 +26,20 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
     """Layouts of kernel results that are not to be dense. `known` are those that are settled already (graph inputs and
     outputs, results of library calls).
 
-    A result that a library call reads lies as that call relies on. A result of rank 4 or 5 has its channel (dim 1)
-    innermost if a library call that reads it wants that, or if it reads a tensor of its batch and channel sizes that
-    lies so (its layout follows the larger part of what it reads)."""
-    wanted, relied = _wanted(graph), _relied_on(graph)
+    A result that a library call reads lies as that call relies on. What such a call sees of other memory, where
+    strides cannot say it and a kernel has to copy it, lies as it does in the program. A result of rank 4 or 5 has its
+    channel (dim 1) innermost if a library call that reads it wants that, or if it reads a tensor of its batch and
+    channel sizes that lies so (its layout follows the larger part of what it reads)."""
+    wanted, relied, seen = _wanted(graph), _relied_on(graph), _seen(graph)
     found: dict[Value, Layout] = {}
+    settled = ChainMap(found, dict(known))
     for op in graph.ops:
-        if op.expr is None or op.expr.is_view():
+        if op.expr is None:
+            continue
+        if op.expr.is_view():
+            strides = wanted.get(op.output) or seen.get(op.output)
+            if strides is not None and op.output not in known and shown(op, settled) is None:
+                found[op.output] = Layout(strides)
             continue
         for v in op.outputs:
             if v in known:
@@ -79,6 +87,35 @@ def _relied_on(graph: Graph) -> dict[Value, tuple[Expr, ...]]:
             if strides is not None and Lying(strides, dims.ZERO, v.numel).fills(v.shape):
                 found[v] = strides
     return found
+
+
+def _seen(graph: Graph) -> dict[Value, tuple[Expr, ...]]:
+    """The strides in the program of what library calls read that take any, where a tensor without gaps can have
+    them."""
+    found: dict[Value, tuple[Expr, ...]] = {}
+    for op in graph.ops:
+        for v, strides in zip(op.inputs, op.call.seen if op.call is not None else (), strict=False):
+            if strides is not None and Lying(strides, dims.ZERO, v.numel).fills(v.shape):
+                found.setdefault(v, strides)
+    return found
+
+
+def shown(op: Op, layouts: Mapping[Value, Layout]) -> tuple[Layout, Expr] | None:
+    """The strides and the offset by which a view is its source's memory; None if there are none."""
+    expr = op.expr
+    assert expr is not None
+    if len(op.inputs) != 1 or op.inputs[0].dtype != op.output.dtype:
+        return None
+    source = op.inputs[0]
+    layout = layouts.get(source) or Layout(dims.dense_strides(source.shape))
+    offset = dims.add(*(dims.mul(i, s) for i, s in zip(expr.body[0].args, layout.strides, strict=True)))
+    strides = [dims.coefficient(offset, axis(a)) for a in expr.axes]
+    base = substitute(offset, {axis(a): dims.ZERO for a in expr.axes})
+    known = [s for s in strides if s is not None and dims.at_least(s, 0)]
+    if len(known) != len(strides) or axes_of(base):
+        return None
+    whole = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
+    return (Layout(tuple(known)), base) if whole is offset else None
 
 
 def _behind(expr: TensorExpr, source: Value, strides: tuple[Expr, ...]) -> tuple[Expr, ...] | None:

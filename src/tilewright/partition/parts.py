@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir import dims
-from ..ir.expr import axes_of, axis, substitute
-from ..ir.graph import Graph, Layout, Op, Value
+from ..ir.graph import Graph, Op, Value
 from ..ir.kernel import Kernel, ViewStep
-from .layout import settled_layouts
+from .layout import settled_layouts, shown
 from .recompute import recomputed
 
 
@@ -34,13 +32,7 @@ class Parts:
         kept = self.graph.kept()
         held = kept.union(v for v in self.graph.inputs if isinstance(v, Value))
         for op in self.graph.ops:
-            if (
-                op.expr is None
-                or op.kernel >= 0
-                or not op.expr.is_view()
-                or len(op.inputs) != 1
-                or op.inputs[0].dtype != op.output.dtype
-            ):
+            if op.expr is None or op.kernel >= 0 or not op.expr.is_view() or len(op.inputs) != 1:
                 continue
             readers = self.consumers.get(op.output, [])
             returned = op.output in self.shown and op.inputs[0] in held
@@ -48,25 +40,12 @@ class Parts:
                 continue
             if not all(r.call is not None for r in readers):
                 continue
-            step = self.view_step(op)
-            if step is not None:
-                found[op.output] = step
-                self.layouts[op.output] = step.layout
+            memory = shown(op, self.layouts)
+            if memory is not None:
+                layout, offset = memory
+                found[op.output] = ViewStep(op.output, op.inputs[0], layout, offset)
+                self.layouts[op.output] = layout
         return found
-
-    def view_step(self, op: Op) -> ViewStep | None:
-        expr = op.expr
-        assert expr is not None
-        source = op.inputs[0]
-        layout = self.layouts.get(source) or Layout(dims.dense_strides(source.shape))
-        offset = dims.add(*(dims.mul(i, s) for i, s in zip(expr.body[0].args, layout.strides, strict=True)))
-        strides = [dims.coefficient(offset, axis(a)) for a in expr.axes]
-        base = substitute(offset, {axis(a): dims.ZERO for a in expr.axes})
-        known = [s for s in strides if s is not None and dims.at_least(s, 0)]
-        if len(known) != len(strides) or axes_of(base):
-            return None
-        whole = dims.add(base, *(dims.mul(axis(a), s) for a, s in zip(expr.axes, known, strict=True)))
-        return ViewStep(op.output, source, Layout(tuple(known)), base) if whole is offset else None
 
     def generated(self) -> list[Op]:
         """Ops that need a kernel."""
