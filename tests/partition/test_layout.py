@@ -108,3 +108,19 @@ def test_a_product_of_a_copy_is_as_exact_as_eager() -> None:
         for name, result in (("eager", Gram()(x)), ("ours", compiled(x))):
             errors[name] += (result - exact).square().sum().item()
     assert errors["ours"] <= 4 * errors["eager"]
+
+
+def test_a_product_of_four_dims_is_priced_beside_a_matrix_product() -> None:
+    """What its call sees in the program has two dims; the views between are gone where it is priced."""
+    x, rows, weight = torch.randn(2, 4, 3, 4), torch.randn(4, 8, requires_grad=True), torch.randn(8, 3)
+
+    def program(x: Tensor, rows: Tensor) -> Tensor:
+        return (x.unsqueeze(-1) * rows).sum(-2) @ weight
+
+    compiled = torch.compile(program, backend="tilewright")
+    for seen, wanted in zip(
+        torch.autograd.grad(compiled(x, rows).square().sum(), rows),
+        torch.autograd.grad(program(x, rows).square().sum(), rows),
+        strict=True,
+    ):
+        torch.testing.assert_close(seen, wanted, rtol=1e-4, atol=1e-3)

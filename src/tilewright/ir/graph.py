@@ -106,6 +106,13 @@ class LibraryCall:
         """Whether other processes make this call too."""
         return self.group is not None
 
+    def verify(self, inputs: Sequence[Value]) -> None:
+        """Raise ValueError unless the strides of each operand are as many as its dims."""
+        for known in (self.lies, self.seen):
+            for v, strides in zip(inputs, known, strict=False):
+                if strides is not None and len(strides) != len(v.shape):
+                    raise ValueError(f"{self.name}: {strides} are no strides of {v}")
+
 
 class Spare:
     """A call that does the same on the same operands, until the faster one has run once."""
@@ -378,8 +385,10 @@ class Graph:
                 raise ValueError(f"{op.name}: reads {missing} before definition")
             if op.expr is not None and bodies:
                 verify_expr(op, op.expr)
-            if op.call is not None and op.call.loop is not None and bodies:
-                op.call.loop.verify(op.inputs, op.outputs)
+            if op.call is not None and bodies:
+                op.call.verify(op.inputs)
+                if op.call.loop is not None:
+                    op.call.loop.verify(op.inputs, op.outputs)
             if not known.isdisjoint(op.outputs):
                 raise ValueError(f"{op.name}: defines a value twice")
             known.update(op.outputs)

@@ -156,7 +156,9 @@ def called(graph: Graph) -> Graph:
 
     def call_of(op: Op) -> LibraryCall | None:
         origin = graph.origins[op.origin] if op.origin >= 0 else None
-        return origin.call if origin is not None and is_contraction(op) else None
+        if origin is None or origin.call is None or not is_contraction(op):
+            return None
+        return replace(origin.call, seen=())  # of operands that may have other shapes here
 
     ops = [(op, call_of(op)) for op in graph.ops]
     return graph.with_ops(
