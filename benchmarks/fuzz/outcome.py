@@ -19,6 +19,14 @@ class Outcome:
     inputs: list[Tensor]
 
 
+@dataclass(frozen=True)
+class Draw:
+    """What one draw made: ours, eager's and that of float64. `seed` is that of the inputs."""
+
+    seed: int
+    outcomes: tuple[Outcome, Outcome, Outcome]
+
+
 def ran(
     forward: Callable[..., tuple[Tensor, ...]],
     inputs: Sequence[Tensor],

@@ -1,16 +1,20 @@
-"""What the judge makes of eager's luck, and of torch's faults: more draws, and torch's own decompositions."""
+"""What the judge makes of eager's luck, of chance and of torch's faults: more draws, and torch's own decompositions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from benchmarks.fuzz import judge
+from benchmarks.fuzz.chance import is_chance
 from benchmarks.fuzz.contradiction import contradicted
 from benchmarks.fuzz.judge import Setting, judged
-from benchmarks.fuzz.outcome import Outcome, ran
+from benchmarks.fuzz.outcome import Draw, Outcome, ran
 from benchmarks.fuzz.program import Given, Program, Statement, function
+
+from tilewright import accuracy
 
 
 def test_a_tensor_in_which_one_sum_errs_is_judged_over_many_draws() -> None:
@@ -49,3 +53,54 @@ def test_only_results_that_are_right_by_the_decompositions_are_excused_by_a_cont
     assert contradicted(program, inputs, True, ours, faulty) == "gradients[0]"
     wrong: Outcome = replace(ours, gradients=[ours.gradients[0] * 1.001])
     assert contradicted(program, inputs, True, wrong, faulty) == ""
+
+
+def steep() -> Program:
+    """Where x0 and x1 lie close together, the last bit of either moves the result far."""
+    made = Statement(("v0",), "1 / ({0} - {1})", ("x0", "x1"))
+    return Program((Given("x0", (50,), "float32"), Given("x1", (50,), "float32")), (made,), ("v0",), {}, {})
+
+
+def steep_draws(ours: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]) -> list[Draw]:
+    """Draws of `steep` in which `ours` makes our result of a draw's number, eager's result and the exact one."""
+    found: list[Draw] = []
+    for seed in range(64):
+        eager, exact = (
+            ran(function(steep().source(), double=d), steep().inputs(seed, double=d), training=False)
+            for d in (False, True)
+        )
+        made = ours(seed, eager.results[0], exact.results[0])
+        found.append(Draw(seed, (replace(eager, results=[made]), eager, exact)))
+    return found
+
+
+def chance(draws: Sequence[Draw]) -> bool:
+    return is_chance(steep(), draws, "results", 0, training=False, later=False, device="cpu")
+
+
+@pytest.mark.parametrize(("moved", "excused"), [(2e-7, True), (2e-5, False)])
+def test_one_steep_place_may_err_as_far_as_a_rounding_moves_it(moved: float, excused: bool) -> None:
+    """At the steepest place of all, ours is what other inputs would give: 2e-7 is the last bits of two."""
+
+    def ours(seed: int, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        made = eager.clone()
+        if seed == steepest:
+            place = int(exact.abs().argmax())
+            made[place] += moved * exact[place].square()
+        return made
+
+    steepest = -1
+    tops = [float(d.outcomes[2].results[0].abs().max()) for d in steep_draws(lambda _, eager, __: eager)]
+    steepest = tops.index(max(tops))
+    draws = steep_draws(ours)
+    pooled = [torch.cat([d.outcomes[i].results[0] for d in draws]) for i in range(3)]
+    assert not accuracy.compare(*pooled).passed
+    assert chance(draws) == excused
+
+
+def test_small_errors_of_most_draws_are_no_chance() -> None:
+    assert not chance(steep_draws(lambda _, eager, exact: (exact + 4 * (eager - exact)).float()))
+
+
+def test_what_is_no_number_is_no_chance() -> None:
+    assert not chance(steep_draws(lambda seed, eager, _: eager * float("nan") if seed == 9 else eager))

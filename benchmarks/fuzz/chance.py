@@ -1,0 +1,67 @@
+"""Whether what the rule refuses over many draws is chance.
+
+Errors of ill-conditioned programs have long tails: one number of thousands errs as far as all the others together, and
+whether it is ours or eager's is chance. That is so where both hold: with the roles exchanged the rule refuses about as
+many draws, and wherever we err further than eager does anywhere, the exact result moves as far if the inputs are
+rounded once more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.fuzz.outcome import Draw, ran
+from benchmarks.fuzz.program import Program, function
+from benchmarks.fuzz.smooth import nudged
+from tilewright import accuracy
+
+SIGMAS = 2.0
+"""Standard deviations by which the draws that are refused may outnumber those that are with the roles exchanged."""
+ROUNDED = 8
+"""Ways to round the inputs of a draw once more."""
+ROUNDINGS = 4.0
+"""Times the largest of the changes that these make: programs round what they compute, too."""
+
+
+def is_chance(
+    program: Program, draws: Sequence[Draw], part: str, k: int, *, training: bool, later: bool, device: str
+) -> bool:
+    """Whether the `k`-th tensor of a part of the outcome is as exact as eager's but for chance."""
+    triples = [[getattr(o, part)[k] for o in d.outcomes] for d in draws]
+    if not triples[0][0].is_floating_point() or not all(
+        bool(t.isfinite().all()) for ts in triples for t in ts
+    ):
+        return False
+    ours = sum(not accuracy.compare(y, e, r).passed for y, e, r in triples)
+    theirs = sum(not accuracy.compare(e, y, r).passed for y, e, r in triples)
+    if ours - theirs > SIGMAS * math.sqrt(ours + theirs):
+        return False
+    most = max(float((e - r).abs().max()) for _, e, r in triples if r.numel())
+    for number, (draw, (y, _, r)) in enumerate(zip(draws, triples, strict=True)):
+        error = (y - r).abs()
+        far = error > most
+        if not bool(far.any()):
+            continue
+        moved = _moved(program, draw, number, part, k, training=training, later=later, device=device)
+        if bool((error > ROUNDINGS * moved)[far].any()):
+            return False
+    return True
+
+
+def _moved(
+    program: Program, draw: Draw, number: int, part: str, k: int, *, training: bool, later: bool, device: str
+) -> Tensor:
+    """How far the exact result moves, at most, if the inputs of a draw are rounded."""
+    plain = function(program.source(), double=True)
+    wide = program.inputs(draw.seed, later=later, double=True, device=device)
+    given = program.inputs(draw.seed, later=later, device=device)
+    unit = max((torch.finfo(x.dtype).eps / 2 for x in given if x.is_floating_point()), default=0.0)
+
+    def told(size: float, way: int) -> Tensor:
+        return getattr(ran(plain, nudged(wide, size, way), training=training, draw=number), part)[k].detach()
+
+    here = told(0.0, 0)
+    return torch.stack([(told(unit, 1 + n) - here).abs() for n in range(ROUNDED)]).amax(0)
