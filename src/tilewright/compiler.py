@@ -42,6 +42,7 @@ from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
 from tilewright.partition.library import select, spared
+from tilewright.partition.loop_rows import part_of, parts_for, rows_of
 from tilewright.partition.loops import distinct, with_bodies
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
@@ -332,18 +333,29 @@ def _looped(
     bodies: list[_Made] = []
     alone = options.replace(measure=False)  # products of ours run without Python between steps
 
-    def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
-        body, order = distinct(loop.body)
+    def made_of(body: Graph) -> tuple[_Made, Executable]:
         kept = (Shares.NOTHING,) * len(body.outputs)
         made = _generated(
             Recorder(), body, alone, replace(place, host=(), late=False), kept, sizes, False, repeated=True
         )
+        return made, executable(made.cover, made.plan, made.unit, options, kind="loop")
+
+    def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
+        body, order = distinct(loop.body)
+        made, runs = made_of(body)
         bodies.append(made)
-        runs = executable(made.cover, made.plan, made.unit, options, kind="loop")
         plain = meaning if options.verify is True else None
         if place.device == "cpu":
             native = loop_function(Store(default_root(options)), options)
-            return LoopRunner(loop, order, runs, native, meaning=plain)
+            rows = rows_of(loop, body)
+            threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
+            fewest = machine_of(place, options).loop_rows
+            parts = parts_for(rows, threads, fewest) if rows is not None and fewest else 1
+            if rows is None or parts < 2:
+                return LoopRunner(loop, order, runs, native, meaning=plain)
+            _, part_runs = made_of(part_of(loop, body, rows // parts))
+            part = LoopRunner(loop, order, part_runs, native)
+            return LoopRunner(loop, order, runs, native, meaning=plain, rows=(parts, rows // parts, part))
         return LoopRunner(loop, order, runs, recorder=recorder(made.unit, place.ordinal), meaning=plain)
 
     return with_bodies(graph, compiled), tuple(bodies)

@@ -162,16 +162,21 @@ class Joined:
         values = [x if isinstance(x, int) else number(cast(Expr, x), self.layouts.sizes) for x in numbers]
         state, parts, rest = ([self._like(b) for b in group] for group in (carried, sliced, outer))
         loop = runner.made_for(state, parts, [*rest, *values])
-        located = (
+        located = [
             [self.workspace.locate(b) for b in group] for group in (carried, sliced, outer, step.outputs)
-        )
-        stage, wires = loop_stage(loop.header, steps, loop.wires(*located))
-        loop.header.last = steps - 1 if loop.loop.backwards else -1
-        loop.header.hold = 0
+        ]
+        by_rows = runner.row_parts(loop, state, parts, [*rest, *values])
+        if by_rows is not None:
+            stage = by_rows.stage(steps, *located)
+            self.kept.append(by_rows)
+        else:
+            stage, wires = loop_stage(loop.header, steps, loop.wires(*located))
+            loop.header.last = steps - 1 if loop.loop.backwards else -1
+            loop.header.hold = 0
+            self.kept += [loop, wires]
         self.run = runner.native
         self.nanoseconds += steps * loop.step_ns
         self.tables.beside(loop.tables)
-        self.kept += [loop, wires]
         return stage
 
     def _like(self, b: int) -> Tensor:

@@ -15,6 +15,7 @@ from tilewright.runtime.arguments import Argument
 from tilewright.runtime.executable import Bound, Executable
 from tilewright.runtime.loop_graph import GraphLoop, Recorder, refusal_of
 from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
+from tilewright.runtime.loop_rows import RowLoop, RowParts
 from tilewright.runtime.tensors import torch_dtype
 
 MAX_STEPS = 1_000_000
@@ -26,7 +27,8 @@ class LoopRunner:
 
     Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python;
     `recorder` writes down steps on a GPU that are then replayed. `meaning` is the same loop in plain torch, if that is
-    held against it; then each step is looked at, too."""
+    held against it; then each step is looked at, too. `rows` is the same on a part of the rows: how many parts there
+    are, the rows of one, and what runs it."""
 
     def __init__(
         self,
@@ -36,12 +38,14 @@ class LoopRunner:
         native: Callable[..., int] | None = None,
         recorder: Recorder | None = None,
         meaning: Callable[..., object] | None = None,
+        rows: tuple[int, int, LoopRunner] | None = None,
     ) -> None:
         self.loop = loop
         self.order = tuple(order)
         self.executable = executable
         self.native = native
         self.meaning = meaning
+        self.rows = rows
         self.places = None if native is None else native_places(loop, order, executable.plan)
         self.graphs = None
         if recorder is not None:
@@ -51,7 +55,7 @@ class LoopRunner:
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
         self._lock = threading.Lock()
-        self._free: tuple[Bound | None, object, list[NativeLoop]] = (None, None, [])
+        self._free: tuple[Bound | None, object, list[NativeLoop | RowLoop]] = (None, None, [])
         """The sizes seen last, the shapes that they come from, and native loops for them that nobody runs."""
 
     def __call__(
@@ -77,7 +81,7 @@ class LoopRunner:
         return made
 
     def _natively(
-        self, runs: NativeLoop, most: int | None, state: Sequence[Tensor], parts: Sequence[Tensor],
+        self, runs: NativeLoop | RowLoop, most: int | None, state: Sequence[Tensor], parts: Sequence[Tensor],
         rest: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Without Python between steps."""
@@ -91,7 +95,7 @@ class LoopRunner:
 
     def _taken(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
-    ) -> NativeLoop | None:
+    ) -> NativeLoop | RowLoop | None:
         """A native loop for these sizes that nobody else runs; None where they make one impossible."""
         key = (
             [x.shape for x in state],
@@ -107,10 +111,12 @@ class LoopRunner:
             if self._free[0] is not bound:
                 self._free = (bound, key, [])
         try:
-            return NativeLoop(self.loop, self.places, bound, self.native)
+            whole = NativeLoop(self.loop, self.places, bound, self.native)
         except LookupError:
             self.places = None
             return None
+        parts = self.row_parts(whole, state, sliced, rest)
+        return whole if parts is None else RowLoop(parts, self.native)
 
     @property
     def uncaptured(self) -> str:
@@ -148,6 +154,20 @@ class LoopRunner:
             raise LookupError
         bound = self.executable.bound_for(self._sample(state, sliced, rest))
         return NativeLoop(self.loop, self.places, bound, self.native)
+
+    def row_parts(
+        self, whole: NativeLoop, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> RowParts | None:
+        """The `whole` with the same on parts of the rows beside it; None where there is no such thing."""
+        if self.rows is None:
+            return None
+        count, each, runner = self.rows
+        heads = [x[:each] for x in state], [x[:, :each] for x in sliced]
+        try:
+            return RowParts(whole, [runner.made_for(*heads, rest) for _ in range(count)])
+        except LookupError:
+            self.rows = None
+            return None
 
     def _stepwise(
         self, steps: int | None, state: list[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]

@@ -254,6 +254,17 @@ class NativeLoop:
         wires += [(at + 8 * b, place) for b, place in zip(self.places.outer, outer, strict=True)]
         return [Wire(to=to, slot=slot, offset=offset) for to, (slot, offset) in wires]
 
+    def within(self, whole: NativeLoop) -> None:
+        """Read and make some of the rows of what `whole` does."""
+        strides = [whole.bytes_of(b) for b in (*whole.places.sliced, *whole.kept)]
+        places = (*self.places.sliced, *self.kept)
+        step_of = dict(zip(places, strides, strict=True))
+        for row in self.part_rows:
+            row.step = step_of[row.slot]
+        for row in self.state_rows:
+            if row.stacked:
+                row.stacked = step_of[row.out]
+
     def _point(self, stacks: dict[int, Tensor], first: int) -> None:
         """Say where values are kept."""
         for k, x in enumerate(stacks.values()):

@@ -8,11 +8,11 @@
 
 struct tw_stage {  // addresses are bases[slot] + offset (bytes)
   int64_t kind;    // 0: launches, 1: a product, 2: a copy of `rows` bytes, 3: `rows` steps of a loop with `x` wires,
-                   // 4: `rows` stages side by side
+                   // 4: `rows` stages side by side, or where there are not threads for them, `held_task`, if not null
   void* function;    // what runs a launch table, or a product
   const void* task;     // the table, the product, the loop, or the stages
   void* held_function;  // the same where threads watch for work
-  const void* held_task;  // of a loop: its wires
+  const void* held_task;  // of a loop: its wires; of stages side by side: what does the same in one
   int64_t x, x_offset, added, added_offset, out, out_offset;  // slots; added < 0: nothing is added
   int64_t rows, stride;
 };
@@ -78,10 +78,12 @@ int64_t run(const tw_stage& s, char* const* bases, int64_t threads, bool watched
   if (s.kind == 4) {
     const tw_stage* all = (const tw_stage*)s.task;
     Beside b = {all, bases, threads, 0};
-    if (watched && threads <= s.rows) {  // a thread for each, which none waits for step by step
+    const int64_t have = threads < 0 ? -threads : threads;
+    if (watched && have > 1 && have <= s.rows) {  // a thread for each, which none waits for step by step
       parallel(beside, &b, s.rows, 1, 0);
       return b.error;
     }
+    if (s.held_task) return run(*(const tw_stage*)s.held_task, bases, threads, watched);
     for (int64_t k = 0; k < s.rows; k++)
       if (int64_t error = run(all[k], bases, threads, watched)) return error;
     return 0;
