@@ -2,8 +2,8 @@
 
 Errors of ill-conditioned programs have long tails: one number of thousands errs as far as all the others together, and
 whether it is ours or eager's is chance. That is so where both hold: with the roles exchanged the rule refuses about as
-many draws, and wherever we err further than eager does anywhere, the exact result moves as far if the inputs are
-rounded once more."""
+many draws, and wherever we err further than eager does anywhere, eager errs nearly as far or the exact result moves as
+far if the inputs are rounded once more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGMAS = 2.0
 ROUNDED = 8
 """Ways to round the inputs of a draw once more."""
 ROUNDINGS = 4.0
-"""Times the largest of the changes that these make: programs round what they compute, too."""
+"""Times the largest of the changes that these make, or eager's error: programs round what they compute, too."""
 
 
 def is_chance(
@@ -40,13 +40,13 @@ def is_chance(
     if ours - theirs > SIGMAS * math.sqrt(ours + theirs):
         return False
     most = max(float((e - r).abs().max()) for _, e, r in triples if r.numel())
-    for number, (draw, (y, _, r)) in enumerate(zip(draws, triples, strict=True)):
+    for number, (draw, (y, e, r)) in enumerate(zip(draws, triples, strict=True)):
         error = (y - r).abs()
         far = error > most
         if not bool(far.any()):
             continue
         moved = _moved(program, draw, number, part, k, training=training, later=later, device=device)
-        if bool((error > ROUNDINGS * moved)[far].any()):
+        if bool((error > ROUNDINGS * torch.maximum(moved, (e - r).abs()))[far].any()):
             return False
     return True
 

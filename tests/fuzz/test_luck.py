@@ -55,18 +55,25 @@ def test_only_results_that_are_right_by_the_decompositions_are_excused_by_a_cont
     assert contradicted(program, inputs, True, wrong, faulty) == ""
 
 
-def steep() -> Program:
-    """Where x0 and x1 lie close together, the last bit of either moves the result far."""
-    made = Statement(("v0",), "1 / ({0} - {1})", ("x0", "x1"))
+def program_of(text: str) -> Program:
+    """One statement on two vectors."""
+    made = Statement(("v0",), text, ("x0", "x1"))
     return Program((Given("x0", (50,), "float32"), Given("x1", (50,), "float32")), (made,), ("v0",), {}, {})
 
 
-def steep_draws(ours: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]) -> list[Draw]:
-    """Draws of `steep` in which `ours` makes our result of a draw's number, eager's result and the exact one."""
+STEEP = program_of("1 / ({0} - {1})")
+"""Where x0 and x1 lie close together, the last bit of either moves the result far."""
+LOST = program_of("({0} + 10000.0) - 10000.0 + {1}")
+Ours = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+KEPT: Ours = lambda seed, eager, exact: eager  # noqa: E731
+
+
+def draws_of(program: Program, ours: Ours) -> list[Draw]:
+    """Draws in which `ours` makes our result of a draw's number, eager's result and the exact one."""
     found: list[Draw] = []
     for seed in range(64):
         eager, exact = (
-            ran(function(steep().source(), double=d), steep().inputs(seed, double=d), training=False)
+            ran(function(program.source(), double=d), program.inputs(seed, double=d), training=False)
             for d in (False, True)
         )
         made = ours(seed, eager.results[0], exact.results[0])
@@ -74,8 +81,8 @@ def steep_draws(ours: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor])
     return found
 
 
-def chance(draws: Sequence[Draw]) -> bool:
-    return is_chance(steep(), draws, "results", 0, training=False, later=False, device="cpu")
+def chance(draws: Sequence[Draw], program: Program) -> bool:
+    return is_chance(program, draws, "results", 0, training=False, later=False, device="cpu")
 
 
 @pytest.mark.parametrize(("moved", "excused"), [(2e-7, True), (2e-5, False)])
@@ -90,17 +97,38 @@ def test_one_steep_place_may_err_as_far_as_a_rounding_moves_it(moved: float, exc
         return made
 
     steepest = -1
-    tops = [float(d.outcomes[2].results[0].abs().max()) for d in steep_draws(lambda _, eager, __: eager)]
+    tops = [float(d.outcomes[2].results[0].abs().max()) for d in draws_of(STEEP, KEPT)]
     steepest = tops.index(max(tops))
-    draws = steep_draws(ours)
+    draws = draws_of(STEEP, ours)
     pooled = [torch.cat([d.outcomes[i].results[0] for d in draws]) for i in range(3)]
     assert not accuracy.compare(*pooled).passed
-    assert chance(draws) == excused
+    assert chance(draws, STEEP) == excused
+
+
+@pytest.mark.parametrize(("times", "excused"), [(3, True), (30, False)])
+def test_where_eager_errs_most_ours_may_err_nearly_as_far(times: float, excused: bool) -> None:
+    """Rounded inputs move next to nothing here; what is lost on the way is a thousand times as large."""
+    errors = [
+        (eager.results[0] - exact.results[0]).abs()
+        for eager, exact in (d.outcomes[1:] for d in draws_of(LOST, KEPT))
+    ]
+    worst = max(range(64), key=lambda n: float(errors[n].max()))
+
+    def ours(seed: int, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        made = eager.clone()
+        if seed == worst:
+            place = int(errors[worst].argmax())
+            made[place] = (exact + times * (eager - exact))[place]
+        return made
+
+    assert chance(draws_of(LOST, ours), LOST) == excused
 
 
 def test_small_errors_of_most_draws_are_no_chance() -> None:
-    assert not chance(steep_draws(lambda _, eager, exact: (exact + 4 * (eager - exact)).float()))
+    assert not chance(draws_of(STEEP, lambda _, eager, exact: (exact + 4 * (eager - exact)).float()), STEEP)
 
 
 def test_what_is_no_number_is_no_chance() -> None:
-    assert not chance(steep_draws(lambda seed, eager, _: eager * float("nan") if seed == 9 else eager))
+    assert not chance(
+        draws_of(STEEP, lambda seed, eager, _: eager * float("nan") if seed == 9 else eager), STEEP
+    )
