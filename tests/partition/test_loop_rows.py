@@ -13,9 +13,12 @@ from torch import Tensor, nn
 import tilewright
 from tilewright import compiler
 from tilewright.interp.graph import run_graph
+from tilewright.ir import dims
+from tilewright.ir.dtype import f32
 from tilewright.ir.graph import Graph, Loop, Value
 from tilewright.partition.loop_rows import part_of, parts_for, rows_of
 from tilewright.runtime import loop_rows
+from tilewright.target import preset
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -171,6 +174,15 @@ def test_other_numbers_of_steps_and_threads(tmp_path: Path) -> None:
 
 
 def test_parts_are_equal_and_not_too_small() -> None:
-    assert [parts_for(rows, 2, 4) for rows in (1, 4, 6, 8, 9, 32)] == [1, 1, 1, 2, 1, 2]
-    assert [parts_for(rows, 16, 4) for rows in (8, 12, 32, 96, 97)] == [2, 3, 8, 16, 1]
-    assert parts_for(64, 1, 4) == 1
+    body, target = Graph((), (), ()), preset("x86-64-v4")
+    assert target.loop_rows == 4
+    parts = lambda rows, threads: parts_for(body, rows, threads, target)  # noqa: E731
+    assert [parts(rows, 2) for rows in (1, 4, 6, 8, 9, 32)] == [1, 1, 1, 2, 1, 2]
+    assert [parts(rows, 16) for rows in (8, 12, 32, 96, 97)] == [2, 3, 8, 16, 1]
+    assert parts(64, 1) == 1
+
+
+def test_weights_that_no_cache_holds_are_read_by_all_threads_together() -> None:
+    weight = Value(0, (dims.integer(1024), dims.integer(257)), f32)
+    body = Graph((), (), (), constants={weight: torch.zeros(1024, 257)})
+    assert parts_for(body, 32, 2, preset("x86-64-v4")) == 1

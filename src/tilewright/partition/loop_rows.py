@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from torch import Tensor
+
 from ..ir import dims
 from ..ir.expr import Expr, axes_of, axis, substitute, walk
 from ..ir.graph import Graph, Loop, Op, Origin, Value
 from ..ir.tensor import TensorExpr
+from ..target import MemoryKind, Target
 
 
 def rows_of(loop: Loop, body: Graph) -> int | None:
@@ -32,9 +35,16 @@ def rows_of(loop: Loop, body: Graph) -> int | None:
     return rows if found is not None and found.issuperset(results) else None
 
 
-def parts_for(rows: int, threads: int, fewest: int) -> int:
-    """Into how many equal parts of at least `fewest` rows to take them: at most one for each thread."""
-    return max((n for n in range(2, threads + 1) if rows % n == 0 and rows // n >= fewest), default=1)
+def parts_for(body: Graph, rows: int, threads: int, target: Target) -> int:
+    """Into how many equal parts to take the rows of a body: at most one for each thread. 1 where `target` has no use
+    for it, or a core's cache has no room for the body's constants: each thread would fetch all of them in each step."""
+    cache = target.level(MemoryKind.SHARED)
+    held = sum(t.nbytes for t in body.constants.values() if isinstance(t, Tensor))
+    if not target.loop_rows or cache is None or held > cache.capacity:
+        return 1
+    return max(
+        (n for n in range(2, threads + 1) if rows % n == 0 and rows // n >= target.loop_rows), default=1
+    )
 
 
 def part_of(loop: Loop, body: Graph, rows: int) -> Graph:
