@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -149,3 +150,38 @@ def test_a_mean_read_by_calls_of_several_results() -> None:
     assert any(len(op.outputs) == 2 for op in graph.ops)
     for y, e in zip(run_graph(wide_moments(graph), [x]), ranked(x), strict=True):
         torch.testing.assert_close(torch.as_tensor(y), e)
+
+
+def test_ops_of_a_settled_kernel_stay_as_they_are() -> None:
+    """A rounding between two of them would be in no kernel: it would wait for theirs, and theirs for it."""
+
+    def f(x: Tensor) -> Tensor:
+        s = x.std(-1, keepdim=True)
+        return (s * 2 + 1).sqrt() * s
+
+    graph = capture(f, [torch.randn(7, 33)])
+    free = wide_moments(graph)
+    last = [op for op in graph.ops if op.name == "sqrt"][-1]
+    start = graph.ops.index(last) - 2
+    settled = graph.with_ops([replace(op, kernel=0) if k >= start else op for k, op in enumerate(graph.ops)])
+    held = [op for op in settled.ops if op.kernel == 0]
+    assert len(held) == 4
+    assert [op for op in wide_moments(settled).ops if op.kernel == 0] == held
+    assert sum(op.output.dtype is f64 for op in free.ops) > sum(
+        op.output.dtype is f64 for op in wide_moments(settled).ops
+    )
+    moments = graph.with_ops([replace(op, kernel=0) for op in graph.ops])
+    assert wide_moments(moments) is moments
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_attention_over_deviations(dynamic: bool) -> None:
+    def f(x: Tensor) -> Tensor:
+        s = x.std(-1, correction=0, keepdim=True)
+        return (s @ s.mT / 4).sigmoid() @ s
+
+    compiled = torch.compile(f, backend="tilewright", dynamic=dynamic, options={"contractions": "inside"})
+    for shape in ((2, 3, 16), (5, 8, 16)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            assert compare(compiled(x), f(x), f(x.double())).passed

@@ -58,6 +58,9 @@ class _Rewriter:
 
     def add(self, op: Op) -> None:
         """Take `op` over, in doubles where it should be, and its result in singles for others."""
+        if op.kernel >= 0:  # an op between two of a settled kernel would wait for it, and it for that op
+            self.ops.append(op)
+            return
         e = op.expr
         moments = self.moments(op)
         if op in self.folded:
@@ -106,7 +109,7 @@ class _Rewriter:
         for square in filter(is_square, self.consumers.get(mean.output, [])):
             for squares in self.consumers.get(square.output, []):
                 found = Moments(total, mean, square, squares)
-                if squares not in self.folded and found.hold():
+                if squares not in self.folded and not _is_settled(found) and found.hold():
                     return found
         return None
 
@@ -211,6 +214,11 @@ class _Rewriter:
             v in self.stored and v.shape == op.output.shape for v in beside
         )
         return known and all(y.op in ROUNDED for y in walk(op.expr.body[0]) if y.dtype is f32)
+
+
+def _is_settled(moments: Moments) -> bool:
+    """Whether some of the moments belong to a settled kernel."""
+    return any(op.kernel >= 0 for op in (moments.total, moments.mean, moments.square, moments.squares))
 
 
 def _rounded(op: Op, twin: Value) -> Op:
