@@ -38,7 +38,7 @@ from tilewright.runtime.joined import join
 from tilewright.runtime.libraries import Later, Libraries
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
-from tilewright.runtime.verified import checks_of
+from tilewright.runtime.verified import Level, checks_of
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
 from tilewright.tile.sizes import seen_sizes
@@ -287,13 +287,13 @@ def numbered(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tu
 
 def executable(
     cover: Cover, plan: Plan, unit: NativeUnit | CudaUnit | None, options: Options, *, trusted: bool = True,
-    conditions: Sequence[Expr] = (), saves: int | None = None, kind: str = "inference",
+    conditions: Sequence[Expr] = (), saves: int | None = None, kind: str = "inference", checked: Level | None = None,
 ) -> Executable:  # fmt: skip
     """What runs the plan of a cover on its device. `saves`: the first result that is saved for a backward pass.
-    `kind`: which graph of a program it is, for errors."""
+    `kind`: which graph of a program it is, for errors. `checked`: another level of checks than the option's."""
     where = plan.device
     held = [t.to(where) for t in cover.graph.constants.values() if isinstance(t, Tensor)]
-    checks = checks_of(cover, plan, options.verify, kind)
+    checks = checks_of(cover, plan, options.verify if checked is None else checked, kind)
     if where == "cpu":
         return Executable(plan, held, unit, trusted=trusted, conditions=conditions, checks=checks, join=join)
     gpu = unit.device if isinstance(unit, CudaUnit) else None

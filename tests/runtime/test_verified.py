@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright
-from tilewright import accuracy
+from tilewright import accuracy, building
 from tilewright.emit import cpp
 from tilewright.errors import BrokenPromise, WrongResult
+from tilewright.plan.data import Launch
 from tilewright.runtime import steps
 from tilewright.runtime.loop import LoopRunner
 from tilewright.runtime.loop_native import NativeLoop
+from tilewright.runtime.results import Act, Tensors
+from tilewright.runtime.verified import UNWRITTEN, Checks, Look, Sizes, checks_of
 
 VERIFY = {"verify": True}
 EMIT = cpp.emit_units
@@ -61,6 +65,34 @@ def test_a_wrong_kernel_of_the_backward_pass_is_named(monkeypatch: pytest.Monkey
     with pytest.raises(WrongResult, match="gave another result in the backward graph") as told:
         loss.backward()
     assert "test_verified.py:" in told.value.place
+
+
+@pytest.mark.parametrize("level", [True, UNWRITTEN])
+def test_what_a_kernel_leaves_unwritten_is_not_right_by_chance(
+    level: bool | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory between kernels still holds what the call before has written there, of the same inputs."""
+    around, x = Checks.around_launch, torch.randn(64, 32)
+    runs: list[int] = []
+
+    def once(self: Checks, launch: Launch, act: Act, look: Look, sizes: Sizes) -> list[Act]:
+        def lazy(tensors: Tensors) -> None:
+            if launch.kernel not in runs:
+                act(tensors)
+            runs.append(launch.kernel)
+
+        return around(self, launch, lazy, look, sizes)
+
+    monkeypatch.setattr(Checks, "around_launch", once)
+    levels = partial(checks_of, level=level)
+    monkeypatch.setattr(building, "checks_of", lambda cover, plan, _, kind: levels(cover, plan, kind=kind))
+    fast = tilewright.compile(lambda x: (x * 1.5).tanh().exp(), (x,), options={"fusion": "none"})
+    assert bool(fast(x).isfinite().all())
+    if level is True:
+        with pytest.raises(WrongResult, match="kernel 0"):
+            fast(x)
+    else:
+        assert bool(fast(x).isnan().all())
 
 
 def test_a_wrong_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tilewright.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.verified import UNWRITTEN
 
 BETWEEN = ("select", "normalise", "specialise", "windows", "loops", "split")
 """Phases whose results are graphs, from `select` on."""
@@ -238,7 +239,8 @@ class Lowering:
         plan = build_plan(
             cover, kernels, self.plan.symbols, self.shares, device=self.plan.device, host=self.plan.host
         )
-        return executable(cover, plan, self.compiled.unit, self.options, trusted=True)  # pyright: ignore[reportArgumentType]  (the unit that this graph was built with)
+        unit = self.compiled.unit
+        return executable(cover, plan, unit, self.options, checked=UNWRITTEN)  # pyright: ignore[reportArgumentType]  (the unit that this graph was built with)
 
     # --- names ---
 

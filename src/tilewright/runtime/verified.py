@@ -30,12 +30,15 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.plan.data import Call, Home, Launch, Launches, Plan
 from tilewright.plan.verify import written_operands
 from tilewright.runtime.results import Act, Tensors
+from tilewright.runtime.tensors import memory_range
 
 Level = bool | str
 SLACK = 4.0
 """Times the rule's k up to which rounding explains a difference."""
 ULPS = 8.0
 """Roundings of the largest result up to which rounding explains a difference."""
+UNWRITTEN = "unwritten"
+"""The level at which kernels run on results that are no numbers, and nothing is compared."""
 Sizes = Mapping[str, Number]
 Look = Callable[[int, Tensors], Tensor]
 """The tensor of a buffer while a plan runs."""
@@ -43,7 +46,8 @@ Look = Callable[[int, Tensors], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Checks:
-    """What each step of a plan means. Without `values`, only the memory of what calls give is looked at."""
+    """What each step of a plan means. Without `values`, only the memory of what calls give is looked at. Before one of
+    `kernels` runs, its results are no numbers: what it leaves unwritten is not right by chance."""
 
     values: bool
     device: str
@@ -69,11 +73,23 @@ class Checks:
             return [act]
         count = len(launch.params) - launch.stores
 
+        def spoiled(tensors: Tensors) -> list[Tensor]:
+            given = [look(b, tensors) for b in launch.params[:count]]
+            _spoil([look(b, tensors) for b in launch.params[count:]], given)
+            return given
+
+        def unwritten(tensors: Tensors) -> None:
+            if not self.blind():
+                spoiled(tensors)
+
+        if not self.values:
+            return [unwritten, act]
+
         def checked(tensors: Tensors) -> None:
             if self.blind():
                 act(tensors)
                 return
-            given = [look(b, tensors) for b in launch.params[:count]]
+            given = spoiled(tensors)
             try:
                 eager, exact = (_meaning(kernel, given, sizes, algebra) for algebra in (FLOATS, REALS))
             except (IndexOutOfRange, ZeroDivisionError):
@@ -173,7 +189,7 @@ def checks_of(cover: Cover, plan: Plan, level: Level, kind: str) -> Checks | Non
         return None
     buffers, where = tuple((b.home, b.source) for b in plan.buffers), plan.device
     steps = [step for segment in plan.segments for step in segment.steps]
-    if level is not True:
+    if level is not True and level != UNWRITTEN:
         return (
             Checks(False, where, kind, buffers, {}, {})
             if any(isinstance(step, Call) for step in steps)
@@ -183,11 +199,22 @@ def checks_of(cover: Cover, plan: Plan, level: Level, kind: str) -> Checks | Non
     launches = [x for step in steps if isinstance(step, Launches) for x in step.launches]
     if len(kernels) != len(launches):
         raise VerifyError(f"{len(launches)} launches for {len(kernels)} kernels", phase="plan")
+    by_launch = dict(zip(launches, kernels, strict=True))
+    if level == UNWRITTEN:
+        return Checks(False, where, kind, buffers, by_launch, {})
     calls = [step.op.call for step in cover.steps if isinstance(step, LibraryStep) and step.op.call]
     plain = {id(c): c.spare.call for c in calls if c.spare is not None and c.spare.call is not None}
     plain |= {id(c): meant for c in calls if (meant := _meant(c)) is not None}
-    by_launch = dict(zip(launches, kernels, strict=True))
     return Checks(True, where, kind, buffers, by_launch, plain, cover.graph.origins)
+
+
+def _spoil(results: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """No numbers in results that are not an operand's memory."""
+    taken = [memory_range(t) for t in given]
+    for t in results:
+        start, end = memory_range(t)
+        if t.is_floating_point() and all(end <= first or last <= start for first, last in taken):
+            t.fill_(float("nan"))
 
 
 def _meaning(kernel: Kernel, given: Sequence[Tensor], sizes: Sizes, algebra: Algebra) -> dict[Value, Tensor]:
