@@ -94,6 +94,17 @@ def isolated(caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
+def unverified_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two threads, which a test may change; and nobody looks at results between the steps of a plan or a loop, which
+    what runs without Python does not show."""
+    monkeypatch.setenv("TILEWRIGHT_VERIFY", "false")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)` compares with tests/golden/<name>.txt; `--update-goldens` writes it."""
     update = bool(request.config.getoption("--update-goldens"))

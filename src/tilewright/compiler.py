@@ -349,7 +349,8 @@ def _looped(
             native = loop_function(Store(default_root(options)), options)
             rows = rows_of(loop, body)
             threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
-            parts = parts_for(body, rows, threads, machine_of(place, options)) if rows is not None else 1
+            target = machine_of(place, options)
+            parts = parts_for(loop, body, rows, threads, target) if rows is not None else 1
             if rows is None or parts < 2:
                 return LoopRunner(loop, order, runs, native, meaning=plain)
             _, part_runs = made_of(part_of(loop, body, rows // parts))

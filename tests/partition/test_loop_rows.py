@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import tilewright
 from tilewright import compiler
 from tilewright.interp.graph import run_graph
 from tilewright.ir import dims
-from tilewright.ir.dtype import f32
+from tilewright.ir.dtype import f32, i64
 from tilewright.ir.graph import Graph, Loop, Value
 from tilewright.partition.loop_rows import part_of, parts_for, rows_of
 from tilewright.runtime import loop_rows
@@ -23,14 +23,7 @@ from tilewright.target import preset
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@pytest.fixture(autouse=True)
-def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two threads; and nobody looks at results between steps, which loops by rows do not show."""
-    monkeypatch.setenv("TILEWRIGHT_VERIFY", "false")
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("unverified_threads")
 
 
 @pytest.fixture
@@ -99,6 +92,7 @@ BAD: dict[str, Step] = {
     "the number of a row": stacked(lambda h, x: h + x * torch.arange(8)[:, None]),
     "the first row for all": stacked(lambda h, x: h[:1] + x),
     "running sums over rows": stacked(lambda h, x: h.cumsum(0) + x),
+    "rows that are left out": lambda h, x: ((h + x).tanh() * 0.3, h[:4].sum(1)[:, None] + x[:4]),
     "a stack that is turned": lambda h, x: ((h + x).tanh() * 0.3, (h + x).mT.contiguous()),
 }
 
@@ -175,14 +169,22 @@ def test_other_numbers_of_steps_and_threads(tmp_path: Path) -> None:
 
 def test_parts_are_equal_and_not_too_small() -> None:
     body, target = Graph((), (), ()), preset("x86-64-v4")
+    loop = Loop(body, None, 0, 0, 0)
     assert target.loop_rows == 4
-    parts = lambda rows, threads: parts_for(body, rows, threads, target)  # noqa: E731
+    parts = lambda rows, threads: parts_for(loop, body, rows, threads, target)  # noqa: E731
     assert [parts(rows, 2) for rows in (1, 4, 6, 8, 9, 32)] == [1, 1, 1, 2, 1, 2]
     assert [parts(rows, 16) for rows in (8, 12, 32, 96, 97)] == [2, 3, 8, 16, 1]
     assert parts(64, 1) == 1
 
 
-def test_weights_that_no_cache_holds_are_read_by_all_threads_together() -> None:
-    weight = Value(0, (dims.integer(1024), dims.integer(257)), f32)
-    body = Graph((), (), (), constants={weight: torch.zeros(1024, 257)})
-    assert parts_for(body, 32, 2, preset("x86-64-v4")) == 1
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_no_cache_holds_are_read_by_all_threads_together(frozen: bool) -> None:
+    counter = Value(0, (), i64)
+
+    def parts(columns: int) -> int:
+        weight = Value(1, (dims.integer(1024), dims.integer(columns)), f32)
+        held = {weight: torch.zeros(1024, columns)} if frozen else {}
+        body = Graph((counter,) if frozen else (counter, weight), (), (), constants=held)
+        return parts_for(Loop(body, None, 0, 0, 0), body, 32, 2, preset("x86-64-v4"))
+
+    assert [parts(256), parts(257)] == [2, 1]

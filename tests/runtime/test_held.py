@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +33,7 @@ def lstm(path: Path, units: int, batch: int, direction: str = "forward") -> None
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
 
 
-@pytest.fixture(autouse=True)
-def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two threads; and nobody looks at results between steps, which a joined plan does not show."""
-    monkeypatch.setenv("TILEWRIGHT_VERIFY", "false")
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("unverified_threads")
 
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])

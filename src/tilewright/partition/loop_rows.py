@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from torch import Tensor
-
 from ..ir import dims
 from ..ir.expr import Expr, axes_of, axis, substitute, walk
 from ..ir.graph import Graph, Loop, Op, Origin, Value
@@ -35,12 +33,15 @@ def rows_of(loop: Loop, body: Graph) -> int | None:
     return rows if found is not None and found.issuperset(results) else None
 
 
-def parts_for(body: Graph, rows: int, threads: int, target: Target) -> int:
+def parts_for(loop: Loop, body: Graph, rows: int, threads: int, target: Target) -> int:
     """Into how many equal parts to take the rows of a body: at most one for each thread. 1 where `target` has no use
-    for it, or a core's cache has no room for the body's constants: each thread would fetch all of them in each step."""
+    for it, or a core's cache has no room for what all rows read (weights): each thread would fetch it in each step."""
     cache = target.level(MemoryKind.SHARED)
-    held = sum(t.nbytes for t in body.constants.values() if isinstance(t, Tensor))
-    if not target.loop_rows or cache is None or held > cache.capacity:
+    tensors = [v for v in body.inputs if isinstance(v, Value)]
+    shared = (*body.constants, *tensors[1 + loop.carried + loop.sliced :])
+    held = [(dims.static(v.numel), v.dtype.bytes) for v in shared]
+    sizes = [count * size for count, size in held if count is not None]
+    if not target.loop_rows or cache is None or len(sizes) < len(held) or sum(sizes) > cache.capacity:
         return 1
     return max(
         (n for n in range(2, threads + 1) if rows % n == 0 and rows // n >= target.loop_rows), default=1
@@ -98,6 +99,9 @@ def _rowwise(body: Graph, own: Sequence[Value]) -> set[Value] | None:
 def _keeps_rows(op: Op, expr: TensorExpr, found: set[Value]) -> bool:
     """Whether each row of the results is made of that row of what has rows, and does not know its number."""
     if not expr.axes or expr.scan is expr.axes[0]:
+        return False
+    sources = (v for v in op.inputs if v in found)
+    if any(not dims.equal(v.shape[0], expr.axes[0].extent) for v in sources):  # the first rows alone
         return False
     row = axis(expr.axes[0])
     if row in expr.body:
