@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import click
 import numpy as np
@@ -29,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import record
 from benchmarks.record import Facts
-from tilewright import measure
+from tilewright import compiler, measure
 
 Arrays = dict[str, np.ndarray]
 Case = tuple[onnx.ModelProto, Arrays]
@@ -195,8 +196,9 @@ def _others() -> float:
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
-def run(case: Case, threads: int, seconds: float) -> Facts:
-    """Seconds to compile, medians of both in ms, how much faster ours is, and the largest difference of the results."""
+def run(case: Case, threads: int, seconds: float, *, shared: bool = False) -> Facts:
+    """Seconds to compile, medians of both in ms, how much faster ours is, and the largest difference of the results;
+    with `shared`, also the median where threads share out each step instead of taking rows."""
     import onnxruntime
 
     import tilewright
@@ -219,6 +221,11 @@ def run(case: Case, threads: int, seconds: float) -> Facts:
         calls: dict[str, Callable[[], object]] = {
             "tilewright": lambda: model(**tensors), "onnxruntime": lambda: session.run(None, arrays)
         }  # fmt: skip
+        if shared:
+            with mock.patch.object(compiler, "parts_for", lambda *_: 1):
+                stepwise = tilewright.compile(path)
+                stepwise(**tensors)
+            calls["steps shared"] = lambda: stepwise(**tensors)
         start, before = time.perf_counter(), _others()
         timings = measure.measure(calls, seconds=seconds)
         others = (_others() - before) / (time.perf_counter() - start)
@@ -236,8 +243,9 @@ def run(case: Case, threads: int, seconds: float) -> Facts:
 @click.option("--threads", default=2, show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="timing per contestant")
 @click.option("--only", default="", help="cases whose name has this in it")
+@click.option("--shared", is_flag=True, help="also time threads that share out each step")
 @click.option("--add", is_flag=True, help="keep the other cases of the file, which are of the same commit")
-def main(path: Path | None, threads: int, seconds: float, only: str, add: bool) -> None:
+def main(path: Path | None, threads: int, seconds: float, only: str, shared: bool, add: bool) -> None:
     """Run all cases and print one table."""
     warnings.filterwarnings("ignore")
     table = Table(title="recurrent models", title_justify="left")
@@ -250,7 +258,7 @@ def main(path: Path | None, threads: int, seconds: float, only: str, add: bool) 
         for name, make in CASES.items():
             if only not in name:
                 continue
-            facts = found[name] = run(make(), threads, seconds)
+            facts = found[name] = run(make(), threads, seconds, shared=shared)
             each: Mapping[str, float] = facts["median_ms"]  # type: ignore[assignment]
             table.add_row(
                 name, f"{facts['compile_s']:.1f}", f"{each['tilewright']:.3f}", f"{each['onnxruntime']:.3f}",

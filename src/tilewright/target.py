@@ -254,7 +254,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         launch_seconds=0.2e-6,
         alone_seconds=20e-6,
         handover_seconds=0.12e-6,
-        loop_rows=4,  # measured: 4 of an LSTM of 64 units save 13 %, 2 of one of 128 units cost 4 %
+        loop_rows=4,  # gains of 4 and more: benchmarks/results/cpu/loop_rows.json; fewer would share weights less
         parting_seconds=15e-6,  # measured: voice activity and a layer, by steps and joined
         compiler_flags=flags,
         wide_scans=True,
