@@ -54,7 +54,7 @@ from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_o
 from tilewright.plan.work import CoreTime, ops_by_origin
 from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
-from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify
+from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify, without_nothing
 from tilewright.rewrite.wide_moments import wide_moments
 from tilewright.rewrite.wide_scans import wide_scans
 from tilewright.runtime.cache import Store, default_root
@@ -387,6 +387,7 @@ def _normal(
     `device`, if one is named."""
     target = solver.target
     evaluate = interpret if graph.constants else None
+    graph = without_nothing(graph)
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
     found = run("map", lambda: mapped(frozen, solver, options, sizes, covers, device))
     chosen = run("select", lambda: select(found.graph, repeated=repeated, small=target.small_product))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import IllegalSchedule
+from ..ir import dims
 from ..ir.expr import Expr
 from ..ir.graph import Graph, Layout, Op, Value, symbols_in
 from ..ir.kernel import Kernel
@@ -133,6 +134,8 @@ class Merging:
         """Merge two groups if that saves at least a share `saved` of their time."""
         if a is b or a.settled or b.settled or a in b.tried or len(a.places) + len(b.places) > LARGEST:
             return False
+        if self.is_empty(a) != self.is_empty(b):
+            return False  # the loops of one would run no step of the other
         if self.operands(a) + self.operands(b) > MOST_OPERANDS:
             b.why = b.why or f"together they have more than {MOST_OPERANDS} operands"
             return False
@@ -151,6 +154,10 @@ class Merging:
         self.order.merge(clear)
         self._take(Group(places, together))
         return True
+
+    def is_empty(self, group: Group) -> bool:
+        """Whether no op of a group makes an element."""
+        return any(dims.ZERO in v.shape for v in self._first(group).outputs)
 
     def operands(self, group: Group) -> int:
         """How many operands the ops of a group have together."""

@@ -16,7 +16,7 @@ import torch
 
 from ..interp.graph import run_graph, to_torch
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, integer, read, substitute, transform, walk
+from ..ir.expr import Axis, Expr, axes_of, axis, const, integer, read, substitute, transform, walk
 from ..ir.graph import Graph, Layout, Op, Operand, Value
 from ..ir.pattern import ExprRule, Rewriter
 from ..ir.tensor import TensorExpr
@@ -56,6 +56,27 @@ def simplify(graph: Graph) -> Graph:
         return op if body == op.expr.body else replace(op, expr=replace(op.expr, body=body))
 
     return graph.with_ops([change(op) for op in graph.ops])
+
+
+def without_nothing(graph: Graph) -> Graph:
+    """The graph with no fold over nothing: its results are those of no element. Results of no element are made of
+    nothing, so that whoever else works on their sizes reads no memory of theirs."""
+    return graph.with_ops([new for op in graph.ops for new in _without_nothing(op)])
+
+
+def _without_nothing(op: Op) -> tuple[Op, ...]:
+    expr = op.expr
+    if expr is None:
+        return (op,)
+    reduction, results = expr.reduction, tuple(const(0, v.dtype) for v in op.outputs)
+    if not any(a.extent is dims.ZERO for a in expr.axes):
+        if reduction is None or not any(a.extent is dims.ZERO for a in expr.reduce):
+            return (op,)
+        results = reduction.finished(reduction.identity)
+    made = zip(op.outputs, results, strict=True)
+    return tuple(
+        replace(op, inputs=(), outputs=(v,), expr=TensorExpr(expr.axes, (x,)), origin=-1) for v, x in made
+    )
 
 
 def rules_in_use() -> tuple[ExprRule, ...]:

@@ -72,7 +72,7 @@ class _Composer:
 
     def span(self, v: Value) -> Expr:
         layout = self.layouts.get(v)
-        if layout is None:
+        if layout is None or dims.ZERO in v.shape:
             return v.numel
         reach = (
             dims.mul(dims.sub(size, dims.ONE), s) for size, s in zip(v.shape, layout.strides, strict=True)

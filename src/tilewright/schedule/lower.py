@@ -121,8 +121,8 @@ class _Lowering(Listed):
     def nest(
         self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None], masked: bool = True
     ) -> tuple[Stmt, ...]:
-        """Classes that are one block bound around what `inner` writes: loops of a single step. Unless `masked`, no
-        block reaches past its extent."""
+        """Classes that are one block bound around what `inner` writes: loops of a single step, of none where there are
+        no elements. Unless `masked`, no block reaches past its extent."""
         outer, self.out = self.out, []
         if not axes:
             inner()
@@ -130,7 +130,7 @@ class _Lowering(Listed):
             (a, tile, start), *rest = axes
             whole = not masked or dims.divisible(a.extent, tile)
             mask = None if whole else call("lt", axis(a), a.extent)
-            stop = dims.add(start, dims.integer(tile))
+            stop = start if a.extent is dims.ZERO else dims.add(start, dims.integer(tile))
             span = start, dims.sub(stop, dims.ONE)
             put = lambda: self.out.extend(self.nest(rest, inner, masked))  # noqa: E731
             self.out.append(Loop(a, start, stop, tile, self.block(a, tile, mask, put, span)))
