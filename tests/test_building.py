@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright
@@ -60,6 +61,59 @@ def test_a_trial_builds_what_it_runs(
 
 def several(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return torch.tanh(x).sum(-1), torch.exp(y), (z * 2).sum(0), torch.sin(z).sum(), x.mean(0)
+
+
+def every_other(n: int) -> Tensor:
+    return torch.randn(2 * n)[::2]
+
+
+def channels_last(*shape: int) -> Tensor:
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] = {
+    "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: (torch.randn(16, 10), every_other(10), every_other(10))),
+    "group norm of images": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: (channels_last(3, 4, 5, 6), every_other(4), every_other(4))),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (10,), w, b), lambda: (torch.randn(10, 7).mT, every_other(10), every_other(10))),
+    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), lambda: (channels_last(3, 4, 5, 6), every_other(4), every_other(4))),
+    "softmax": (lambda x: x.softmax(1), lambda: (channels_last(3, 4, 5, 6),)),
+    "cumsum": (lambda x: x.cumsum(1), lambda: (torch.randn(6, 9).mT,)),
+    "average pool": (lambda x: F.avg_pool2d(x, 2), lambda: (channels_last(3, 4, 6, 6),)),
+    "maximum pool": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: (torch.randn(3, 6, 6, 4).permute(0, 3, 1, 2)[:, ::2],)),
+    "resampled": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), lambda: (channels_last(1, 4, 3, 3),)),
+    "gathered": (lambda x, i: x.gather(1, i), lambda: (torch.randn(5, 4).mT, torch.randint(0, 5, (6, 4)).mT)),
+    "embedding": (lambda w, i: F.embedding(i, w), lambda: (torch.randn(4, 9).mT, torch.randint(0, 9, (3, 5)).mT)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_place_of_a_refused_kernel_take_operands_as_the_program_lays_them(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Torch's own kernels read some operands as if they were rows: a group norm its weights."""
+    printed = building.emit_units
+
+    def broken(*given: Any) -> Sequence[Source]:
+        return [
+            replace(s, text=s.text.replace("\nextern", "\nno_such_type unknown;\nextern", 1))
+            if "tanh" in s.text else s for s in printed(*given)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(building, "emit_units", broken)
+    call, draw = CALLS[name]
+
+    def run(y: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        made = call(*operands)
+        return torch.exp(y).sum(0), made.tanh(), made.flatten() @ torch.ones(made.numel(), 3)
+
+    torch.manual_seed(0)
+    given = torch.randn(50, 3), *draw()
+    tilewright.reset()
+    ours = torch.compile(run, backend="tilewright")
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match=r"library calls.*no_such_type"):
+        torch.testing.assert_close(ours(*given), run(*given), rtol=1e-5, atol=1e-5)
+    (made,) = tilewright.compilations()
+    assert "a refused kernel" in [c.reason for c in made.calls]
 
 
 def test_a_kernel_that_does_not_compile_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

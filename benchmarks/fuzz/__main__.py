@@ -45,7 +45,7 @@ SHRINKING = 240.0
 GRACE = 45.0
 """Seconds after the end for what is under way."""
 TORCH = "torch's own"
-ABOUT_FORMS = ("declared, torch has", ": dtype torch.", ": shape ")
+ABOUT_FORMS = ("declared, torch has", "torch promised", ": dtype torch.", ": shape ")
 """In the text of a failure that tells of sizes or types."""
 UNJUDGED = (REFUSED, TORCH, "cut off")
 """Kinds of verdicts that are none on the compiler."""

@@ -55,6 +55,24 @@ def test_only_results_that_are_right_by_the_decompositions_are_excused_by_a_cont
     assert contradicted(program, inputs, True, wrong, faulty) == ""
 
 
+@pytest.mark.parametrize("text", ["{0} * {0}.stride(0)", "torch.as_strided({0}, (4, 5), (1, 4))"])
+def test_results_of_row_major_inputs_excuse_where_layouts_are_no_part_of_the_meaning(text: str) -> None:
+    """A kernel that gives something else for the same numbers when these lie otherwise is at fault."""
+    x = Given("x0", (4, 5), "float32", layout="turned")
+    program = Program((x,), (Statement(("v0",), text, ("x0",)),), ("v0",), {}, {})
+
+    def inputs(double: bool) -> list[torch.Tensor]:
+        return program.inputs(0, double=double)
+
+    exact = ran(function(program.source(), double=True), inputs(True))
+    laid = [x.contiguous() for x in inputs(False)]
+    ours = ran(function(program.source()), laid)
+    found = contradicted(program, inputs, True, ours, exact)
+    assert found == ("results[0]" if "as_strided" not in text else "")
+    wrong = replace(ours, results=[ours.results[0] + 1])
+    assert contradicted(program, inputs, True, wrong, exact) == ""
+
+
 def program_of(text: str) -> Program:
     """One statement on two vectors."""
     made = Statement(("v0",), text, ("x0", "x1"))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.attention.device import compiled
+from tests.rewrite.capture import capture
 from torch import Tensor
 
 import tilewright
-from tests.attention.device import compiled
-from tests.rewrite.capture import capture
 from tilewright.ir import dims
 from tilewright.rewrite.normalise import without_nothing
 

@@ -42,9 +42,9 @@ from .symbols import Ranges, Symbols
 
 _DROPPED = {"sym_constrain_range", "sym_constrain_range_for_size", "_assert_tensor_metadata"}
 _MISSING = object()
-_READS_ROWS = "attention"
-"""Fused attention reads the depth of its operands as one row, whatever their strides say; torch asks for that before
-it takes such a routine."""
+_TAKES_ANY = ("contraction", "convolution")
+"""Calls that read their operands by their strides. Others may take them to lie as they do in the program: torch asks
+for that before it takes a routine of fused attention, and copies the weights of a group norm."""
 
 
 def from_fx(
@@ -248,7 +248,7 @@ class _Importer:
         if results[0] is not None and (len(results) == 1 or used_results(node) <= {0}):
             call = replace(call, specialise=self.specialiser(node, inputs, results[0].shape))
         alone = self.standing_alone(node)
-        relies = made is None or bool(by_place(node)) or call.reason == _READS_ROWS
+        relies = made is None or bool(by_place(node)) or call.reason not in _TAKES_ANY
         call = self.with_strides(node, call, inputs, relies=relies)
         if made is None:
             if not alone:
@@ -292,7 +292,7 @@ class _Importer:
     ) -> LibraryCall:
         """`call` with how its operands lie in the program, and whether it relies on that."""
         strides = self.memory.strides_of(node, inputs)
-        if relies and (call.specialise is None or call.reason == _READS_ROWS):
+        if relies and (call.specialise is None or call.reason not in _TAKES_ANY):
             return replace(call, lies=strides, apart=bool(by_place(node)))
         return replace(call, seen=strides)
 

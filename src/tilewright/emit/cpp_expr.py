@@ -237,7 +237,7 @@ class Expressions:
             return self._index_division(e, args)
         if e.op == "where":
             return f"({bare(args[0])} ? {args[1]} : {args[2]})"
-        if e.dtype is i64 and e.op in ("truncdiv", "fmod", "pow"):
+        if e.dtype is i64 and e.op in ("truncdiv", "fmod", "pow", "shl", "shr"):
             args = [f"i64({bare(a)})" for a in args]  # a literal is an int, and these take one type
         text = self._operation(e, args, False)
         if e.dtype.bytes < 4 and e.dtype.kind in (Kind.INT, Kind.UINT):

@@ -416,6 +416,11 @@ class Executable:
             t = args[k]
             if not isinstance(t, Tensor):
                 continue  # torch passes None for a token that only orders effects
+            if len(t.shape) != len(strides):
+                raise InputError(
+                    f"input {k} has {len(t.shape)} dims, torch promised {len(strides)}", phase="input",
+                    hint="a kernel of torch gives another shape than its declaration says",
+                )  # fmt: skip
             if t.stride() == strides or same_layout(t.shape, t.stride(), strides):
                 continue
             laid = tensors[self.plan.arguments[k]] = relaid(t, strides)
