@@ -71,19 +71,44 @@ def channels_last(*shape: int) -> Tensor:
     return torch.randn(shape).to(memory_format=torch.channels_last)
 
 
+def _group_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.group_norm(x, 2, w, b)
+
+
+def _batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, w, b, True)
+
+
+def _resampled(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode="bilinear")
+
+
+def _images_and_weights() -> tuple[Tensor, ...]:
+    return channels_last(3, 4, 5, 6), every_other(4), every_other(4)
+
+
 CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]] = {
-    "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: (torch.randn(16, 10), every_other(10), every_other(10))),
-    "group norm of images": (lambda x, w, b: F.group_norm(x, 2, w, b), lambda: (channels_last(3, 4, 5, 6), every_other(4), every_other(4))),
-    "layer norm": (lambda x, w, b: F.layer_norm(x, (10,), w, b), lambda: (torch.randn(10, 7).mT, every_other(10), every_other(10))),
-    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), lambda: (channels_last(3, 4, 5, 6), every_other(4), every_other(4))),
+    "group norm": (_group_norm, lambda: (torch.randn(16, 10), every_other(10), every_other(10))),
+    "group norm of images": (_group_norm, _images_and_weights),
+    "layer norm": (
+        lambda x, w, b: F.layer_norm(x, (10,), w, b),
+        lambda: (torch.randn(10, 7).mT, every_other(10), every_other(10)),
+    ),
+    "batch norm": (_batch_norm, _images_and_weights),
     "softmax": (lambda x: x.softmax(1), lambda: (channels_last(3, 4, 5, 6),)),
     "cumsum": (lambda x: x.cumsum(1), lambda: (torch.randn(6, 9).mT,)),
     "average pool": (lambda x: F.avg_pool2d(x, 2), lambda: (channels_last(3, 4, 6, 6),)),
-    "maximum pool": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: (torch.randn(3, 6, 6, 4).permute(0, 3, 1, 2)[:, ::2],)),
-    "resampled": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), lambda: (channels_last(1, 4, 3, 3),)),
-    "gathered": (lambda x, i: x.gather(1, i), lambda: (torch.randn(5, 4).mT, torch.randint(0, 5, (6, 4)).mT)),
-    "embedding": (lambda w, i: F.embedding(i, w), lambda: (torch.randn(4, 9).mT, torch.randint(0, 9, (3, 5)).mT)),
-}  # fmt: skip
+    "maximum pool": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: (channels_last(3, 8, 6, 6)[:, ::2],)),
+    "resampled": (_resampled, lambda: (channels_last(1, 4, 3, 3),)),
+    "gathered": (
+        lambda x, i: x.gather(1, i),
+        lambda: (torch.randn(5, 4).mT, torch.randint(0, 5, (6, 4)).mT),
+    ),
+    "embedding": (
+        lambda w, i: F.embedding(i, w),
+        lambda: (torch.randn(4, 9).mT, torch.randint(0, 9, (3, 5)).mT),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -33,6 +33,7 @@ import torch
 
 from benchmarks import record
 from benchmarks.fuzz.apart import SECONDS, apart
+from benchmarks.fuzz.contradiction import TAKEN_APART
 from benchmarks.fuzz.exact import judged_exactly
 from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import APART, CONTRADICTION, FAKE, PROMISE, REFUSED, Failure, Setting, judged
@@ -109,11 +110,16 @@ class Forked:
 
 
 def torch_fails(judge: Forked | Worker, program: Program, setting: Setting, failure: Failure) -> bool:
-    """Whether what torch captures fails in the same way when it runs as it is, or a result has not the form that torch
-    promised while it was captured, or torch contradicts itself and we are right by its decompositions."""
+    """Whether what torch captures fails in the same way when it runs as it is, or raises the same as torch's own split
+    of both passes does, or a result has not the form that torch promised while it was captured, or torch contradicts
+    itself and we are right by its decompositions."""
     upstream = judge.ask(program, setting, "aot_eager")
     if upstream is not None and upstream.kind == failure.kind:
         return True
+    if failure.kind == "crash":
+        halves = judge.ask(program, setting, TAKEN_APART)
+        if halves is not None and (halves.kind, halves.text) == (failure.kind, failure.text):
+            return True
     if not any(words in failure.text for words in ABOUT_FORMS):
         if failure.kind != "wrong":
             return False

@@ -56,11 +56,13 @@ def _moved(
 ) -> Tensor:
     """How far the exact result moves, at most, if the inputs of a draw are rounded."""
     plain = function(program.source(), double=True)
-    wide = program.inputs(draw.seed, later=later, double=True, device=device)
     given = program.inputs(draw.seed, later=later, device=device)
     unit = max((torch.finfo(x.dtype).eps / 2 for x in given if x.is_floating_point()), default=0.0)
 
     def told(size: float, way: int) -> Tensor:
+        wide = program.inputs(
+            draw.seed, later=later, double=True, device=device
+        )  # a program may write into them
         return getattr(ran(plain, nudged(wide, size, way), training=training, draw=number), part)[k].detach()
 
     here = told(0.0, 0)

@@ -1,5 +1,5 @@
-"""Whether torch contradicts itself: in float64, eager's kernels and torch's decompositions are two functions, or eager's
-kernels are another function of the same numbers when these lie row-major.
+"""Whether torch contradicts itself: in float64, eager's kernels and torch's decompositions are two functions, or
+eager's kernels are another function of the same numbers when these lie row-major.
 
 Then eager is no truth to judge by: one of the two is at fault, and both are torch's. (A gradient of average pools of
 channels-last tensors on GPUs was one, pytorch#188344.) A result counts as right only if it is as good as that of the
