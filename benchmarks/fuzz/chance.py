@@ -3,15 +3,19 @@
 Errors of ill-conditioned programs have long tails: one number of thousands errs as far as all the others together, and
 whether it is ours or eager's is chance. That is so where both hold: with the roles exchanged the rule refuses about as
 many draws, and wherever we err further than eager does anywhere, eager errs nearly as far or the exact result moves as
-far if the inputs are rounded once more."""
+far if the inputs, and what each op computes, are rounded at random (Monte Carlo arithmetic: Stott Parker, 1997)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.fuzz.outcome import Draw, ran
 from benchmarks.fuzz.program import Program, function
@@ -21,9 +25,16 @@ from tilewright import accuracy
 SIGMAS = 2.0
 """Standard deviations by which the draws that are refused may outnumber those that are with the roles exchanged."""
 ROUNDED = 8
-"""Ways to round the inputs of a draw once more."""
+"""Ways to round the inputs of a draw, and what is computed of them, at random."""
 ROUNDINGS = 4.0
-"""Times the largest of the changes that these make, or eager's error: programs round what they compute, too."""
+"""Times the largest of the changes that these make, or eager's error."""
+_EXACT = frozenset(
+    {
+        "abs", "cat", "clamp", "clone", "constant_pad_nd", "copy", "flip", "full", "gather", "index", "maximum",
+        "minimum", "neg", "repeat", "roll", "scatter", "sign", "stack", "threshold_backward", "where", "zeros_like",
+    }
+)  # fmt: skip
+"""Ops of torch that round nothing."""
 
 
 def is_chance(
@@ -54,7 +65,7 @@ def is_chance(
 def _moved(
     program: Program, draw: Draw, number: int, part: str, k: int, *, training: bool, later: bool, device: str
 ) -> Tensor:
-    """How far the exact result moves, at most, if the inputs of a draw are rounded."""
+    """How far the exact result moves, at most, if the inputs of a draw and what each op computes are rounded."""
     plain = function(program.source(), double=True)
     given = program.inputs(draw.seed, later=later, device=device)
     unit = max((torch.finfo(x.dtype).eps / 2 for x in given if x.is_floating_point()), default=0.0)
@@ -63,7 +74,32 @@ def _moved(
         wide = program.inputs(
             draw.seed, later=later, double=True, device=device
         )  # a program may write into them
-        return getattr(ran(plain, nudged(wide, size, way), training=training, draw=number), part)[k].detach()
+        with _Rounding(size, way) if size else nullcontext():
+            outcome = ran(plain, nudged(wide, size, way), training=training, draw=number)
+        return getattr(outcome, part)[k].detach()
 
     here = told(0.0, 0)
     return torch.stack([(told(unit, 1 + n) - here).abs() for n in range(ROUNDED)]).amax(0)
+
+
+class _Rounding(TorchDispatchMode):
+    """Under it, what each op computes is off by about `unit` of itself, at random by `way`."""
+
+    def __init__(self, unit: float, way: int) -> None:
+        super().__init__()
+        self.unit, self.numbers = unit, torch.Generator().manual_seed(way)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:  # fmt: skip
+        made = func(*args, **(kwargs or {}))
+        views = any(r.alias_info is not None for r in func._schema.returns)
+        if views or func.overloadpacket.__name__ in _EXACT:
+            return made
+        return tree_map_only(Tensor, self._rounded, made)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float64:
+            return x
+        noise = torch.randn(x.shape, generator=self.numbers, dtype=x.dtype, device="cpu").to(x.device)
+        return x.mul_(1 + self.unit * noise)

@@ -140,6 +140,9 @@ class Target:
     small_product: float = 0.0
     """Operations (2 x multiply-adds) up to which a product of matrices is faster as a kernel than as a call of the
     usual library, which takes that long to find its way to the work."""
+    dot_chain: int = 0
+    """Products that a block adds up in one chain, where it may: each step of a chain rounds by the size of the whole. 0
+    where the machine's own units add them."""
     loop_rows: int = 0
     """Rows of a loop from which a thread takes them from the first step to the last, rather than to share each step
     with others: of fewer it would read all weights for little work. 0 where loops are not run so."""
@@ -254,6 +257,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         launch_seconds=0.2e-6,
         alone_seconds=20e-6,
         handover_seconds=0.12e-6,
+        dot_chain=32,  # as far as a library's own blocks and lanes round; tests/emit/test_cpp_dot.py measures it
         loop_rows=4,  # gains of 4 and more: benchmarks/results/cpu/loop_rows.json; fewer would share weights less
         parting_seconds=15e-6,  # measured: voice activity and a layer, by steps and joined
         compiler_flags=flags,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emit.harness import build, same_as_interpreter
+from tests.emit.harness import build, host_target, same_as_interpreter
 from tests.emit.programs import Vars, below
 
 from tilewright.emit.cpp import emit_unit
@@ -25,6 +25,7 @@ from tilewright.ir.program import (
     Update,
     value_of,
 )
+from tilewright.schedule.chains import chained
 from tilewright.target import preset
 
 COLUMNS = 64
@@ -35,9 +36,11 @@ def at(row: Axis, column: Axis, pitch: int) -> Expr:
     return dims.add(dims.mul(axis(row), integer(pitch)), axis(column))
 
 
-def product(rows: int, depth: int, tile: int, across: bool = False, half: bool = False) -> TileProgram:
-    """z of x [rows, depth] and y, in one grid point with blocks of `tile` rows and steps of 16 along the depth: in each
-    step the columns of z are multiplied by the first row of y, then x y is added. `across`: x is stored as [depth,
+def product(
+    rows: int, depth: int, tile: int, across: bool = False, half: bool = False, step: int = 16
+) -> TileProgram:
+    """z of x [rows, depth] and y, in one grid point with blocks of `tile` rows and steps of `step` along the depth: in
+    each step the columns of z are multiplied by the first row of y, then x y is added. `across`: x is stored as [depth,
     rows]. `half`: in fp16."""
     r, c, k = Axis("r", integer(rows)), Axis("c", integer(COLUMNS)), Axis("k", integer(depth))
     var, dtype = Vars(), f16 if half else f32
@@ -45,18 +48,18 @@ def product(rows: int, depth: int, tile: int, across: bool = False, half: bool =
     z = Buffer("z", f32, integer(rows * COLUMNS))
     acc, b, factor = var(f32, r, c), var(f32, k, c), var(f32, c)
     a = var(dtype, r, k)
-    mask = both(below(r, r.extent) if rows % tile else None, below(k, k.extent) if depth % 16 else None)
+    mask = both(below(r, r.extent) if rows % tile else None, below(k, k.extent) if depth % step else None)
     zero = const(0.0, f32)
-    step: tuple[Stmt, ...] = (
+    body: tuple[Stmt, ...] = (
         Load(factor, y, axis(c)),
         Load(a, x, at(k, r, rows) if across else at(r, k, depth), mask, const(0.0, dtype)),
-        Load(b, y, at(k, c, COLUMNS), below(k, k.extent) if depth % 16 else None, zero),
+        Load(b, y, at(k, c, COLUMNS), below(k, k.extent) if depth % step else None, zero),
         Update((acc,), (call("mul", value_of(acc), value_of(factor)),)),
         Dot(acc, a, b, k),
     )
     inner: tuple[Stmt, ...] = (
         Declare((acc,), (zero,)),
-        Loop(k, dims.ZERO, k.extent, 16, step),
+        Loop(k, dims.ZERO, k.extent, step, body),
         Store(z, at(r, c, COLUMNS), value_of(acc), (r, c), below(r, r.extent) if rows % tile else None),
     )
     columns = Loop(c, dims.ZERO, c.extent, COLUMNS, (Loop(r, dims.ZERO, r.extent, tile, inner),))
@@ -80,6 +83,30 @@ def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
         x, y, _ = (dims.static(b.size) or 0 for b in program.params)
         left = random.standard_normal(x).astype(np.float16 if program.params[0].dtype is f16 else np.float32)
         same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
+
+
+@pytest.mark.parametrize("depth", [204, 256])
+def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
+    """A block that holds a class whole sums it in one step."""
+    program = chained(product(16, depth, 16, step=256), 32)
+    unit = build(tmp_path, [program], target=host_target(), run_here=True)
+    random = np.random.default_rng(3)
+    x, y = (random.standard_normal(s).astype(np.float32) for s in ((16, depth), (depth, COLUMNS)))
+    made = same_as_interpreter(unit, 0, program, [x, y, None], rtol=1e-4, atol=1e-4)[2]
+    exact = x.astype(np.float64) @ y
+    chain = np.cumsum(x[:, :, None] * y, 1, dtype=np.float32)[:, -1]
+    mean = lambda z: float(np.sqrt(np.mean((z - exact) ** 2)))  # noqa: E731
+    assert mean(made[: exact.size].reshape(exact.shape)) < 0.6 * mean(chain)
+
+
+def test_a_class_in_pieces_is_one_chain() -> None:
+    """Passes may cut it in other pieces, and must round alike."""
+    for program in (product(16, 200, 16), product(16, 200, 16, step=64), product(16, 24, 16, step=32)):
+        assert chained(program, 32) == program
+    whole = product(16, 200, 16, step=256)
+    assert chained(whole, 0) == whole
+    (dot,) = [s for s in chained(whole, 32).statements() if isinstance(s, Dot)]
+    assert dot.chain == 32
 
 
 def test_inputs_are_read_in_place_and_sums_are_scaled_on_the_way() -> None:

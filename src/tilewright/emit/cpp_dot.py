@@ -149,7 +149,8 @@ class Product:
         if self.start.factor is not None:
             factor = self._first(self.start.factor)
         steps = f"{a}, {row_step}, {k_step}, {b}, {factor}, {depth}"
-        lines.put(f"dot<{m}, {j}, Start::{self.start.kind}>({acc}, {rows}, {width}, {steps});")
+        chain = f", {s.chain}" if s.chain else ""
+        lines.put(f"dot<{m}, {j}, Start::{self.start.kind}{chain}>({acc}, {rows}, {width}, {steps});")
 
     def _registers(self, rows: int, width: int) -> tuple[int, int]:
         """Rows and registers per row of the micro-kernel."""

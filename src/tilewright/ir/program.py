@@ -158,12 +158,14 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """acc[m, n] += sum over k of a[m, k] * b[k, n]: the block axes of `acc` are those of `a` and `b` without `k`."""
+    """acc[m, n] += sum over k of a[m, k] * b[k, n]: the block axes of `acc` are those of `a` and `b` without `k`. With
+    a `chain`, the sum is one of sums of so many products."""
 
     acc: Var
     a: Var
     b: Var
     k: Axis
+    chain: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ..ir.program import Dot, Stmt, TileProgram
 from ..options import Options
 from ..target import MemoryKind, Precision, Target
 from .blocks import blocks, buckets, misalignment, row_buckets
+from .chains import chained
 from .companions import refusals, with_companions
 from .contract import sides
 from .cost import seconds
@@ -131,7 +132,8 @@ class Solver:
         return tuple((condition, self._program(form, schedule)) for condition, form, schedule in made)
 
     def _program(self, form: Form, schedule: Schedule) -> TileProgram:
-        return lower(with_wide_sums(form, schedule) if self.target.wide_sums else form, schedule)
+        made = lower(with_wide_sums(form, schedule) if self.target.wide_sums else form, schedule)
+        return chained(made, self.target.dot_chain)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.powers else ()

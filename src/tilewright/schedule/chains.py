@@ -1,0 +1,52 @@
+"""How products of a block are added up: in chains, where a block holds a class whole.
+
+A chain of n sums rounds n times by the size of what it has so far; sums of chains of c products round n / c + c times.
+All that computes a product again must round as the first did: equal scores stay equal from pass to pass. So a class is
+cut in chains only where every product over it has all of it in one block, and nothing else sums over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir import dims
+from ..ir.expr import Axis
+from ..ir.program import Branch, Collapse, Dot, Loop, Stmt, TileProgram
+
+
+def chained(program: TileProgram, chain: int) -> TileProgram:
+    """The program with `chain` products (0: no limit) in a chain."""
+    whole = {s.k for s in program.statements() if isinstance(s, Dot)} if chain else set[Axis]()
+    for s in program.statements():
+        if isinstance(s, Loop) and s.axis in whole and not _is_one_step(s):
+            whole.discard(s.axis)
+        elif isinstance(s, Collapse):
+            whole -= set(s.axes)
+    return replace(program, body=_chained(program.body, whole, chain)) if whole else program
+
+
+def _is_one_step(loop: Loop) -> bool:
+    most = dims.static(loop.axis.extent)
+    return dims.static(loop.start) == 0 and most is not None and most <= loop.tile
+
+
+def _chained(body: Sequence[Stmt], whole: set[Axis], chain: int) -> tuple[Stmt, ...]:
+    def change(s: Stmt) -> Stmt:
+        match s:
+            case Dot() if s.k in whole and not _fits(s.k, chain):
+                return replace(s, chain=chain)
+            case Loop():
+                return replace(s, body=_chained(s.body, whole, chain))
+            case Branch():
+                orelse = _chained(s.orelse, whole, chain)
+                return replace(s, body=_chained(s.body, whole, chain), orelse=orelse)
+            case _:
+                return s
+
+    return tuple(map(change, body))
+
+
+def _fits(k: Axis, chain: int) -> bool:
+    most = dims.static(k.extent)
+    return most is not None and most <= chain
