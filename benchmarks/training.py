@@ -160,6 +160,13 @@ def compiled(name: str, model: nn.Module) -> Callable[[Tensor], Tensor]:
 # --- one network, in a process of its own --------------------------------------------
 
 
+def hold_workspaces(device: torch.device) -> None:
+    """Have torch allocate the workspaces of its products, which it keeps: graphs of a contestant give them back, and
+    the next one would seem to need them."""
+    x = torch.ones(16, 16, device=device, dtype=torch.bfloat16)
+    F.linear(x, x, x[0]) @ x
+
+
 class Run:
     """One network and its contestants."""
 
@@ -184,6 +191,7 @@ class Run:
         x = self.task.inputs(self.batch, self.device)
         for name in names:
             mine = copy.deepcopy(self.model)
+            hold_workspaces(self.device)
             step = step_of(compiled(name, mine), mine, x.detach().clone().requires_grad_(x.requires_grad))
             start, before = time.perf_counter(), self.allocated()
             try:
