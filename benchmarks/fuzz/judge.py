@@ -23,6 +23,7 @@ from benchmarks.fuzz.contradiction import contradicted
 from benchmarks.fuzz.outcome import Draw, Outcome, ran
 from benchmarks.fuzz.program import Program, function
 from benchmarks.fuzz.smooth import firm, is_smooth
+from benchmarks.fuzz.stepwise import has_halves, ran_stepwise
 from benchmarks.promises import promised, strides
 from tilewright import accuracy
 from tilewright.errors import InputError
@@ -252,12 +253,29 @@ def _pooled(
             if _overflows(*pooled):
                 return Failure(REFUSED, f"eager: {part}[{k}] overflows in places")
             training = setting.training
-            if len(draws) >= MOST and is_chance(
-                program, draws, part, int(k), training=training, later=later, device=device
+            if len(draws) >= MOST and (
+                is_chance(program, draws, part, int(k), training=training, later=later, device=device)
+                or _as_stepwise(program, draws, part, int(k), training=training, later=later, device=device)
             ):
                 continue
             return Failure("wrong", f"{part}[{k}]{' at the second sizes' if later else ''}: {verdict}")
     return None
+
+
+def _as_stepwise(
+    program: Program, draws: Sequence[Draw], part: str, k: int, *, training: bool, later: bool, device: str
+) -> bool:
+    """Whether a tensor of a program on halves errs no more than steps that round correctly do."""
+    if not has_halves(program.source(), program.inputs(draws[0].seed, later=later, device=device)):
+        return False
+    plain = function(program.source())
+    pooled: list[list[Tensor]] = [[], [], []]
+    for number, draw in enumerate(draws):
+        inputs = program.inputs(draw.seed, later=later, device=device)
+        steps = ran_stepwise(plain, inputs, training=training, draw=number)
+        for to, outcome in zip(pooled, (draw.outcomes[0], steps, draw.outcomes[2]), strict=True):
+            to.append(getattr(outcome, part)[k].reshape(-1))
+    return accuracy.compare(*map(torch.cat, pooled)).passed
 
 
 def _overflows(ours: Tensor, eager: Tensor, exact: Tensor) -> bool:
