@@ -185,3 +185,17 @@ def test_attention_over_deviations(dynamic: bool) -> None:
         x = torch.randn(shape)
         with torch.no_grad():
             assert compare(compiled(x), f(x), f(x.double())).passed
+
+
+@pytest.mark.parametrize("follow", [F.elu, torch.abs, lambda v: torch.maximum(v, v * 0.5)])
+@pytest.mark.parametrize("fusion", ["cover", "full"])
+def test_a_value_less_itself_is_nothing(follow: Callable[[Tensor], Tensor], fusion: str) -> None:
+    """What is made of a deviation in singles is not compared with its doubles."""
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = torch.deg2rad(x.std(-1, correction=0, keepdim=True))
+        return (v - follow(v)).abs().max(), (v - follow(v)).square().sum()
+
+    x = torch.randn(64, 8)
+    made = tilewright.compile(run, (x,), options={"fusion": fusion})(x)
+    assert [float(t) for t in made] == [0.0, 0.0]

@@ -53,6 +53,7 @@ class _Rewriter:
         self.ops: list[Op] = []
         self.twins: dict[Value, Value] = {}
         self.folded: set[Op] = set()
+        self.place = {v: k for k, op in enumerate(graph.ops) for v in op.outputs}
         self.stored = {*graph.inputs, *graph.constants}
         self.results = set(graph.outputs)
 
@@ -75,7 +76,7 @@ class _Rewriter:
         elif self.is_of_twins(op):
             self.take(op, True)
         else:
-            known = any(v in self.twins for v in op.inputs)
+            known = any(v in self.twins for v in op.inputs) and not self.is_of_rounded(op)
             if known and _is_distance(op):
                 self.ops.append(self.over_twins(op, replace(e, body=(cast(self.wide(op), f32),))))
             else:
@@ -204,6 +205,21 @@ class _Rewriter:
             return False
         readers = [r for m in means for r in self.consumers.get(m.output, []) if source in r.inputs]
         return any(is_square(r) or _is_distance(r) for r in readers)
+
+    def is_of_rounded(self, op: Op) -> bool:
+        """Whether `op` reads a value with a twin beside one that is made of that value in singles: between the two lies
+        what was rounded away, where the program has two equal numbers."""
+        known = {v for v in op.inputs if v in self.twins}
+        first = min((self.place[v] for v in known if v in self.place), default=0)
+        todo, seen = [v for v in op.inputs if v not in known], set[Value]()
+        while todo:
+            v = todo.pop()
+            if v in known:
+                return True
+            if v not in seen and self.place.get(v, -1) > first:
+                seen.add(v)
+                todo += self.producer[v].inputs
+        return False
 
     def is_of_twins(self, op: Op) -> bool:
         """Whether `op` rounds what it makes of doubles, each with as many values that are stored at most."""
