@@ -8,10 +8,12 @@ no device is needed.
 from __future__ import annotations
 
 import random
+import signal
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
@@ -52,7 +54,7 @@ MACHINES = tuple(PRESETS)
 LARGEST = 1 << 14
 """Elements of a kernel's values up to which it is run: the exact interpreter is slow."""
 SECONDS = 25.0
-"""Of processor time, after which no further kernel of a program is run."""
+"""Of processor time, after which no further kernel of a program is run, and one that runs is left undecided."""
 
 
 def judged_exactly(program: Program, setting: Setting) -> Failure | None:
@@ -193,9 +195,10 @@ class Oracle:
             if condition is not dims.ONE and not dims.evaluate(condition, dict(memory.sizes)):
                 continue
             try:
-                made = memory.made(replace(scheduled, program=program), kernel)
+                with _until(self.end):
+                    made = memory.made(replace(scheduled, program=program), kernel)
                 same = all(equal(made[v], wanted[v]) for v in kernel.outputs)
-            except ResidueError:
+            except (ResidueError, _Late):
                 self.undecided += 1
                 continue
             self.kernels += 1
@@ -205,6 +208,26 @@ class Oracle:
                     "wrong", f"kernel of {ops} on {solver.target.name} under {scheduled.schedule}\n{program}"
                 )
                 return
+
+
+class _Late(Exception):
+    """The time of a program is over."""
+
+
+@contextmanager
+def _until(end: float) -> Generator[None]:
+    """Raises _Late within the block at the processor time `end`: a kernel may take any number of steps."""
+
+    def stop(*_: object) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, max(0.001, end - time.process_time()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 ORIGINAL = solving.choose

@@ -73,6 +73,28 @@ def test_kernels_read_what_those_before_them_made() -> None:
     assert exact.judged_exactly(program, setting) is None
 
 
+def test_a_kernel_of_many_steps_is_left_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    oracles: list[exact.Oracle] = []
+
+    class Watched(exact.Oracle):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            oracles.append(self)
+            self.end = time.process_time() + 1e6
+
+        def _compare(self, *given: object) -> None:
+            self.end = time.process_time() - 1  # over while it runs
+            super()._compare(*given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(exact, "Oracle", Watched)
+    made = (Statement(("v0",), "{0}.cumsum(-1).softmax(-1)", ("x0",)),)
+    program = Program((Given("x0", (30, 30), "float32"),), made, ("v0",), {}, {})
+    assert exact.judged_exactly(program, Setting(seed=1, schedules=1)) is None
+    (oracle,) = oracles
+    assert oracle.kernels == 0 and oracle.undecided == 1
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
 def test_a_mean_beside_a_product_is_exact() -> None:
     """A kernel that multiplies by the inverse of a count says by what fraction, not by what float."""
     halves = [

@@ -7,12 +7,11 @@ cut in chains only where every product over it has all of it in one block, and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import dims
 from ..ir.expr import Axis
-from ..ir.program import Branch, Collapse, Dot, Loop, Stmt, TileProgram
+from ..ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrite_body
 
 
 def chained(program: TileProgram, chain: int) -> TileProgram:
@@ -23,28 +22,17 @@ def chained(program: TileProgram, chain: int) -> TileProgram:
             whole.discard(s.axis)
         elif isinstance(s, Collapse):
             whole -= set(s.axes)
-    return replace(program, body=_chained(program.body, whole, chain)) if whole else program
+
+    def change(s: Stmt) -> tuple[Stmt, ...] | None:
+        return (replace(s, chain=chain),) if isinstance(s, Dot) and s.k in whole else None
+
+    whole = {k for k in whole if not _fits(k, chain)}
+    return replace(program, body=rewrite_body(program.body, change)) if whole else program
 
 
 def _is_one_step(loop: Loop) -> bool:
     most = dims.static(loop.axis.extent)
     return dims.static(loop.start) == 0 and most is not None and most <= loop.tile
-
-
-def _chained(body: Sequence[Stmt], whole: set[Axis], chain: int) -> tuple[Stmt, ...]:
-    def change(s: Stmt) -> Stmt:
-        match s:
-            case Dot() if s.k in whole and not _fits(s.k, chain):
-                return replace(s, chain=chain)
-            case Loop():
-                return replace(s, body=_chained(s.body, whole, chain))
-            case Branch():
-                orelse = _chained(s.orelse, whole, chain)
-                return replace(s, body=_chained(s.body, whole, chain), orelse=orelse)
-            case _:
-                return s
-
-    return tuple(map(change, body))
 
 
 def _fits(k: Axis, chain: int) -> bool:
