@@ -25,7 +25,9 @@ from tilewright.ir.program import (
     Update,
     value_of,
 )
+from tilewright.ir.reduction import sum_
 from tilewright.schedule.chains import chained
+from tilewright.schedule.form import Form, Item
 from tilewright.target import preset
 
 COLUMNS = 64
@@ -85,10 +87,18 @@ def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
         same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
 
 
+def sums(program: TileProgram, summed: bool = True) -> Form:
+    """A form with the folds of a program's products."""
+    dots = [s for s in program.statements() if isinstance(s, Dot)]
+    items = [Item(n, s.acc.axes, (), (s.k,), sum_(f32), summed=summed) for n, s in enumerate(dots)]
+    return Form((), (), tuple(items))
+
+
 @pytest.mark.parametrize("depth", [204, 256])
 def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
     """A block that holds a class whole sums it in one step."""
-    program = chained(product(16, depth, 16, step=256), 32)
+    whole = product(16, depth, 16, step=256)
+    program = chained(whole, sums(whole), 32)
     unit = build(tmp_path, [program], target=host_target(), run_here=True)
     random = np.random.default_rng(3)
     x, y = (random.standard_normal(s).astype(np.float32) for s in ((16, depth), (depth, COLUMNS)))
@@ -102,10 +112,11 @@ def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
 def test_a_class_in_pieces_is_one_chain() -> None:
     """Passes may cut it in other pieces, and must round alike."""
     for program in (product(16, 200, 16), product(16, 200, 16, step=64), product(16, 24, 16, step=32)):
-        assert chained(program, 32) == program
+        assert chained(program, sums(program), 32) == program
     whole = product(16, 200, 16, step=256)
-    assert chained(whole, 0) == whole
-    (dot,) = [s for s in chained(whole, 32).statements() if isinstance(s, Dot)]
+    assert chained(whole, sums(whole), 0) == whole
+    assert chained(whole, sums(whole, summed=False), 32) == whole, "a product of matrices is one chain"
+    (dot,) = [s for s in chained(whole, sums(whole), 32).statements() if isinstance(s, Dot)]
     assert dot.chain == 32
 
 

@@ -105,9 +105,9 @@ class _Composer:
         along = expr.scan  # over one element, a running fold is that of the element
         scan = None if along is None or along.extent is dims.ONE else fresh[along]
         source = self.kernel.ops.index(op)
-        self.items.append(
-            Item(number, live(expr.axes), body, live(expr.reduce), expr.reduction, scan, source=source)
-        )
+        summed = not any(x.op == "mul" for b in expr.body for x in walk(b))
+        kept, over = live(expr.axes), live(expr.reduce)
+        self.items.append(Item(number, kept, body, over, expr.reduction, scan, source=source, summed=summed))
         for r, v in enumerate(op.outputs):
             self.folded[v] = (number, r)
 

@@ -23,7 +23,9 @@ class Item:
     """A fold (with `reduction`) or an output (with `param`, the parameter it is stored to, at element offset `offset`).
 
     `kept` are the classes that index its result, `reduce` those it folds over; `scan` is a kept class along which the
-    fold is an inclusive running one. `source` is the place of a fold's op in the kernel (-1: it stems from none)."""
+    fold is an inclusive running one. `source` is the place of a fold's op in the kernel (-1: it stems from none).
+    `summed`: its op adds up products that another op makes, as libraries do in levels; a product of matrices is one
+    chain there."""
 
     id: int
     kept: tuple[Axis, ...]
@@ -34,6 +36,7 @@ class Item:
     param: int = -1
     offset: Expr = dims.ZERO
     source: int = -1
+    summed: bool = False
 
     @property
     def is_fold(self) -> bool:

@@ -133,7 +133,7 @@ class Solver:
 
     def _program(self, form: Form, schedule: Schedule) -> TileProgram:
         made = lower(with_wide_sums(form, schedule) if self.target.wide_sums else form, schedule)
-        return chained(made, self.target.dot_chain)
+        return chained(made, form, self.target.dot_chain)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.powers else ()
