@@ -59,6 +59,18 @@ def test_a_broadcast_operand_has_no_say() -> None:
     assert found["mul"] and found["exp"]
 
 
+def test_what_is_made_of_a_broadcast_alone_has_no_say() -> None:
+    """The gradient of a mean over places, beside one that a convolution made."""
+
+    def spread(y: Tensor) -> Tensor:
+        return y.mean((2, 3))[:, :, None, None].expand(y.shape) / 7 + 1
+
+    found = of(lambda y: (torch.sub(spread(y), y) * 3).exp().sum((2, 3)))
+    assert found["sub"] and found["mul"] and found["exp"]
+    assert found["add"], "it lies as its reader"
+    assert not of(lambda y: spread(y).exp().sum((2, 3)))["exp"]
+
+
 def test_without_convolutions_everything_is_dense() -> None:
     class Plain(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

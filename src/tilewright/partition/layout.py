@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..ir import dims
 from ..ir.expr import Expr, axes_of, axis, substitute
@@ -29,9 +29,11 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
     A result that a library call reads lies as that call relies on. What such a call sees of other memory, where
     strides cannot say it and a kernel has to copy it, lies as it does in the program. A result of rank 4 or 5 has its
     channel (dim 1) innermost if a library call that reads it wants that, or if it reads a tensor of its batch and
-    channel sizes that lies so (its layout follows the larger part of what it reads)."""
+    channel sizes that lies so (its layout follows the larger part of what it reads). One that is made of smaller
+    tensors alone, each element of which stands for many, has no say: it lies as the first of its readers that does."""
     wanted, relied, seen = _wanted(graph), _relied_on(graph), _seen(graph)
     found: dict[Value, Layout] = {}
+    free: set[Value] = set()
     settled = ChainMap(found, dict(known))
     for op in graph.ops:
         if op.expr is None:
@@ -40,6 +42,8 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
             strides = wanted.get(op.output) or seen.get(op.output)
             if strides is not None and op.output not in known and shown(op, settled) is None:
                 found[op.output] = Layout(strides)
+            elif op.output not in known and len(op.output.shape) in (4, 5):
+                free |= {op.output} if not any(_votes(op, op.output, known, found, free)) else set()
             continue
         for v in op.outputs:
             if v in known:
@@ -53,8 +57,14 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
             if v in wanted:
                 if wanted[v] == strides:
                     found[v] = Layout(strides)
-            elif _follows(op, v, known, found):
-                found[v] = Layout(strides)
+                continue
+            last, dense = _votes(op, v, known, found, free)
+            if last > dense:
+                alike = [x for x in op.inputs if x in free and x.shape == v.shape]
+                found |= {x: Layout(channels_last(x.shape)) for x in (v, *alike)}
+                free -= set(alike)
+            elif not last + dense:
+                free.add(v)
     return found
 
 
@@ -130,14 +140,19 @@ def _behind(expr: TensorExpr, source: Value, strides: tuple[Expr, ...]) -> tuple
     return known if len(known) == len(found) else None
 
 
-def _follows(op: Op, v: Value, known: Mapping[Value, Layout], found: Mapping[Value, Layout]) -> bool:
-    """Whether what `op` reads along the channel lies one element apart there, and further apart elsewhere."""
+def _votes(
+    op: Op, v: Value, known: Mapping[Value, Layout], found: Mapping[Value, Layout], free: Collection[Value]
+) -> tuple[int, int]:
+    """The bytes of what `op` reads along channel and row that lies one element apart along the channel, and of what
+    lies otherwise; what is `free` is neither."""
     expr = op.expr
     assert expr is not None
     votes = {True: 0, False: 0}
     for r in expr.reads():
         assert isinstance(r.value, int)
         source = op.inputs[r.value]
+        if source in free:
+            continue
         layout = found.get(source) or known.get(source) or Layout(dims.dense_strides(source.shape))
         address = dims.add(dims.ZERO, *(dims.mul(i, s) for i, s in zip(r.args, layout.strides, strict=True)))
         used = [k for k, a in enumerate(expr.axes) if axis(a) in axes_of(r)]
@@ -145,7 +160,7 @@ def _follows(op: Op, v: Value, known: Mapping[Value, Layout], found: Mapping[Val
             continue
         step = dims.coefficient(address, axis(expr.axes[1]))
         votes[step is dims.ONE and v.shape[1] is not dims.ONE] += _bytes(source)
-    return votes[True] > votes[False]
+    return votes[True], votes[False]
 
 
 def _bytes(v: Value) -> int:
