@@ -111,11 +111,9 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]]
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_in_place_of_a_refused_kernel_take_operands_as_the_program_lays_them(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Torch's own kernels read some operands as if they were rows: a group norm its weights."""
+@pytest.fixture
+def broken_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels with a hyperbolic tangent do not compile."""
     printed = building.emit_units
 
     def broken(*given: Any) -> Sequence[Source]:
@@ -125,6 +123,12 @@ def test_calls_in_place_of_a_refused_kernel_take_operands_as_the_program_lays_th
         ]  # fmt: skip
 
     monkeypatch.setattr(building, "emit_units", broken)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.usefixtures("broken_tanh")
+def test_calls_in_place_of_a_refused_kernel_take_operands_as_the_program_lays_them(name: str) -> None:
+    """Torch's own kernels read some operands as if they were rows: a group norm its weights."""
     call, draw = CALLS[name]
 
     def run(y: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -141,16 +145,25 @@ def test_calls_in_place_of_a_refused_kernel_take_operands_as_the_program_lays_th
     assert "a refused kernel" in [c.reason for c in made.calls]
 
 
-def test_a_kernel_that_does_not_compile_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = building.emit_units
+def test_single_numbers_are_shifted_by_constants() -> None:
+    """Beside a norm a shift is one of numbers, not of registers; the constant is an int there."""
 
-    def broken(*given: Any) -> Sequence[Source]:
-        return [
-            replace(s, text=s.text.replace("\nextern", "\nno_such_type unknown;\nextern", 1))
-            if "tanh" in s.text else s for s in printed(*given)
-        ]  # fmt: skip
+    def run(x: Tensor, i: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        norm = F.group_norm(x, 2, w, w)
+        return torch.take_along_dim(x, i.remainder(10), -1), i << 1, i >> 1, norm @ norm.mT
 
-    monkeypatch.setattr(building, "emit_units", broken)
+    given = torch.randn(16, 10), torch.randint(0, 5, (1, 2)), torch.randn(10)
+    tilewright.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(run, backend="tilewright")(*given), run(*given), rtol=1e-4, atol=1e-4
+        )
+    (made,) = tilewright.compilations()
+    assert "a refused kernel" not in [c.reason for c in made.calls]
+
+
+@pytest.mark.usefixtures("broken_tanh")
+def test_a_kernel_that_does_not_compile_costs_that_kernel() -> None:
     given = torch.randn(7, 9), torch.randn(5), torch.randn(6, 11)
     tilewright.reset()
     run = torch.compile(several, backend="tilewright")

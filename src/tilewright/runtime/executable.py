@@ -418,7 +418,7 @@ class Executable:
                 continue  # torch passes None for a token that only orders effects
             if len(t.shape) != len(strides):
                 raise InputError(
-                    f"input {k} has {len(t.shape)} dims, torch promised {len(strides)}", phase="input",
+                    f"{len(t.shape)} dims, torch promised {len(strides)}", phase="input", place=f"input {k}",
                     hint="a kernel of torch gives another shape than its declaration says",
                 )  # fmt: skip
             if t.stride() == strides or same_layout(t.shape, t.stride(), strides):
