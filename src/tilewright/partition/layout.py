@@ -34,6 +34,7 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
     wanted, relied, seen = _wanted(graph), _relied_on(graph), _seen(graph)
     found: dict[Value, Layout] = {}
     free: set[Value] = set()
+    shows: set[Value] = set()  # views lie as their sources do, whoever reads them
     settled = ChainMap(found, dict(known))
     for op in graph.ops:
         if op.expr is None:
@@ -44,6 +45,7 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
                 found[op.output] = Layout(strides)
             elif op.output not in known and len(op.output.shape) in (4, 5):
                 free |= {op.output} if not any(_votes(op, op.output, known, found, free)) else set()
+            shows.add(op.output)
             continue
         for v in op.outputs:
             if v in known:
@@ -60,7 +62,7 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
                 continue
             last, dense = _votes(op, v, known, found, free)
             if last > dense:
-                alike = [x for x in op.inputs if x in free and x.shape == v.shape]
+                alike = [x for x in op.inputs if x in free - shows and x.shape == v.shape]
                 found |= {x: Layout(channels_last(x.shape)) for x in (v, *alike)}
                 free -= set(alike)
             elif not last + dense:
