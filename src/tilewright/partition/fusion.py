@@ -38,7 +38,7 @@ def partition(
 def _shows(parts: Parts) -> tuple[int, ...]:
     """Places of the views that the caller reads and that are no work, for the key of what is remembered."""
     ops = enumerate(parts.graph.ops)
-    return tuple(k for k, op in ops if parts.shown.intersection(op.outputs) & parts.views.keys())
+    return tuple(k for k, op in ops if parts.kept_values.intersection(op.outputs) & parts.views.keys())
 
 
 def _recalled(parts: Parts, known: Sequence[Grouping] | None) -> list[Group] | None:
@@ -53,6 +53,7 @@ def _cover(parts: Parts, groups: Sequence[Group]) -> Cover:
     graph = parts.graph
     stored = {v for op in graph.ops if op.call is not None for v in op.inputs} | parts.kept_values
     stored |= {s.source for s in parts.views.values()}
+    stored -= parts.views.keys()
     wanted = [op for op in graph.ops if op in parts.inlined and op.output in stored]
     groups = [
         *groups,

@@ -3,10 +3,13 @@ itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ..ir.graph import Graph, Op, Value
+from ..ir import dims
+from ..ir.expr import Expr
+from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel, ViewStep
+from ..tile.sizes import estimate
 from .layout import settled_layouts, shown
 from .recompute import recomputed
 
@@ -23,20 +26,18 @@ class Parts:
         self.consumers = graph.consumers()
         self.layouts = settled_layouts(graph)
         self.kept_values = graph.kept()
-        self.views = self.strided_views()
+        self.views = self.strided_views() | self.returned_parts()
         self.inlined = recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
+        self.inlined |= {self.producer[v] for v in self.views if self._is_read_by_kernels(v)}
 
     def strided_views(self) -> dict[Value, ViewStep]:
         """Views that a library call or the caller reads, where strides can say them."""
         found: dict[Value, ViewStep] = {}
-        kept = self.graph.kept()
-        held = kept.union(v for v in self.graph.inputs if isinstance(v, Value))
-        for op in self.graph.ops:
-            if op.expr is None or op.kernel >= 0 or not op.expr.is_view() or len(op.inputs) != 1:
-                continue
+        held = self._held()
+        for op in filter(_is_view, self.graph.ops):
             readers = self.consumers.get(op.output, [])
             returned = op.output in self.shown and op.inputs[0] in held
-            if not returned and (op.output in kept or not readers):
+            if not returned and (op.output in self.kept_values or not readers):
                 continue
             if not all(r.call is not None for r in readers):
                 continue
@@ -46,6 +47,39 @@ class Parts:
                 found[op.output] = ViewStep(op.output, op.inputs[0], layout, offset)
                 self.layouts[op.output] = layout
         return found
+
+    def returned_parts(self) -> dict[Value, ViewStep]:
+        """Outputs that stay parts of a value that is neither given nor returned itself, as in the program: where
+        memory of their own, at the strides that the program promises, would take more than that value, or as much and
+        it is in memory anyway. Queries, keys and values of one product that the backward pass reads are such."""
+        held = self._held()
+        parts: dict[Value, list[ViewStep]] = {}
+        for op in filter(_is_view, self.graph.ops):
+            source, v = op.inputs[0], op.output
+            if v not in self.kept_values or source in held or source not in self.producer:
+                continue
+            readers = self.consumers.get(v, [])
+            memory = shown(op, self.layouts)
+            made = self.producer[source].call is not None
+            if memory is None or not (made or all(r.call is not None for r in readers)):
+                continue
+            if memory[0] == self.layouts.get(v, Layout(dims.dense_strides(v.shape))):
+                parts.setdefault(source, []).append(ViewStep(v, source, *memory))
+        return {s.value: s for source, steps in parts.items() if self._saves(source, steps) for s in steps}
+
+    def _saves(self, source: Value, steps: Sequence[ViewStep]) -> bool:
+        """Whether to show parts of `source` takes no more memory than to store them."""
+        layout = self.layouts.get(source, Layout(dims.dense_strides(source.shape)))
+        whole = estimate(_elements(source, layout))
+        stored = sum(estimate(_elements(s.value, s.layout)) for s in steps)
+        calls = (self.producer[source], *self.consumers.get(source, ()))
+        return stored > whole or (stored == whole and any(op.call is not None for op in calls))
+
+    def _held(self) -> set[Value]:
+        return self.kept_values.union(v for v in self.graph.inputs if isinstance(v, Value))
+
+    def _is_read_by_kernels(self, v: Value) -> bool:
+        return any(r.call is None for r in self.consumers.get(v, ()))
 
     def generated(self) -> list[Op]:
         """Ops that need a kernel."""
@@ -86,3 +120,13 @@ class Parts:
                     seen.add(r.output)
                     todo.append(r.output)
         return False
+
+
+def _is_view(op: Op) -> bool:
+    return op.expr is not None and op.kernel < 0 and op.expr.is_view() and len(op.inputs) == 1
+
+
+def _elements(v: Value, layout: Layout) -> Expr:
+    """How many elements lie from the first of `v` to its last."""
+    last = (dims.mul(dims.sub(n, dims.ONE), s) for n, s in zip(v.shape, layout.strides, strict=True))
+    return dims.add(dims.ONE, *last)
