@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..ir.graph import Graph, Op, Value, symbols_in
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .merging import Group, Merging, Price
+from .narrow import narrowed
 from .parts import Parts
 from .recall import Grouping, Memory, groupings_of, plain, task_of
 from .sites import filler
@@ -26,13 +27,13 @@ def partition(
         places = (parts.position[op] for op in parts.generated())
         return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])
     if memory is None:
-        return _cover(parts, Merging(parts, price).groups())
+        return _cover(parts, narrowed(parts, Merging(parts, price).groups()))
     task = task_of(graph, _shows(parts))
     groups = _recalled(parts, groupings_of(memory.recall(task)))
     if groups is None:
         groups = Merging(parts, price).groups()
         memory.keep(task, plain([Grouping(g.places, why=g.why) for g in groups]))
-    return _cover(parts, groups)
+    return _cover(parts, narrowed(parts, groups))
 
 
 def _shows(parts: Parts) -> tuple[int, ...]:

@@ -30,14 +30,14 @@ def recomputed(graph: Graph, views: Collection[Value], consumers: Consumers) -> 
     sources = _sources(graph, views, producer)
     stays = graph.kept() | {v for op in graph.ops if op.call is not None for v in op.inputs}
     for op in reversed(graph.ops):
-        if op in found or not _is_cheap(op, views) or op.output in stays:
+        if op in found or not is_cheap(op, views) or op.output in stays:
             continue
         behind, readers = sources.get(op.output), consumers.get(op.output, [])
         if behind is None or not readers:
             continue
         if all(r in found for r in readers):  # as a part of what is computed again
             found.add(op)
-        elif len(readers) > 1 and sum(map(_bytes, behind)) <= _bytes(op.output):
+        elif len(readers) > 1 and sum(map(size_bytes, behind)) <= size_bytes(op.output):
             found.add(op)
     return found
 
@@ -48,7 +48,7 @@ def _of_one_value(
     """Ops that read nothing, or one value that is in memory anyway."""
     found: dict[Op, frozenset[Op]] = {}
     for op in graph.ops:
-        if not _is_cheap(op, views):
+        if not is_cheap(op, views):
             continue
         stored = [v for v in op.inputs if v.numel is not dims.ONE]
         makers = [producer.get(v) for v in stored]
@@ -70,7 +70,7 @@ def _sources(
     found: dict[Value, frozenset[Value]] = {}
     spent: dict[Value, int] = {}
     for op in graph.ops:
-        if not _is_cheap(op, views):
+        if not is_cheap(op, views):
             continue
         assert op.expr is not None
         instructions = cost(op.expr.body[0]) + sum(spent.get(v, 0) for v in op.inputs)
@@ -90,11 +90,13 @@ def _sources(
     return found
 
 
-def _is_cheap(op: Op, views: Collection[Value]) -> bool:
+def is_cheap(op: Op, views: Collection[Value]) -> bool:
+    """Whether each reader may compute a result for itself; `views` are values that no kernel makes."""
     if op.expr is None or op.kernel >= 0 or not op.expr.is_pointwise or op.output in views:
         return False
     return cost(op.expr.body[0]) < MOST_INSTRUCTIONS
 
 
-def _bytes(v: Value) -> int:
+def size_bytes(v: Value) -> int:
+    """The bytes of a value, at the sizes that are seen."""
     return estimate(v.numel) * v.dtype.bytes
