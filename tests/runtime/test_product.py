@@ -59,6 +59,18 @@ def test_a_single_row_is_summed_as_among_others(activation: str | None) -> None:
         assert isinstance(both, Tensor) and torch.equal(both[1:], one)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("inner", [64, 129, 512, 513, 1100])
+def test_sums_that_leave_the_registers_are_those_that_an_activation_reads(inner: int) -> None:
+    for rows, columns in itertools.product((2, 7, 100), (64, 96, 200)):
+        x, w, b, y = (torch.randn(s) for s in ((rows, inner), (columns, inner), (columns,), (rows, columns)))
+        call = linear(w, b, x)
+        call = next(e.make((), None) for e in call.epilogues if e.extra == "equal")
+        made = next(e.make((), None) for e in call.epilogues if e.template is activations()["relu"])
+        plain, behind = call.function(x, y), made.function(x, y)
+        close(plain, F.linear(x.double(), w.double(), b.double()) + y)
+        assert isinstance(plain, Tensor) and torch.equal(plain.relu(), behind)  # type: ignore[arg-type]
+
+
 def test_late_weights_are_packed_by_the_first_call_and_once() -> None:
     x, w = torch.randn(9, 70), torch.zeros(130, 70)
     made = products(2, late=True)(FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w))))

@@ -35,7 +35,9 @@ from tilewright.runtime.tensors import same_layout
 from tilewright.runtime.window import Window, channels_last, dense, laid_out, window_of
 from tilewright.target import Target
 
-SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("product.cpp", "attention.cpp"))
+SOURCES = tuple(
+    Path(__file__).parent / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
+)
 NARROWEST = 8
 """Numbers of a convolution's input below which its runs are too short."""
 MOST_TAPS = 64

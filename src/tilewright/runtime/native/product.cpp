@@ -18,8 +18,8 @@ constexpr int across = 4, down = 6;  // 24 sums, 4 weights, 1 input: 29 of 32 re
 constexpr int across = 2, down = 6;  // 12 sums, 2 weights, 1 input: 15 of 16 registers
 #endif
 constexpr int panel = lanes * across;
-constexpr i64 chain = 128;  // a panel of so many fits a core's nearest cache
-constexpr i64 most_rows = 96, most_taps = 64;
+constexpr i64 chain = 128, chains = 4;  // a stretch of weights, which fits a core's cache beside the rows
+constexpr i64 most_rows = 96;
 constexpr i64 rows_apart = 4, weights_apart = 1 << 17;  // fewer rows wait for weights; more floats do not stay in a core's cache
 constexpr i64 worth_a_thread = 200000;  // operations that take as long as waking a thread
 typedef vec<float, lanes> V;
@@ -47,52 +47,77 @@ struct Run {
 
 inline R broadcast(float a) { return a - R{}; }
 
-// Also fetches the line at `ahead` into the core's cache, `step` floats further in each turn.
-// tile[r][:] = (more ? tile[r][:] : 0) + sum over taps and k < n of rows[t][r][k] * weights[t][k][:], on J vectors
+// What some rows are multiplied with: `taps` runs of n weights, the last one of `last`. Each `group` of them is a chain.
+struct Walk {
+  i64 taps, n, last, group;
+};
+// What becomes of sums: out[r][:] = (before[r][:] +) sums[r][:] (+ bias[:] + added[r][:]); what is null is left out.
+struct Ends {
+  const float *before, *bias, *added;
+  float* out;
+  i64 step;  // floats between rows of `added` and of `out`; rows of `before` are a panel
+};
+// Sums that a tile keeps, of panels as rows.
+inline Ends kept(float* tile, bool more) { return {more ? tile : nullptr, nullptr, nullptr, tile, panel}; }
+
+#define TW_TILE _Pragma("GCC unroll 8") for (int r = 0; r < M; r++) _Pragma("GCC unroll 8") for (int j = 0; j < J; j++)
+// Ends of sums over taps and k of rows[t][r][k] * weights[t][k][:], on J vectors. Also fetches the line at `ahead` into the
+// core's cache, `step` floats further in each turn.
 template <int M, int J>
-TW_NOINLINE void sums(const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more, const float* ahead, i64 step) {
+TW_NOINLINE void sums(const float* const* rows, const Walk& walk, const float* w, const Ends& ends, const float* ahead, i64 step) {
   R acc[M][J];
+  alignas(64) float tile[M * panel];
+  const float* before = ends.before;
+  if (ends.step != panel) {  // what is read and written at the end is fetched meanwhile, two lines at once
 #pragma GCC unroll 8
-  for (int r = 0; r < M; r++)
+    for (int r = 0; r < M; r++)
 #pragma GCC unroll 8
-    for (int j = 0; j < J; j++) acc[r][j] = R{};
-  for (i64 t = 0; t < taps; t++) {
-    const float* a[M];
-#pragma GCC unroll 8
-    for (int r = 0; r < M; r++) a[r] = rows[t * down + r];
-    for (i64 k = 0; k < n; k++, ahead += step) {
-      __builtin_prefetch(ahead, 0, 2);
-      R b[J];
-#pragma GCC unroll 8
-      for (int j = 0; j < J; j++) b[j] = *(const R*)(w + j * lanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < M; r++) {
-        const R v = broadcast(a[r][k]);
-#pragma GCC unroll 8
-        for (int j = 0; j < J; j++) acc[r][j] = fused(v, b[j], acc[r][j]);
+      for (int j = 0; j < J; j += 2) {
+        __builtin_prefetch(ends.out + r * ends.step + j * lanes, 1, 3);
+        if (ends.added) __builtin_prefetch(ends.added + r * ends.step + j * lanes, 0, 3);
       }
-      w += panel;
-    }
   }
+  for (i64 t = 0;;) {
+    TW_TILE acc[r][j] = R{};
+    for (const i64 stop = min(t + walk.group, walk.taps); t < stop; t++) {
+      const float* a[M];
 #pragma GCC unroll 8
-  for (int r = 0; r < M; r++)
+      for (int r = 0; r < M; r++) a[r] = rows[t * down + r];
+      const i64 n = t + 1 < walk.taps ? walk.n : walk.last;
+      for (i64 k = 0; k < n; k++, ahead += step) {
+        __builtin_prefetch(ahead, 0, 2);
+        R b[J];
 #pragma GCC unroll 8
-    for (int j = 0; j < J; j++) {
-      R& at = *(R*)(tile + r * panel + j * lanes);
-      at = more ? at + acc[r][j] : acc[r][j];
+        for (int j = 0; j < J; j++) b[j] = *(const R*)(w + j * lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < M; r++) {
+          const R v = broadcast(a[r][k]);
+#pragma GCC unroll 8
+          for (int j = 0; j < J; j++) acc[r][j] = fused(v, b[j], acc[r][j]);
+        }
+        w += panel;
+      }
     }
+    if (before) TW_TILE acc[r][j] = *(const R*)(before + r * panel + j * lanes) + acc[r][j];
+    if (t == walk.taps) break;
+    TW_TILE *(R*)(tile + r * panel + j * lanes) = acc[r][j];
+    before = tile;
+  }
+  if (ends.bias) TW_TILE acc[r][j] += load<float, lanes>(ends.bias + j * lanes).v;
+  if (ends.added) TW_TILE acc[r][j] += load<float, lanes>(ends.added + r * ends.step + j * lanes).v;
+  TW_TILE store(ends.out + r * ends.step + j * lanes, V{acc[r][j]});
 }
+#undef TW_TILE
 
 template <int J>
-void sums_of(
-    int m, const float* const* rows, i64 taps, i64 n, const float* w, float* tile, bool more, const float* ahead = nullptr, i64 step = 0) {
+void sums_of(int m, const float* const* rows, const Walk& walk, const float* w, const Ends& ends, const float* ahead = nullptr, i64 step = 0) {
   switch (m) {
-    case 1: return sums<1, J>(rows, taps, n, w, tile, more, ahead, step);
-    case 2: return sums<2, J>(rows, taps, n, w, tile, more, ahead, step);
-    case 3: return sums<3, J>(rows, taps, n, w, tile, more, ahead, step);
-    case 4: return sums<4, J>(rows, taps, n, w, tile, more, ahead, step);
-    case 5: return sums<5, J>(rows, taps, n, w, tile, more, ahead, step);
-    default: return sums<6, J>(rows, taps, n, w, tile, more, ahead, step);
+    case 1: return sums<1, J>(rows, walk, w, ends, ahead, step);
+    case 2: return sums<2, J>(rows, walk, w, ends, ahead, step);
+    case 3: return sums<3, J>(rows, walk, w, ends, ahead, step);
+    case 4: return sums<4, J>(rows, walk, w, ends, ahead, step);
+    case 5: return sums<5, J>(rows, walk, w, ends, ahead, step);
+    default: return sums<6, J>(rows, walk, w, ends, ahead, step);
   }
 }
 
@@ -173,41 +198,43 @@ void locate(const Run& run, i64 row, int m, i64 tap, i64 taps, i64 k, const floa
   }
 }
 
-// One panel of columns for the rows from `first` to `last`, at most `most_rows`. A chain of weights stays in the cache
-// while all rows pass it.
+// One panel of columns for the rows from `first` to `last`, at most `most_rows`. A stretch of weights stays in the core's
+// cache while all rows pass it: some taps, or where one is longer, some pieces of it.
 template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   const Product& p = *run.p;
   const i64 start = column * panel, n = min(i64(panel), p.columns - start);
   const i64 count = last - first, strips = (count + down - 1) / down, length = p.inner * p.taps;
-  const i64 group = min(p.taps, max(i64(1), chain / p.inner)), pieces = (p.inner + chain - 1) / chain;
-  const bool whole = group == p.taps && pieces == 1;
+  const i64 pieces = (p.inner + chain - 1) / chain, piece = (p.inner + pieces - 1) / pieces;
+  const i64 group = pieces > 1 ? 1 : min(p.taps, chain / p.inner);
+  const i64 most = chains * group, some_taps = pieces > 1 ? 1 : most, some_pieces = pieces > 1 ? most : 1;
+  const bool plain = p.activation == none && !p.affine && n == J * lanes;  // what is stored is in the registers
   const float* weights = p.weights + column * length * panel;
   const float* bias = p.bias ? p.bias + start : nullptr;
   alignas(64) float tiles[most_rows * panel];
-  const float* rows[chain * down];
-  const auto ended = [&](i64 row, int m, const float* tile) {
-    const i64 at = row * p.columns + start;
-    finish_of(p, tile, m, n, bias, run.added ? run.added + at : nullptr, run.out + at, p.columns);
-  };
-  for (i64 t = 0; t < p.taps; t += group)
-    for (i64 c = 0; c < pieces; c++) {
-      const i64 k = p.inner * c / pieces, n_k = p.inner * (c + 1) / pieces - k, taps = min(group, p.taps - t);
+  const float* rows[chains * chain * down];
+  for (i64 t = 0; t < p.taps; t += some_taps)
+    for (i64 c = 0; c < pieces; c += some_pieces) {
+      const i64 k = c * piece, taps = min(some_taps, p.taps - t), parts = min(some_pieces, pieces - c);
+      const i64 inputs = taps * min(parts * piece, p.inner - k);
+      const Walk walk = {taps * parts, piece, min(piece, p.inner - (c + parts - 1) * piece), group};
+      const bool ended = t + taps == p.taps && c + parts == pieces;
+      const float* here = weights + (t * p.inner + k) * panel;
       for (i64 s = 0; s < strips; s++) {
-        const i64 row = first + count * s / strips;
+        const i64 row = first + count * s / strips, at = row * p.columns + start;
         const int m = int(first + count * (s + 1) / strips - row);
-        float* tile = tiles + (whole ? 0 : row - first) * panel;
+        float *tile = tiles + (row - first) * panel, *out = run.out + at;
+        const float* added = run.added ? run.added + at : nullptr;
         locate(run, row, m, t, taps, k, rows);
-        const float* here = weights + (t * p.inner + k) * panel;
-        // While the rows pass this chain, the next one comes into the core's cache, a part of it with each strip.
-        const i64 part = panel / strips, steps = taps * n_k;
-        sums_of<J>(m, rows, taps, n_k, here, tile, t + c > 0, here + steps * (panel + s * part), part);
-        if (whole) ended(row, m, tile);
+        for (i64 q = 1; q < parts; q++)
+          for (int r = 0; r < m; r++) rows[q * down + r] = rows[r] + q * piece;
+        Ends ends = kept(tile, t + c > 0);
+        if (ended && plain) ends = {ends.before, bias, added, out, p.columns};
+        // While the rows pass this stretch, the next one comes into the core's cache, a part of it with each strip.
+        const i64 part = panel / strips;
+        sums_of<J>(m, rows, walk, here, ends, here + inputs * (panel + s * part), part);
+        if (ended && !plain) finish_of(p, tile, m, n, bias, added, out, p.columns);
       }
     }
-  for (i64 s = 0; s < strips && !whole; s++) {
-    const i64 row = first + count * s / strips;
-    ended(row, int(first + count * (s + 1) / strips - row), tiles + (row - first) * panel);
-  }
 }
 
 // ---- a single row: the weights come from an outer cache, and that is all there is to wait for ----
@@ -216,7 +243,7 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
 // panel alone would wait for each sum to be ready for the next one.
 template <int A, int P, int J> TW_INLINE void alone(const Run& run, i64 column) {
   const Product& p = *run.p;
-  const i64 length = p.inner, pieces = (length + chain - 1) / chain;
+  const i64 length = p.inner, pieces = (length + chain - 1) / chain, piece = (length + pieces - 1) / pieces;
   const float* w[P];
 #pragma GCC unroll 8
   for (int q = 0; q < P; q++) w[q] = p.weights + (column + q) * length * panel;
@@ -227,7 +254,7 @@ template <int A, int P, int J> TW_INLINE void alone(const Run& run, i64 column) 
     for (int q = 0; q < P; q++)
 #pragma GCC unroll 8
       for (int j = 0; j < J; j++) acc[q][j] = R{};
-    for (i64 k = length * c / pieces; k < length * (c + 1) / pieces; k++) {
+    for (i64 k = c * piece; k < min(length, (c + 1) * piece); k++) {
       const R v = broadcast(run.x[k]);
 #pragma GCC unroll 8
       for (int q = 0; q < P; q++) {
@@ -285,82 +312,6 @@ void task(void* context, i64 begin, i64 end, i64) {
     const i64 first = block * run.block_rows, last = min(run.rows, first + run.block_rows);
     if (run.p->columns - column * panel <= panel / 2) work<across / 2>(run, column, first, last);
     else work<across>(run, column, first, last);
-  }
-}
-
-// ---- one channel at a time: depthwise convolutions ----
-
-// n <= lanes channels from `c` on, at Q output places from x on: taps that begin at at[tap] for place 0 and move by
-// step[tap] from place to place.
-template <int Q, bool Whole, int A>
-TW_INLINE void places(const Product& p, const float* const* at, const i64* step, const float* w, i64 c, i64 n, i64 x, float* out) {
-  const i64 wide = round_up(p.columns, lanes);
-  V sum[Q];
-#pragma GCC unroll 8
-  for (int q = 0; q < Q; q++) sum[q] = p.bias ? load<float, lanes>(p.bias + c) : splat<float, lanes>(0.f);
-  for (i64 t = 0; t < p.taps; t++, w += wide) {
-    const V weight = load<float, lanes>(w);
-    const float* source = at[t] + x * step[t] + c;
-#pragma GCC unroll 8
-    for (int q = 0; q < Q; q++, source += step[t])
-      sum[q] = sum[q] + (Whole ? load<float, lanes>(source) : load_part<float, lanes>(source, n)) * weight;
-  }
-#pragma GCC unroll 8
-  for (int q = 0; q < Q; q++, out += p.columns)
-    if (Whole) store(out, made<A>(sum[q], p));
-    else store_part(out, made<A>(sum[q], p), n);
-}
-
-template <int A> TW_NOINLINE void row_of(const Product& p, const float* const* at, const i64* step, i64 from, i64 to, float* out) {
-  const i64 whole = p.columns / lanes * lanes, left = p.columns - whole;
-  for (i64 x = from; x < to;) {
-    const bool four = x + 4 <= to;
-    float* place = out + x * p.columns;
-    for (i64 c = 0; c < whole; c += lanes)
-      if (four) places<4, true, A>(p, at, step, p.weights + c, c, lanes, x, place + c);
-      else places<1, true, A>(p, at, step, p.weights + c, c, lanes, x, place + c);
-    if (left && four) places<4, false, A>(p, at, step, p.weights + whole, whole, left, x, place + whole);
-    else if (left) places<1, false, A>(p, at, step, p.weights + whole, whole, left, x, place + whole);
-    x += four ? 4 : 1;
-  }
-}
-
-void row(const Product& p, const float* const* at, const i64* step, i64 from, i64 to, float* out) {
-  if (from >= to) return;
-  switch (p.activation) {
-    case relu: return row_of<relu>(p, at, step, from, to, out);
-    case clamp: return row_of<clamp>(p, at, step, from, to, out);
-    case silu: return row_of<silu>(p, at, step, from, to, out);
-    case hardswish: return row_of<hardswish>(p, at, step, from, to, out);
-    default: return row_of<none>(p, at, step, from, to, out);
-  }
-}
-
-// Rows [begin, end) of the images of the result.
-void depthwise(void* context, i64 begin, i64 end, i64) {
-  const Run& run = *(const Run*)context;
-  const Product& p = *run.p;
-  const i64 reach = (p.kernel_width - 1) * p.dilate_x;
-  const i64 inner_from = min(p.out_width, (p.pad_x + p.stride_x - 1) / p.stride_x);
-  const i64 room = p.width - 1 - reach + p.pad_x;
-  const i64 inner_to = max(inner_from, min(p.out_width, room < 0 ? 0 : room / p.stride_x + 1));
-  const float* at[most_taps];
-  i64 step[most_taps];
-  for (i64 i = begin; i < end; i++) {
-    const i64 y = i % p.out_height, image = i / p.out_height;
-    float* out = run.out + i * p.out_width * p.columns;
-    const auto aim = [&](i64 x) {  // x < 0: for all places between the borders
-      for (i64 t = 0; t < p.taps; t++) {
-        const i64 iy = y * p.stride_y - p.pad_y + t / p.kernel_width * p.dilate_y;
-        const i64 right = t % p.kernel_width * p.dilate_x - p.pad_x, ix = x * p.stride_x + right;
-        const bool inside = u64(iy) < u64(p.height) && (x < 0 || u64(ix) < u64(p.width));
-        at[t] = inside ? run.x + ((image * p.height + iy) * p.width + right) * p.columns : p.zeros;
-        step[t] = inside ? p.stride_x * p.columns : 0;
-      }
-    };
-    for (i64 x = 0; x < inner_from; x++) aim(x), row(p, at, step, x, x + 1, out);
-    aim(-1), row(p, at, step, inner_from, inner_to, out);
-    for (i64 x = inner_to; x < p.out_width; x++) aim(x), row(p, at, step, x, x + 1, out);
   }
 }
 
@@ -462,15 +413,6 @@ TW_API void tw_pack(const float* from, i64 columns, i64 inner, i64 taps, i64 by_
   Packing packing = {from, to, columns, inner, taps, by_column, by_inner, by_tap};
   resize(threads < 0 ? -threads : threads, threads < 0);
   parallel(pack, &packing, (columns + panel - 1) / panel, 1, 0);
-}
-
-// A convolution of each channel on its own: weights [taps][columns, rounded up to lanes].
-TW_API void tw_depthwise(const Product* p, const float* x, i64 images, float* out, i64 threads) {
-  if (images <= 0 || p->columns <= 0) return;
-  resize(threads < 0 ? -threads : threads, threads < 0);
-  Run run = {p, x, nullptr, out, 0, 0, 0, 0, 0, 0};
-  const i64 work_of_row = p->out_width * p->columns * p->taps;
-  parallel(depthwise, &run, images * p->out_height, max(i64(1), 100000 / max(i64(1), work_of_row)), 0);
 }
 
 // out [rows][columns] = act(x times weights + bias + added), `stride` floats between the rows of x (no images); `added`
