@@ -68,14 +68,9 @@ TW_NOINLINE void sums(const float* const* rows, const Walk& walk, const float* w
   R acc[M][J];
   alignas(64) float tile[M * panel];
   const float* before = ends.before;
-  if (ends.step != panel) {  // what is read and written at the end is fetched meanwhile, two lines at once
-#pragma GCC unroll 8
-    for (int r = 0; r < M; r++)
-#pragma GCC unroll 8
-      for (int j = 0; j < J; j += 2) {
-        __builtin_prefetch(ends.out + r * ends.step + j * lanes, 1, 3);
-        if (ends.added) __builtin_prefetch(ends.added + r * ends.step + j * lanes, 0, 3);
-      }
+  if (ends.step != panel) {  // into the core's cache: rows that lie a power of two apart would drive each other out of the nearest
+    if (ends.added) TW_TILE __builtin_prefetch(ends.added + r * ends.step + j * lanes, 0, 2);
+    TW_TILE __builtin_prefetch(ends.out + r * ends.step + j * lanes, 0, 2);
   }
   for (i64 t = 0;;) {
     TW_TILE acc[r][j] = R{};
