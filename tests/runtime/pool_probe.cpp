@@ -161,6 +161,29 @@ API i64 together(parallel_type parallel, hold_type hold, i64 rounds) {
   return found;
 }
 
+struct Uneven {
+  parallel_type parallel;
+  i64 first_us, second_us, workers;
+};
+static void uneven_task(void* context, i64 begin, i64 end, i64 worker) {
+  Uneven* u = (Uneven*)context;
+  for (i64 i = begin; i < end; i++)
+    for (const i64 until = micros() + (worker ? u->second_us : u->first_us); micros() < until;) {}
+  __atomic_fetch_or(&u->workers, 1ll << worker, __ATOMIC_RELAXED);
+}
+static void uneven_body(void* context) {
+  Uneven* u = (Uneven*)context;
+  u->parallel(uneven_task, u, 2, 1, 0);
+  u->workers = 0;
+  u->parallel(uneven_task, u, 2, 1, 0);
+}
+// A bit for each worker that takes part behind a region whose shares take so long.
+API i64 uneven(parallel_type parallel, hold_type hold, i64 first_us, i64 second_us) {
+  Uneven u = {parallel, first_us, second_us, 0};
+  hold(uneven_body, &u);
+  return u.workers;
+}
+
 static void nothing(void*, i64, i64, i64) {}
 API void empty(parallel_type parallel, i64 n) { parallel(nothing, 0, n, 1, 1); }
 API void many_empty(parallel_type parallel, i64 n, i64 rounds) {

@@ -164,6 +164,16 @@ def test_a_held_thread_that_does_not_come_is_not_waited_for() -> None:
     assert calls.pool.shutdown()
 
 
+def test_a_held_thread_whose_long_share_ends_a_little_later_is_asked_again(calls: Calls) -> None:
+    torch.set_num_threads(2)
+
+    def again() -> bool:
+        calls.pool.rejoin()  # another program may have kept the team's threads before
+        return calls("uneven", calls.pool.hold, 20_000, 25_000) == 0b11
+
+    assert within(20.0, lambda: sum(again() for _ in range(9)) > 4)
+
+
 def taken_by_others() -> float:
     """Seconds that the cores have worked for other processes."""
     user, nice, system, *_ = (int(n) for n in Path("/proc/stat").read_text().split()[1:9])

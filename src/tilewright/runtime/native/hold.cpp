@@ -18,7 +18,7 @@ struct alignas(64) Share {  // of a held thread: twice the turn that it took; on
 
 Post post;                                  // of the team that is held, as the following, under `busy`
 Share shares[most_workers];
-int64_t hold_size = 0;
+int64_t hold_size = 0, hold_began = 0;
 bool hold_late = false;  // a thread kept the holder waiting, who goes on alone
 void (*hold_body)(void*) = nullptr;
 void* hold_context = nullptr;
@@ -48,16 +48,21 @@ void watch(int64_t worker) {
     __atomic_store_n(&word, 2 * turn + 1, __ATOMIC_RELEASE);
   }
 }
-// Waits until a share of this turn is done. A thread that does not come back in time is the last to be asked.
+// Waits until a share of this turn is done. A thread that does not come back in time is the last to be asked: of long shares
+// one may well end later than the other, so time is also measured by what a turn took up to now.
 void take_back(const int64_t& word, int64_t turn) {
-  int64_t start = 0;
+  int64_t start = 0, most = late_ns;
   for (int64_t i = 1; __atomic_load_n(&word, __ATOMIC_ACQUIRE) != 2 * turn + 1; i++) {
     relax();
     if (i % watches) continue;
     sched_yield();
     const int64_t now = now_ns();
-    if (!start) start = now;
-    if (now - start > late_ns) hold_late = true;
+    if (!start) {
+      start = now;
+      const int64_t half = (start - hold_began) / turn / 2;
+      most = half > late_ns ? half : late_ns;
+    }
+    if (now - start > most) hold_late = true;
   }
 }
 // A region of who holds a team.
@@ -83,6 +88,7 @@ void hold_part(void*) {
   arrive(number);
   if (number) return watch(number);
   holding = true;
+  hold_began = now_ns();
   hold_body(hold_context);
   holding = false;
   __atomic_store_n(&post.turn, int64_t(-1), __ATOMIC_RELEASE);
