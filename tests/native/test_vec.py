@@ -510,3 +510,13 @@ def test_parts_stay_inside(vectors: Probe, kind: str) -> None:
                 np.testing.assert_array_equal(tail, a[:count] + a[:count])
     finally:
         assert libc.mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 3) == 0
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "i8", "i16", "i32", "i64"])
+def test_known_vectors_are_stored_whole(vectors: Probe, kind: str) -> None:
+    lanes = vectors.lanes
+    out = np.full((3, lanes), 7, NAMES[kind])
+    vectors.call(f"known_{kind}", out)
+    at = np.arange(lanes)
+    for row, part in zip(out, (2, 4, 8), strict=True):
+        np.testing.assert_array_equal(row, np.where((at % 2 == 0) & (at < lanes // part), -1, 0))

@@ -126,3 +126,14 @@ API void logic(const bool* a, const bool* b, bool* c, i64 n) {  // a & b, a | b,
   CONVERT(A, i32) CONVERT(A, i64) CONVERT(A, u8) CONVERT(A, bool)
 CONVERT_FROM(float) CONVERT_FROM(double) CONVERT_FROM(half) CONVERT_FROM(bf16) CONVERT_FROM(i8) CONVERT_FROM(i16)
 CONVERT_FROM(i32) CONVERT_FROM(i64) CONVERT_FROM(u8) CONVERT_FROM(bool)
+
+// Vectors that the compiler knows, if not at first: -1 in every second lane of the first half, quarter or eighth, else 0.
+template <int part, class T> static void known(T* c) {
+  for (i64 first = 0; first < L; first += L) {
+    auto at = iota<i32, L>(first);
+    auto even = (at & splat<i32, L>(1)) == splat<i32, L>(0);
+    store(c, select(even & (at < splat<i32, L>(L / part)), splat<T, L>(-1), splat<T, L>(0)));
+  }
+}
+#define KNOWN(T) API void known_##T(T* c) { known<2>(c), known<4>(c + L), known<8>(c + 2 * L); }
+KNOWN(float) KNOWN(double) KNOWN(i8) KNOWN(i16) KNOWN(i32) KNOWN(i64)

@@ -147,30 +147,29 @@ template <class T, int L> TW_INLINE auto constant(scalar<T> x) {
 }
 
 // ---- whole vectors; no alignment is asked ----
+// A register at any address, whatever lies there. Not memcpy: a constant vector then becomes one wide integer, of which
+// GCC 12 loses zeros in the upper part where the rest is one word again and again.
+template <class V> struct __attribute__((packed, may_alias)) anywhere {
+  V v;
+};
 template <class T, int L> TW_INLINE vec<T, L> load_bits(const void* p) {
   if constexpr (kind_of<T, L> == 2)
     return {load_bits<T, L / 2>(p), load_bits<T, L / 2>((const char*)p + sizeof(T) * (L / 2))};
-  else {
-    vec<T, L> r;
-    __builtin_memcpy(&r.v, p, sizeof(r.v));
-    return r;
-  }
+  else return {((const anywhere<typename vec<T, L>::raw>*)p)->v};
 }
 template <class T, int L> TW_INLINE void store_bits(void* p, vec<T, L> a) {
   if constexpr (kind_of<T, L> == 2) {
     store_bits(p, a.lo);
     store_bits((char*)p + sizeof(T) * (L / 2), a.hi);
-  } else __builtin_memcpy(p, &a.v, sizeof(a.v));
+  } else ((anywhere<typename vec<T, L>::raw>*)p)->v = a.v;
 }
 template <class T, int L> TW_INLINE reg<T, L> load(const T* p) {
-  if constexpr (same<T, memory<T>> && kind_of<T, L> < 2) {  // the common case in one call, for compile time
-    vec<T, L> r;
-    __builtin_memcpy(&r.v, p, sizeof(r.v));
-    return r;
-  } else return from_memory<T, L>(load_bits<memory<T>, L>(p));
+  if constexpr (same<T, memory<T>> && kind_of<T, L> < 2)  // the common case in one call, for compile time
+    return {((const anywhere<typename vec<T, L>::raw>*)p)->v};
+  else return from_memory<T, L>(load_bits<memory<T>, L>(p));
 }
 template <class T, int L> TW_INLINE void store(T* p, vec<T, L> a) {
-  if constexpr (kind_of<T, L> < 2) __builtin_memcpy(p, &a.v, sizeof(a.v));
+  if constexpr (kind_of<T, L> < 2) ((anywhere<typename vec<T, L>::raw>*)p)->v = a.v;
   else store_bits(p, a);
 }
 template <int L> TW_INLINE void store(half* p, vec<float, L> a) { store_bits(p, to_half(a)); }
