@@ -35,6 +35,10 @@ _STRIDES_OF_THEIR_OWN = (torch.ops.aten.index_add.default, torch.ops.aten.index_
 goes on with that."""
 
 
+_COUNTED_FROM_THE_END = ("index_fill", "index_fill_")
+"""Composites that take negative indices, which the op that torch makes of them (index_copy) refuses."""
+
+
 def decompositions() -> Decompositions:
     """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
     table = core_aten_decompositions()
@@ -43,10 +47,15 @@ def decompositions() -> Decompositions:
             table.pop(overload, None)
     for overload in (*_OF_THE_LIBRARY, *_STRIDES_OF_THEIR_OWN):
         table.pop(overload, None)
+    for name in _COUNTED_FROM_THE_END:
+        packet = getattr(torch.ops.aten, name)
+        for which in packet.overloads():
+            table.pop(getattr(packet, which), None)
     ours = {
         torch.ops.aten.special_log_ndtr.default: _log_ndtr,
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
+        torch.ops.aten.detach_.default: _itself,
     }
     return dict(table.items()) | promise_decompositions() | ours
 
@@ -60,6 +69,11 @@ def _log_ndtr(a: Tensor) -> Tensor:
     t = a * math.sqrt(0.5)
     below = torch.log(torch.special.erfcx(-t) / 2) - t * t
     return torch.where(a < -1.0, below, torch.log1p(-torch.erfc(t) / 2))
+
+
+def _itself(x: Tensor) -> Tensor:
+    """What a composite makes of numbers is detached in place, below autograd, where nothing is attached."""
+    return x
 
 
 def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:

@@ -222,10 +222,14 @@ def _same(e: Expr) -> Expr:
 def vector_norm(
     b: Builder, x: Value, order: float, over: Sequence[int] | None, keepdim: bool, dtype: DType
 ) -> Value:
-    """(sum |x|^order)^(1/order) over dims `over`, as `dtype`, with the limits for inf, -inf and 0."""
+    """(sum |x|^order)^(1/order) over dims `over`, as `dtype`, with the limits for inf, -inf and 0. Of one element it is
+    the absolute value, whose powers may be no numbers of the type."""
     acc = dtype.compute
-    fold, term, root = _norm_steps(order, acc)
     dims_ = wrap_all(over, len(x.shape))
+    if order != 0 and all(x.shape[d] is dims.ONE for d in dims_):
+        alone = pointwise(b, "norm", lambda e: narrow_expr(call("abs", cast(e, acc)), dtype), x)
+        return alone if keepdim else drop(b, alone, dims_)
+    fold, term, root = _norm_steps(order, acc)
     (total,) = reduced(b, "norm", x, dims_, keepdim, fold, lambda e, _: (term(call("abs", cast(e, acc))),))
     return narrow(b, pointwise(b, "root", root, total), dtype)
 

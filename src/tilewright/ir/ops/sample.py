@@ -15,14 +15,18 @@ from .view import replicated
 
 
 def _place(g: Expr, size: Expr, align_corners: bool, border: bool) -> Expr:
-    """A coordinate in [-1, 1] as a place in [0, size - 1]; outside it moves to the border if asked."""
+    """A coordinate in [-1, 1] as a place in [0, size - 1]; outside it moves to the border if asked, and
+    what is no number to the first."""
     n = cast(size, g.dtype)
     one, two = number(1, g), number(2, g)
     if align_corners:
         place = call("mul", call("div", call("add", g, one), two), call("sub", n, one))
     else:
         place = call("div", call("sub", call("mul", call("add", g, one), n), one), two)
-    return call("minimum", call("maximum", place, number(0, g)), call("sub", n, one)) if border else place
+    if not border:
+        return place
+    last = call("minimum", place, call("sub", n, one))
+    return where(call("gt", place, number(0, g)), last, number(0, g))
 
 
 def grid_sample(b: Builder, x: Value, grid: Value, nearest: bool, border: bool, align_corners: bool) -> Value:

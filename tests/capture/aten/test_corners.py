@@ -1,0 +1,63 @@
+"""Ops at the corners of what they take: one element, no number, indices from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tilewright
+
+Program = Callable[[Tensor], Tensor]
+
+
+def _same(program: Program, x: Tensor) -> None:
+    torch._dynamo.reset()
+    want, got = program(x), torch.compile(program, backend=tilewright.backend)(x)
+    assert got.dtype is want.dtype and got.stride() == want.stride()
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("order", [-torch.inf, -2, 0, 0.5, 2, 3, torch.inf])
+def test_the_norm_of_one_number_is_its_magnitude(order: float) -> None:
+    """Its square would be 0, or infinite."""
+    x = torch.tensor([[1e-30], [-1e30], [0.0], [torch.nan], [torch.inf], [-3.0]])
+    _same(lambda x: torch.linalg.vector_norm(x, order, dim=1), x)
+    _same(lambda x: torch.linalg.vector_norm(x[None], order, dim=(0, 2), keepdim=True), x)
+    _same(lambda x: torch.linalg.vector_norm(x[:1], order, dtype=torch.float64), x)
+
+
+def test_the_gradient_of_the_norm_of_one_number_is_its_sign() -> None:
+    x = torch.tensor([[1e-30], [-1e30], [-3.0]], requires_grad=True)
+    torch.compile(lambda x: x.norm(dim=1), backend=tilewright.backend)(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.tensor([[1.0], [-1.0], [-1.0]]))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_a_place_that_is_no_number_is_the_first(mode: str, corners: bool) -> None:
+    x = torch.arange(12.0).view(1, 1, 3, 4)
+    nan, inf = torch.nan, torch.inf
+    grid = torch.tensor([[[[nan, 0.0], [0.5, nan], [nan, nan], [inf, -inf], [1e30, 0.5], [1.0, -1.0]]]])
+    _same(lambda g: F.grid_sample(x, g, mode, "border", corners), grid)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x.index_fill(0, torch.tensor([0, -1]), 4.0),
+    lambda x: x.t().index_fill(-1, torch.tensor(-2), torch.tensor(3.0)),
+    lambda x: (x + 1).index_fill_(1, torch.tensor([-3]), 2),
+])  # fmt: skip
+def test_indices_that_are_filled_count_from_the_end(program: Program) -> None:
+    _same(program, torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("size", [(2, 3, 1, 5), (2, 3, 4, 1), (2, 3, 1, 1)])
+def test_a_grid_of_one_row_lies_in_the_middle(size: tuple[int, ...]) -> None:
+    """Torch takes the op apart with a tensor of a number, which it detaches in place."""
+    theta = torch.randn(2, 2, 3)
+    made = torch.compile(lambda t: F.affine_grid(t, size, align_corners=False), backend=tilewright.backend)
+    torch.testing.assert_close(made(theta), F.affine_grid(theta, size, align_corners=False))
