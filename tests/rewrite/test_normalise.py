@@ -176,6 +176,19 @@ def test_constants_fold_when_small_and_views_of_them_do_not():
     assert len(kept.ops) == 2
 
 
+def test_a_constant_beside_a_size_that_calls_tell_stays():
+    x = torch.randn(3, 4)
+    program = lambda x: x * (torch.tensor([0.25, 0.5]) * (x.shape[0] - 1)).sum()  # noqa: E731
+    made = torch.compile(program, backend=tilewright.backend, dynamic=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(made(x), program(x))
+    quantiles = torch.compile(
+        lambda x: x.quantile(torch.tensor([0.1, 0.5]), dim=1), backend=tilewright.backend, dynamic=True
+    )
+    torch.testing.assert_close(quantiles(x), x.quantile(torch.tensor([0.1, 0.5]), dim=1))
+
+
 def test_origins_follow_and_keep_the_views_of_their_library_call():
     b = Builder()
     x, w = b.value(sizes(4, 5), f32), b.constant(torch.rand(6, 5), sizes(6, 5), f32)

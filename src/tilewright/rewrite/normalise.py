@@ -17,7 +17,7 @@ import torch
 from ..interp.graph import run_graph, to_torch
 from ..ir import dims
 from ..ir.expr import Axis, Expr, axes_of, axis, const, integer, read, substitute, transform, walk
-from ..ir.graph import Graph, Layout, Op, Operand, Value
+from ..ir.graph import Graph, Layout, Op, Operand, Value, symbols_in
 from ..ir.pattern import ExprRule, Rewriter
 from ..ir.tensor import TensorExpr
 from .rules import IEEE_RULES
@@ -340,6 +340,8 @@ def _foldable(op: Op, constants: Mapping[Value, object], limit: int) -> bool:
         return False
     if (op.expr is not None and op.expr.is_view()) or (op.call is not None and not op.call.pure):
         return False
+    if symbols_in((op.expr, *((op.call.args, op.call.kwargs) if op.call is not None else ()))):
+        return False  # a number that only a call tells is part of the result
     sizes = [dims.static(v.numel) for v in (*op.outputs, *op.inputs)]
     if op.expr is not None:
         sizes += [dims.static(a.extent) for a in op.expr.reduce]
