@@ -27,6 +27,7 @@ def _normed(training: bool) -> Callable[[Tensor], Tensor]:
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "roll of one dim": lambda x: torch.roll(x, 2, 1),
     "roll of two dims": lambda x: torch.roll(x, (1, -2), (0, -1)),
+    "roll round a dim": lambda x: torch.roll(x, (1, x.shape[-1]), (0, -1)),
     "roll of all": lambda x: torch.roll(x, 7),
     "alias_copy": torch.alias_copy,
     "t_copy": lambda x: torch.t_copy(x.flatten(2)[0]),

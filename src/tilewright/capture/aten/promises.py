@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
 )
@@ -38,8 +38,10 @@ _NORMS = (
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """The fake kernel's result is row-major, the CPU's channels-last where its operand is: so roll the row-major
-    tensor of which it is a view."""
+    tensor of which it is a view. Where a dim is rolled all the way round, the CPU copies it row-major."""
     if not dims or not _is_plain_cpu(x) or suggest_memory_format(x) is torch.contiguous_format:
+        return NotImplemented
+    if any(statically_known_true(n % x.shape[d] == 0) for n, d in zip(shifts, dims, strict=True)):
         return NotImplemented
     order = [0, *range(2, x.dim()), 1]
     back = [order.index(d) for d in range(x.dim())]
