@@ -34,7 +34,7 @@ from tilewright.errors import (
     VerifyError,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Loop, Op, Shares, Value
+from tilewright.ir.graph import Graph, Loop, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
@@ -255,7 +255,7 @@ def _on_host(graph: Graph) -> Graph:
 
 
 def _generated(
-    run: Recorder, graph: Graph, options: Options, place: Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
+    run: Recorder, graph: Graph, options: Options, place: Place, shares: tuple[Share, ...], sizes: Mapping[str, int],
     trusted: bool, *, repeated: bool = False,
 ) -> _Made:  # fmt: skip
     """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
@@ -274,7 +274,7 @@ def _generated(
 
 
 def _attempted(
-    run: Recorder, graph: Graph, options: Options, place: Place, shares: tuple[Shares, ...], sizes: Mapping[str, int],
+    run: Recorder, graph: Graph, options: Options, place: Place, shares: tuple[Share, ...], sizes: Mapping[str, int],
     trusted: bool, *, repeated: bool = False,
 ) -> _Made:  # fmt: skip
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
@@ -302,7 +302,12 @@ def _attempted(
         cover = run(
             "partition",
             lambda: partition(
-                parted, solver.price, covers, fuse=options.fusion == "full", shown=_shown(parted, shares)
+                parted,
+                solver.price,
+                covers,
+                fuse=options.fusion == "full",
+                shown=_shown(parted, shares),
+                storages={} if repeated else _storages(parted, shares),
             ),
         )
         _check_strict(cover, options)
@@ -334,7 +339,7 @@ def _looped(
     alone = options.replace(measure=False)  # products of ours run without Python between steps
 
     def made_of(body: Graph) -> tuple[_Made, Executable]:
-        kept = (Shares.NOTHING,) * len(body.outputs)
+        kept = tuple(Share(Shares.NOTHING, k) for k in range(len(body.outputs)))
         made = _generated(
             Recorder(), body, alone, replace(place, host=(), late=False), kept, sizes, False, repeated=True
         )
@@ -444,10 +449,19 @@ def library_cover(graph: Graph) -> Cover:
     return Cover(graph, tuple(steps))
 
 
-def _shown(graph: Graph, shares: Sequence[Shares]) -> frozenset[Value]:
+def _shown(graph: Graph, shares: Sequence[Share]) -> frozenset[Value]:
     """The outputs that are memory of something else."""
     pairs = zip(graph.outputs, shares, strict=True)
-    return frozenset(v for v, shared in pairs if shared and isinstance(v, Value))
+    return frozenset(v for v, share in pairs if share.kind and isinstance(v, Value))
+
+
+def _storages(graph: Graph, shares: Sequence[Share]) -> dict[Value, int]:
+    """The numbers of the outputs' storages in the program, of those that are returned in one only."""
+    found: dict[Value, set[int]] = {}
+    for v, share in zip(graph.outputs, shares, strict=True):
+        if isinstance(v, Value):
+            found.setdefault(v, set()).add(share.storage)
+    return {v: min(storages) for v, storages in found.items() if len(storages) == 1}
 
 
 def _check_places(plan: Plan, outputs: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -12,15 +12,19 @@ from tests.partition.test_merging import called
 from torch import Tensor
 
 import tilewright
+from tilewright.errors import IllegalSchedule
 from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bf16, f32
-from tilewright.ir.graph import Value
+from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.ops.reduce import sum_
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
+from tilewright.partition.merging import Merging
+from tilewright.partition.narrow import without_recomputed
+from tilewright.partition.parts import Parts
 from tilewright.schedule.solver import Solver
 
 Program = Callable[[Builder, Value], tuple[Value, ...]]
@@ -40,15 +44,17 @@ def stored(cover: Cover) -> list[tuple[str, tuple[str, ...]]]:
     return sorted((v.dtype.name, tuple(str(n) for n in v.shape)) for v in values)
 
 
-def test_a_half_that_is_stored_is_not_stored_as_a_single_too() -> None:
-    def run(b: Builder, x: Value) -> tuple[Value, ...]:
-        half = p.mul(b, x, p.tanh(b, x))
-        single = p.to(b, half, f32)
-        other = called(b, p.to(b, sum_(b, single, (1,), True), bf16))
-        return half, p.sub(b, single, p.to(b, other, f32))
+def half_and_single(b: Builder, x: Value) -> tuple[Value, ...]:
+    """A half that is returned, and read as a single before a call and behind it."""
+    half = p.mul(b, x, p.tanh(b, x))
+    single = p.to(b, half, f32)
+    other = called(b, p.to(b, sum_(b, single, (1,), True), bf16))
+    return half, p.sub(b, single, p.to(b, other, f32))
 
+
+def test_a_half_that_is_stored_is_not_stored_as_a_single_too() -> None:
     whole = ("256", "384")
-    assert stored(covered(run)) == [("bf16", ("256", "1")), ("bf16", whole), ("f32", whole)]
+    assert stored(covered(half_and_single)) == [("bf16", ("256", "1")), ("bf16", whole), ("f32", whole)]
 
 
 def test_what_a_kernel_makes_of_a_half_for_others_is_stored_as_the_half() -> None:
@@ -58,6 +64,26 @@ def test_what_a_kernel_makes_of_a_half_for_others_is_stored_as_the_half() -> Non
         return (p.sub(b, single, p.to(b, other, f32)),)
 
     assert stored(covered(run)) == [("bf16", ("256", "1")), ("bf16", ("256", "384")), ("f32", ("256", "384"))]
+
+
+def test_kernels_that_would_have_no_legal_form_stay_as_they_are() -> None:
+    b = Builder()
+    x = b.value((ROWS, COLUMNS), bf16)
+    graph = b.finish((x,), half_and_single(b, x))
+    parts, price = Parts(graph), Solver(host_target(), Options()).price
+    groups, inlined = Merging(parts, price).groups(), set(parts.inlined)
+    asked: list[Kernel] = []
+
+    def refusing(kernel: Kernel, layouts: Mapping[Value, Layout]) -> float:
+        del layouts
+        asked.append(kernel)
+        raise IllegalSchedule("no", law="a test", phase="partition")
+
+    assert [g.places for g in without_recomputed(parts, groups, refusing)] == [g.places for g in groups]
+    assert asked and parts.inlined == inlined
+    assert sum(len(g.places) for g in without_recomputed(parts, groups, price)) < sum(
+        len(g.places) for g in groups
+    )
 
 
 def test_what_is_made_of_more_than_itself_is_stored() -> None:
@@ -101,3 +127,36 @@ def test_queries_keys_and_values_are_saved_as_one_tensor(dynamic: bool) -> None:
     torch.testing.assert_close(found, right)
     parts = [t for t in saved if t.dim() == 4 and t.stride(2) == 192]
     assert len(parts) == 3 and len({t.untyped_storage().data_ptr() for t in parts}) == 1
+
+
+def test_a_clone_of_what_is_saved_has_memory_of_its_own() -> None:
+    torch.manual_seed(0)
+    model = Attention()
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = model.qkv(x)
+        q, k, v = made.reshape(-1, 16, 3, 2, 32).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(q, k, v), made.clone()[..., :64]
+
+    x = torch.randn(4, 16, 64, requires_grad=True)
+    found = []
+    for f in (both, torch.compile(both, backend=tilewright.backend)):
+        out, copy = f(x)
+        with torch.no_grad():
+            copy.zero_()
+        found += torch.autograd.grad(out.square().sum(), x)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_parts_of_two_storages_never_share() -> None:
+    def f(x: Tensor, w: Tensor) -> list[Tensor]:
+        y = x @ w
+        z = y.clone()
+        return [y[:, ::2], y[:, 1::2], z[:, ::2], z[:, 1::2]]
+
+    x, w = (torch.randint(-4, 5, (256, 256)).float() for _ in range(2))
+    with torch.no_grad():
+        found = torch.compile(f, backend=tilewright.backend)(x, w)
+        found[2].zero_()
+    torch.testing.assert_close(found[0], (x @ w)[:, ::2])
+    assert found[0].untyped_storage().data_ptr() != found[2].untyped_storage().data_ptr()

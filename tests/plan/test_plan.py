@@ -12,7 +12,7 @@ from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Expr, const, integer, symbol
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Shares, Value, Write
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Share, Shares, Value, Write
 from tilewright.ir.host import number, size
 from tilewright.ir.kernel import Cover, LibraryStep, ViewStep
 from tilewright.plan import Call, Copy, Home, Part, Plan, Spec, View, build_plan
@@ -44,7 +44,7 @@ def cover_of(graph: Graph) -> Cover:
     return Cover(graph, tuple(LibraryStep(op, choice=False) for op in graph.ops))
 
 
-def plan_of(graph: Graph, shares: Sequence[Shares] | None = None) -> Plan:
+def plan_of(graph: Graph, shares: Sequence[Share] | None = None) -> Plan:
     """The plan of library steps only."""
     return build_plan(cover_of(graph), {}, shares=shares)
 
@@ -118,7 +118,7 @@ def test_an_input_returned_as_a_fresh_output_is_copied() -> None:
     b, x, _, z = simple()
     plan = plan_of(b.finish((x,), (x, z)))
     assert any(isinstance(s, Copy) and s.source == 0 for s in plan.segments[0].steps)
-    kept = plan_of(b.finish((x,), (x, z)), shares=(Shares.INPUT, Shares.NOTHING))
+    kept = plan_of(b.finish((x,), (x, z)), shares=(Share(Shares.INPUT, 0), Share(Shares.NOTHING, 1)))
     assert kept.outputs[0] == 0 and not any(isinstance(s, Copy) for s in kept.segments[0].steps)
 
 
@@ -127,7 +127,7 @@ def test_one_value_at_two_fresh_outputs_is_copied_once() -> None:
     graph = b.finish((x,), (z, z))
     copies = [s for s in plan_of(graph).segments[0].steps if isinstance(s, Copy)]
     assert len(copies) == 1
-    same = plan_of(graph, shares=(Shares.OUTPUT, Shares.OUTPUT))
+    same = plan_of(graph, shares=(Share(Shares.OUTPUT, 0), Share(Shares.OUTPUT, 0)))
     assert same.outputs == (2, 2)
 
 
@@ -145,7 +145,7 @@ def test_a_constant_output_is_copied() -> None:
     b = Builder()
     x = b.value((integer(2),), f32)
     c = b.constant(torch.ones(2), (integer(2),), f32)
-    plan = plan_of(b.finish((x,), (c,)), shares=(Shares.INPUT,))
+    plan = plan_of(b.finish((x,), (c,)), shares=(Share(Shares.INPUT, 0),))
     assert any(isinstance(s, Copy) for s in plan.segments[0].steps)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.bisection.reference import reference_cover, reference_of
 from tilewright.bisection.rules import wrong_rules
 from tilewright.building import executable
-from tilewright.ir.graph import Graph, Op, Shares, Value
+from tilewright.ir.graph import Graph, Op, Share, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
 from tilewright.options import Options
@@ -182,7 +182,7 @@ class Lowering:
     """A graph that was compiled, and can run in any state: in state k the first k of its `candidates` hold."""
 
     def __init__(
-        self, name: str, trace: Trace, compiled: Executable, options: Options, shares: Sequence[Shares]
+        self, name: str, trace: Trace, compiled: Executable, options: Options, shares: Sequence[Share]
     ) -> None:
         self.compiled = compiled
         self.options = options

@@ -8,26 +8,27 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from ..ir.graph import Shares
+from ..ir.graph import Share, Shares
 from .memory import storage_of
 from .opaque import Runner
 from .saved import first_saved
 
 
-def output_shares(gm: fx.GraphModule) -> tuple[Shares, ...]:
+def output_shares(gm: fx.GraphModule) -> tuple[Share, ...]:
     """For each output, whose memory it is beside its own."""
     given = _storages(n for n in gm.graph.nodes if n.op == "placeholder")
     written = _storages(n.args[1] for n in gm.graph.nodes if _writes(n))
     returned = _returned(gm)
     storages = [storage_of(node) for node in returned]
-    found: list[Shares] = []
+    number = {s: k for k, s in enumerate(dict.fromkeys(storages))}
+    found: list[Share] = []
     for k, storage in enumerate(storages):
         shares = Shares.NOTHING
         if storage is not None and storage in given:
             shares |= Shares.INPUT
         if storage is not None and (storage in written or storage in storages[:k] + storages[k + 1 :]):
             shares |= Shares.OUTPUT
-        found.append(shares)
+        found.append(Share(shares, number[storage] if storage is not None else len(number) + k))
     return tuple(found)
 
 
@@ -66,7 +67,7 @@ def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
     return run
 
 
-def placed_by_size(gm: fx.GraphModule, shares: Sequence[Shares]) -> tuple[int, ...]:
+def placed_by_size(gm: fx.GraphModule, shares: Sequence[Share]) -> tuple[int, ...]:
     """The outputs whose place in the memory that they share torch reads off the result, in programs of sizes that are
     not known: it makes them anew from what was given, at the result's strides and offset."""
     if not any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes if n.op == "placeholder"):
@@ -77,7 +78,7 @@ def placed_by_size(gm: fx.GraphModule, shares: Sequence[Shares]) -> tuple[int, .
         n for n in returned if isinstance(n, fx.Node)
     }
     pairs = enumerate(zip(returned, shares, strict=True))
-    return tuple(k for k, (node, shared) in pairs if shared and _is_part(node, held))
+    return tuple(k for k, (node, share) in pairs if share.kind and _is_part(node, held))
 
 
 def _is_part(node: object, held: set[fx.Node]) -> bool:

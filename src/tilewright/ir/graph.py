@@ -312,6 +312,15 @@ class Shares(Flag):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What an output shares its memory with, and the number of its storage in the program, which it has in common with
+    the outputs that the program keeps in the same one."""
+
+    kind: Shares
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """The value is written into the storage of graph input number `input` after everything else has read it."""
 

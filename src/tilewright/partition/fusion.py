@@ -9,31 +9,33 @@ from collections.abc import Callable, Mapping, Sequence
 from ..ir.graph import Graph, Op, Value, symbols_in
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from .merging import Group, Merging, Price
-from .narrow import narrowed
+from .narrow import without_recomputed
 from .parts import Parts
 from .recall import Grouping, Memory, groupings_of, plain, task_of
+from .recompute import is_cheap
 from .sites import filler
 
 
 def partition(
     graph: Graph, price: Price, memory: Memory | None = None, *, fuse: bool = True,
-    shown: frozenset[Value] = frozenset(),
+    shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None,
 ) -> Cover:  # fmt: skip
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
     IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel.
-    `shown` are outputs that the program returns as memory of something else."""
-    parts = Parts(graph, shown, fuse=fuse)
+    `shown` are outputs that the program returns as memory of something else, and `storages` numbers the storages of
+    outputs in the program, where they are known."""
+    parts = Parts(graph, shown, storages, fuse=fuse)
     if not fuse:
         places = (parts.position[op] for op in parts.generated())
         return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])
     if memory is None:
-        return _cover(parts, narrowed(parts, Merging(parts, price).groups()))
+        return _cover(parts, without_recomputed(parts, Merging(parts, price).groups(), price))
     task = task_of(graph, _shows(parts))
     groups = _recalled(parts, groupings_of(memory.recall(task)))
     if groups is None:
-        groups = Merging(parts, price).groups()
+        groups = without_recomputed(parts, Merging(parts, price).groups(), price)
         memory.keep(task, plain([Grouping(g.places, why=g.why) for g in groups]))
-    return _cover(parts, narrowed(parts, groups))
+    return _cover(parts, groups)
 
 
 def _shows(parts: Parts) -> tuple[int, ...]:
@@ -43,18 +45,22 @@ def _shows(parts: Parts) -> tuple[int, ...]:
 
 
 def _recalled(parts: Parts, known: Sequence[Grouping] | None) -> list[Group] | None:
-    """Groups that were found before; None if they are not those of this graph."""
-    wanted = [parts.position[op] for op in parts.generated()]
-    if known is None or sorted(n for g in known for n in g.ops) != wanted:
+    """Groups that were found before; None if they are not those of this graph. Ops that are in none are inlined."""
+    places = [n for g in known or () for n in g.ops]
+    wanted = {parts.position[op] for op in parts.generated()}
+    if known is None or len(set(places)) != len(places) or not wanted.issuperset(places):
         return None
+    left = {parts.graph.ops[n] for n in wanted.difference(places)}
+    stored = parts.read_from_memory()
+    if not all(is_cheap(op, parts.views) and op.output not in stored for op in left):
+        return None
+    parts.inlined |= left
     return [Group(tuple(sorted(g.ops)), 0.0, g.why) for g in known]
 
 
 def _cover(parts: Parts, groups: Sequence[Group]) -> Cover:
     graph = parts.graph
-    stored = {v for op in graph.ops if op.call is not None for v in op.inputs} | parts.kept_values
-    stored |= {s.source for s in parts.views.values()}
-    stored -= parts.views.keys()
+    stored = parts.read_from_memory() - parts.views.keys()  # views have steps of their own
     wanted = [op for op in graph.ops if op in parts.inlined and op.output in stored]
     groups = [
         *groups,

@@ -10,62 +10,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..errors import IllegalSchedule
+from ..ir import dims
 from ..ir.expr import cost
 from ..ir.graph import Op, Value
-from .merging import Group
+from ..ir.kernel import Kernel
+from ..tile.sizes import estimate
+from .merging import Group, Price
 from .parts import Parts
 from .recompute import MOST_INSTRUCTIONS, is_cheap, size_bytes
 
 
-def narrowed(parts: Parts, groups: Sequence[Group]) -> list[Group]:
-    """The groups without the ops that each reader computes for itself; `parts` has these as inlined from here on."""
-    search = _Search(parts, groups)
-    for op in parts.graph.ops:
+def without_recomputed(parts: Parts, groups: Sequence[Group], price: Price) -> list[Group]:
+    """The groups without the ops whose results each reader makes again, which `parts` has as inlined from here on.
+    Kernels that would have no legal form so (`price` raises IllegalSchedule) stay as they are."""
+    ops = parts.graph.ops
+    before = [parts.kernel(g.places) for g in groups]
+    search = _Search(parts, groups, before)
+    for op in ops:
         search.visit(op)
-    parts.inlined |= search.gone
-    left = [(g, tuple(n for n in g.places if parts.graph.ops[n] not in search.gone)) for g in groups]
-    return [g if p == g.places else replace(g, places=p) for g, p in left if p]
+    gone, inlined = search.gone, set(parts.inlined)
+    while True:
+        parts.inlined = inlined | gone
+        left = [tuple(n for n in g.places if ops[n] not in gone) for g in groups]
+        refused = set[Op]()
+        for group, kernel, places in zip(groups, before, left, strict=True):
+            if gone and places and not _is_legal(parts, kernel, parts.kernel(places), price):
+                refused |= gone.intersection((*parts.kernel(places).ops, *(ops[n] for n in group.places)))
+        if not refused:
+            return [
+                g if p == g.places else replace(g, places=p) for g, p in zip(groups, left, strict=True) if p
+            ]
+        gone -= refused
+
+
+def _is_legal(parts: Parts, before: Kernel, after: Kernel, price: Price) -> bool:
+    if before.ops == after.ops and before.outputs == after.outputs:
+        return True
+    try:
+        price(after, parts.layouts)
+    except IllegalSchedule:
+        return False
+    return True
 
 
 class _Search:
     """What is stored, and the ops that are `gone` from their groups, so far."""
 
-    def __init__(self, parts: Parts, groups: Sequence[Group]) -> None:
+    def __init__(self, parts: Parts, groups: Sequence[Group], kernels: Sequence[Kernel]) -> None:
         self.parts = parts
         self.group = {parts.graph.ops[n]: k for k, g in enumerate(groups) for n in g.places}
-        self.stored = {v for g in groups for v in parts.kernel(g.places).outputs}
-        self.given = parts.kept_values.union(
-            *(op.inputs for op in parts.graph.ops if op.call is not None),
-            (step.source for step in parts.views.values()),
-        )
-        """What must be in memory, whoever else reads it."""
+        self.stored = {v for kernel in kernels for v in kernel.outputs}
+        self.must_store = parts.read_from_memory()
         self.gone: set[Op] = set()
 
     def visit(self, op: Op) -> None:
         """Take `op` out of its group if that moves fewer bytes."""
         if op not in self.group or not is_cheap(op, self.parts.views):
             return
-        if op.output not in self.stored or op.output in self.given:
+        if op.output not in self.stored or op.output in self.must_store:
             return
         readers = self.readers(op)
-        count = len({self.group.get(r) for r in readers} - {self.group[op]})
-        if any(r.kernel >= 0 for r in readers):
+        if any(r.kernel >= 0 or reads_again(r, op.output) for r in readers):
             return
+        count = len({self.group.get(r) for r in readers} - {self.group[op]})
         for deep in (True, False):
-            found = self.behind(op, deep=deep)
+            found = self.made_from(op, deep=deep)
             if found is None:
                 continue
             path, sources = found
-            fresh = [v for v in sources if self.is_fresh(v)]
+            fresh = [v for v in sources if self.is_newly_stored(v)]
             moved = count * sum(map(size_bytes, sources)) + sum(map(size_bytes, fresh))
+            # two new results instead of one could leave a kernel in two pieces
             if len(fresh) < 2 and moved < (count + 1) * size_bytes(op.output):
                 self.gone |= path
-                self.stored = (self.stored - {op.output}).union(fresh)
+                self.stored.discard(op.output)
+                self.stored.update(fresh)
                 return
 
-    def behind(self, op: Op, *, deep: bool) -> tuple[set[Op], set[Value]] | None:
-        """The cheap ops that make the result of `op` from values that are in memory or can be, and these values; None
-        if that is too much to do again. Unless it goes `deep`, what the kernel of `op` makes is such a value."""
+    def made_from(self, op: Op, *, deep: bool) -> tuple[set[Op], set[Value]] | None:
+        """The cheap ops that make the result of `op` from values that are in memory or can be, `deep`: also through ops
+        of its own kernel, and these values; None if that is too much to do again."""
         path, sources = {op}, set[Value]()
         todo, instructions = [op], 0
         while todo:
@@ -78,21 +103,21 @@ class _Search:
                 maker = self.parts.producer.get(v)
                 if maker in path:
                     continue
-                if maker is None or v in self.stored or not self.is_computed(maker, op, deep=deep):
+                if maker is None or v in self.stored or not self.is_made_again(maker, op, deep=deep):
                     sources.add(v)
                     continue
                 path.add(maker)
                 todo.append(maker)
         return {p for p in path if p in self.group}, sources
 
-    def is_computed(self, maker: Op, op: Op, *, deep: bool) -> bool:
-        """Whether `maker` is, or can be, computed again by readers of `op`."""
+    def is_made_again(self, maker: Op, op: Op, *, deep: bool) -> bool:
+        """Whether readers of `op` compute `maker`, or can do so."""
         if maker in self.parts.inlined or maker in self.gone:
             return True
         together = deep and maker in self.group and self.group[maker] == self.group[op]
         return together and is_cheap(maker, self.parts.views)
 
-    def is_fresh(self, v: Value) -> bool:
+    def is_newly_stored(self, v: Value) -> bool:
         """Whether a value is made by a kernel that does not store it yet."""
         return self.parts.producer.get(v) in self.group and v not in self.stored
 
@@ -107,3 +132,12 @@ class _Search:
                 else:
                     found.add(r)
         return found
+
+
+def reads_again(op: Op, v: Value) -> bool:
+    """Whether `op` does more steps than `v` has elements, as products and windows do, so that it may read some of them
+    more than once."""
+    if op.expr is None:
+        return True
+    axes = (*op.expr.axes, *op.expr.reduce)
+    return estimate(dims.mul(dims.ONE, *(a.extent for a in axes))) > estimate(v.numel)

@@ -3,7 +3,7 @@ itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..ir import dims
 from ..ir.expr import Expr
@@ -15,20 +15,29 @@ from .recompute import recomputed
 
 
 class Parts:
-    """The parts of a graph from which kernels are made. `layouts` says how values lie in memory, `views` are no work,
-    `inlined` ops belong to each kernel that reads them. `shown` are outputs that the program returns as memory of
-    something else. Unless ops are to `fuse`, none is inlined."""
+    """The parts of a graph from which kernels are made.
 
-    def __init__(self, graph: Graph, shown: frozenset[Value] = frozenset(), *, fuse: bool = True) -> None:
+    `layouts` says how values lie in memory. `inlined` ops belong to each kernel that reads them; unless ops are to
+    `fuse`, there are none. A value in `views` is memory of another, which kernels read in its place: its op is inlined,
+    too. `shown` are outputs that the program returns as memory of something else, and `storages` numbers the storages
+    of outputs in the program, where they are known."""
+
+    def __init__(
+        self, graph: Graph, shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None, *,
+        fuse: bool = True,
+    ) -> None:  # fmt: skip
         self.graph, self.shown = graph, shown
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
         self.consumers = graph.consumers()
         self.layouts = settled_layouts(graph)
         self.kept_values = graph.kept()
-        self.views = self.strided_views() | self.returned_parts()
+        self.views = self.strided_views()
+        parts = self.returned_parts(storages or {}, fuse=fuse)
+        self.layouts |= {v: s.layout for v, s in parts.items()}
+        self.views |= parts
         self.inlined = recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
-        self.inlined |= {self.producer[v] for v in self.views if self._is_read_by_kernels(v)}
+        self.inlined |= {self.producer[v] for v in parts if self._is_read_by_kernels(v)}
 
     def strided_views(self) -> dict[Value, ViewStep]:
         """Views that a library call or the caller reads, where strides can say them."""
@@ -48,32 +57,41 @@ class Parts:
                 self.layouts[op.output] = layout
         return found
 
-    def returned_parts(self) -> dict[Value, ViewStep]:
-        """Outputs that stay parts of a value that is neither given nor returned itself, as in the program: where
-        memory of their own, at the strides that the program promises, would take more than that value, or as much and
-        it is in memory anyway. Queries, keys and values of one product that the backward pass reads are such."""
+    def returned_parts(self, storages: Mapping[Value, int], *, fuse: bool) -> dict[Value, ViewStep]:
+        """Outputs in one of the program's `storages` that stay parts of a value that is neither given nor returned
+        itself: where memory of their own, at the strides that the program promises, would take more than that value,
+        or as much and it is in memory anyway. Queries, keys and values of one product that the backward pass reads are
+        such. Of outputs in several storages that are made of one value (clones), those of one storage stay so."""
         held = self._held()
-        parts: dict[Value, list[ViewStep]] = {}
+        found: dict[Value, dict[int, list[ViewStep]]] = {}
         for op in filter(_is_view, self.graph.ops):
             source, v = op.inputs[0], op.output
-            if v not in self.kept_values or source in held or source not in self.producer:
+            root = self._root(source)
+            if v not in storages or held & {source, root} or root not in self.producer:
                 continue
             readers = self.consumers.get(v, [])
             memory = shown(op, self.layouts)
-            made = self.producer[source].call is not None
+            made = fuse and self.producer[source].call is not None
             if memory is None or not (made or all(r.call is not None for r in readers)):
                 continue
             if memory[0] == self.layouts.get(v, Layout(dims.dense_strides(v.shape))):
-                parts.setdefault(source, []).append(ViewStep(v, source, *memory))
-        return {s.value: s for source, steps in parts.items() if self._saves(source, steps) for s in steps}
+                same = found.setdefault(root, {}).setdefault(storages[v], [])
+                same.append(ViewStep(v, source, *memory))
+        kept = {v: max(groups.values(), key=_stored) for v, groups in found.items()}
+        return {s.value: s for root, steps in kept.items() if self._is_no_larger(root, steps) for s in steps}
 
-    def _saves(self, source: Value, steps: Sequence[ViewStep]) -> bool:
-        """Whether to show parts of `source` takes no more memory than to store them."""
-        layout = self.layouts.get(source, Layout(dims.dense_strides(source.shape)))
-        whole = estimate(_elements(source, layout))
-        stored = sum(estimate(_elements(s.value, s.layout)) for s in steps)
-        calls = (self.producer[source], *self.consumers.get(source, ()))
-        return stored > whole or (stored == whole and any(op.call is not None for op in calls))
+    def _root(self, v: Value) -> Value:
+        """The value whose memory `v` is."""
+        while v in self.views:
+            v = self.views[v].source
+        return v
+
+    def _is_no_larger(self, root: Value, steps: Sequence[ViewStep]) -> bool:
+        """Whether the value `root` takes no more memory than these parts of it would by themselves."""
+        layout = self.layouts.get(root, Layout(dims.dense_strides(root.shape)))
+        whole, stored = estimate(_elements(root, layout)), _stored(steps)
+        around = (self.producer[root], *self.consumers.get(root, ()))
+        return stored > whole or (stored == whole and any(op.call is not None for op in around))
 
     def _held(self) -> set[Value]:
         return self.kept_values.union(v for v in self.graph.inputs if isinstance(v, Value))
@@ -88,6 +106,11 @@ class Parts:
             for op in self.graph.ops
             if op.expr is not None and op not in self.inlined and op.outputs[0] not in self.views
         ]
+
+    def read_from_memory(self) -> set[Value]:
+        """The values that library calls, views and the caller read."""
+        called = (v for op in self.graph.ops if op.call is not None for v in op.inputs)
+        return self.kept_values.union(called, (step.source for step in self.views.values()))
 
     def kernel(self, places: Iterable[int], why: str = "") -> Kernel:
         """The kernel of the ops at these places, with the cheap ops that it computes for itself."""
@@ -130,3 +153,8 @@ def _elements(v: Value, layout: Layout) -> Expr:
     """How many elements lie from the first of `v` to its last."""
     last = (dims.mul(dims.sub(n, dims.ONE), s) for n, s in zip(v.shape, layout.strides, strict=True))
     return dims.add(dims.ONE, *last)
+
+
+def _stored(steps: Sequence[ViewStep]) -> int:
+    """How many elements the values of these steps take by themselves."""
+    return sum(estimate(_elements(s.value, s.layout)) for s in steps)

@@ -10,7 +10,7 @@ from tilewright.errors import VerifyError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Shares, Value, symbols_in
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Share, Shares, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
 from tilewright.plan.bind import bind_symbols, check_bound, names_in, symbol_name
 from tilewright.plan.data import (
@@ -41,7 +41,7 @@ def build_plan(
     cover: Cover,
     kernels: Kernels,
     symbols: Sequence[str] = (),
-    shares: Sequence[Shares] | None = None,
+    shares: Sequence[Share] | None = None,
     *,
     device: str = "cpu",
     host: Sequence[int] = (),
@@ -53,7 +53,8 @@ def build_plan(
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
-    output k may be, as in the program; other outputs get memory of their own. All is on
+    output k may be, as in the program: an input's, or that of outputs in the same storage; other outputs get memory of
+    their own. All is on
     `device`; inputs numbered `host` are brought there. `core_ns` says how long one core takes for a step; what takes at
     most `alone_ns` is left to the caller's thread, and what takes at most `handover_ns` also where others watch for
     work. `late` takes memory when it is needed, for plans whose inputs are given back while they run, or whose results
@@ -66,14 +67,15 @@ def build_plan(
 
 class _Builder:
     def __init__(
-        self, cover: Cover, kernels: Kernels, shares: Sequence[Shares] | None, core_ns: Time, late: bool
+        self, cover: Cover, kernels: Kernels, shares: Sequence[Share] | None, core_ns: Time, late: bool
     ) -> None:
         self.cover = cover
         self.core_ns = core_ns
         self.late = late
         self.graph: Graph = cover.graph
         self.kernels = kernels
-        self.shares = tuple(shares) if shares is not None else (Shares.NOTHING,) * len(self.graph.outputs)
+        alone = (Share(Shares.NOTHING, k) for k in range(len(self.graph.outputs)))
+        self.shares = tuple(shares if shares is not None else alone)
         self.buffers: list[Buffer] = []
         self.number: dict[Value, int] = {}
         self.segments: list[Segment] = []
@@ -291,7 +293,7 @@ class _Builder:
     # --- what leaves ---
 
     def _outputs(self) -> tuple[int | Expr | None, ...]:
-        taken: set[int] = set()
+        taken: dict[int, int] = {}  # root buffer -> the storage of the outputs that it is
         out: list[int | Expr | None] = []
         for k, v in enumerate(self.graph.outputs):
             if not isinstance(v, Value):
@@ -302,14 +304,14 @@ class _Builder:
             out.append(self._leave(layout or self.graph.layouts.get(v), b, taken, self.shares[k]))
         return tuple(out)
 
-    def _leave(self, layout: Layout | None, b: int, taken: set[int], shares: Shares) -> int:
+    def _leave(self, layout: Layout | None, b: int, taken: dict[int, int], share: Share) -> int:
         wanted = layout.strides if layout else self.buffers[b].spec.strides
         root = self._root(b)
         home = self.buffers[root].home
-        foreign = home is Home.CONSTANT or (home is Home.INPUT and Shares.INPUT not in shares)
-        second = root in taken and not shares
+        foreign = home is Home.CONSTANT or (home is Home.INPUT and Shares.INPUT not in share.kind)
+        second = root in taken and (not share.kind or taken[root] != share.storage)
         if _same_strides(wanted, self.buffers[b].spec) and not foreign and not second:
-            taken.add(root)
+            taken.setdefault(root, share.storage)
             if home is Home.ARENA:
                 self.buffers[root] = replace(self.buffers[root], home=Home.OUTPUT)
             return self._tensor(b)
