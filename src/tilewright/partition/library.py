@@ -158,7 +158,7 @@ def called(graph: Graph) -> Graph:
         origin = graph.origins[op.origin] if op.origin >= 0 else None
         if origin is None or origin.call is None or not is_contraction(op):
             return None
-        return replace(origin.call, seen=())  # of operands that may have other shapes here
+        return replace(origin.call, seen=(), lies=())  # of operands that may have other shapes here
 
     ops = [(op, call_of(op)) for op in graph.ops]
     return graph.with_ops(
