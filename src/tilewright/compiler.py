@@ -307,6 +307,7 @@ def _attempted(
                 covers,
                 fuse=options.fusion == "full",
                 shown=_shown(parted, shares),
+                # what one step of a loop hands to the next has memory of its own
                 storages={} if repeated else _storages(parted, shares),
             ),
         )

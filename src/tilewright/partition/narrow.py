@@ -35,8 +35,9 @@ def without_recomputed(parts: Parts, groups: Sequence[Group], price: Price) -> l
         left = [tuple(n for n in g.places if ops[n] not in gone) for g in groups]
         refused = set[Op]()
         for group, kernel, places in zip(groups, before, left, strict=True):
-            if gone and places and not _is_legal(parts, kernel, parts.kernel(places), price):
-                refused |= gone.intersection((*parts.kernel(places).ops, *(ops[n] for n in group.places)))
+            made = parts.kernel(places) if gone and places else kernel
+            if not _is_legal(parts, kernel, made, price):
+                refused |= gone.intersection((*made.ops, *(ops[n] for n in group.places))) or gone
         if not refused:
             return [
                 g if p == g.places else replace(g, places=p) for g, p in zip(groups, left, strict=True) if p

@@ -199,8 +199,8 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
   const Product& p = *run.p;
   const i64 start = column * panel, n = min(i64(panel), p.columns - start);
   const i64 count = last - first, strips = (count + down - 1) / down, length = p.inner * p.taps;
-  const i64 pieces = (p.inner + chain - 1) / chain, piece = (p.inner + pieces - 1) / pieces;
-  const i64 group = pieces > 1 ? 1 : min(p.taps, chain / p.inner);
+  const i64 pieces = max(i64(1), (p.inner + chain - 1) / chain), piece = (p.inner + pieces - 1) / pieces;
+  const i64 group = pieces > 1 ? 1 : min(p.taps, chain / max(i64(1), p.inner));
   const i64 most = chains * group, some_taps = pieces > 1 ? 1 : most, some_pieces = pieces > 1 ? most : 1;
   const bool plain = p.activation == none && !p.affine && n == J * lanes;  // what is stored is in the registers
   const float* weights = p.weights + column * length * panel;
@@ -238,7 +238,7 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
 // panel alone would wait for each sum to be ready for the next one.
 template <int A, int P, int J> TW_INLINE void alone(const Run& run, i64 column) {
   const Product& p = *run.p;
-  const i64 length = p.inner, pieces = (length + chain - 1) / chain, piece = (length + pieces - 1) / pieces;
+  const i64 length = p.inner, pieces = max(i64(1), (length + chain - 1) / chain), piece = (length + pieces - 1) / pieces;
   const float* w[P];
 #pragma GCC unroll 8
   for (int q = 0; q < P; q++) w[q] = p.weights + (column + q) * length * panel;
