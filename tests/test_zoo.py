@@ -139,14 +139,14 @@ def test_figures_count_parts() -> None:
 def test_files_and_rivals_are_asked_for_until_enough_were_had(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[str]] = {}
 
-    def child(name: str, flags: list[str], _: float) -> record.Facts:
+    def child(name: str, device: str, flags: list[str], _: float) -> record.Facts:
         asked[name] = flags
         exported: record.Facts = {"left_out": "export: no"} if name == "a" else {"cpu_s": 1.0}
         parts: record.Facts = {"onnx": exported} if "--onnx" in flags else {}
         return {"kind": "vision" if name in "abd" else "audio", "parts": parts}
 
     monkeypatch.setattr(zoo, "child", child)
-    found = zoo.Zoo(6, {"onnx": 1, "peer": 0}, [], {})
+    found = zoo.Zoo(6, "cpu", {"onnx": 1, "peer": 0}, {})
     with ThreadPoolExecutor(1) as pool:
         for name in "abcde":
             found.start(pool, name)
@@ -166,17 +166,17 @@ def test_a_model_has_seconds_of_a_processor_not_of_the_clock() -> None:
     context = multiprocessing.get_context("fork")
     idle = context.Process(target=time.sleep, args=(1.5,))
     idle.start()
-    assert zoo._waited(idle, 1.0) == ""
+    assert zoo._waited(idle, 1.0, 1 << 40) == ""
     busy = context.Process(target=_spin)
     busy.start()
-    assert zoo._waited(busy, 1.0) == "not finished after 1 s"
+    assert zoo._waited(busy, 1.0, 1 << 40) == "not finished after 1 s"
 
 
 def test_only_what_was_wrong_is_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, list[str]] = {}
     right: record.Facts = {"results": {"passed": True}}
 
-    def child(name: str, flags: list[str], _: float) -> record.Facts:
+    def child(name: str, device: str, flags: list[str], _: float) -> record.Facts:
         asked[name] = flags
         return {"kind": "audio", "parts": {"training": right}}
 
@@ -200,6 +200,6 @@ def test_only_what_was_wrong_is_judged_again(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.slow
 def test_a_model_in_a_child(tmp_path: Path) -> None:
-    facts = zoo.child("transformers:bert", [], 600)
+    facts = zoo.child("transformers:bert", "cpu", [], 600)
     assert {p: zoo.outcome(f) for p, f in facts["parts"].items()} == {"forward": "right", "training": "right"}  # type: ignore[union-attr]
     assert json.dumps(facts)

@@ -44,8 +44,8 @@ from benchmarks import record
 from benchmarks.zoo.child import run
 from benchmarks.zoo.models import names
 
-BYTES = 6 << 30
-"""Resident memory of a model's process."""
+BYTES = {"cpu": 6 << 30, "cuda": 16 << 30}
+"""Most resident memory of a model's process, by device: libraries for graphics cards take gigabytes."""
 SECONDS = 900.0
 """Of a processor; by the clock a model may take `WAITING` times as long, as machines do other things as well."""
 WAITING = 4
@@ -62,14 +62,15 @@ def outcome(facts: Mapping[str, object]) -> str:
     return "right" if verdicts and all(v["passed"] for v in own) else "wrong"  # type: ignore[index]
 
 
-def child(name: str, flags: list[str], seconds: float) -> record.Facts:
-    """What a process of its own finds out about a model: a fork of one that has imported the packages."""
+def child(name: str, device: str, flags: list[str], seconds: float) -> record.Facts:
+    """What a process of its own finds out about a model."""
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder) / "facts.json", Path(folder) / "err"
         errors.touch()  # a process may die before it opens it
-        process = _forks().Process(target=run, args=([name, "--out", str(out), *flags], str(errors)))
+        given = [name, "--device", device, "--out", str(out), *flags]
+        process = _processes(device).Process(target=run, args=(given, str(errors)))  # type: ignore[attr-defined]
         process.start()
-        why = _waited(process, seconds)
+        why = _waited(process, seconds, BYTES[device])
         said = errors.read_text().strip().splitlines()[-1:]
         facts: record.Facts = (
             json.loads(out.read_text()) if out.exists() else {"parts": {"start": {"crash": str(said)}}}
@@ -82,24 +83,27 @@ def child(name: str, flags: list[str], seconds: float) -> record.Facts:
 
 
 @functools.cache
-def _forks() -> multiprocessing.context.ForkServerContext:
+def _processes(device: str) -> multiprocessing.context.BaseContext:
+    """How processes start: as forks of one that has imported the packages, where their imports touch no device."""
     os.environ |= {
         "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1", "TILEWRIGHT_MEASURE": "0",
     }  # fmt: skip
+    if device != "cpu":
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.zoo.child"])
     return context
 
 
-def _waited(process: multiprocessing.process.BaseProcess, seconds: float) -> str:
+def _waited(process: multiprocessing.process.BaseProcess, seconds: float, most_bytes: int) -> str:
     """Why a process had to be stopped, or its status; empty if it ended well."""
     limit = time.monotonic() + WAITING * seconds
     while process.is_alive():
         why = ""
         if time.monotonic() > limit or _busy(process.pid or 0) > seconds:
             why = f"not finished after {seconds:.0f} s"
-        if _resident(process.pid or 0) > BYTES:
-            why = f"more than {BYTES >> 30} GiB of memory"
+        if _resident(process.pid or 0) > most_bytes:
+            why = f"more than {most_bytes >> 30} GiB of memory"
         if why:
             process.kill()
             process.join()
@@ -178,9 +182,9 @@ class Zoo:
     """The models judged so far, and those that are being judged."""
 
     count: int
+    device: str
     quota: Mapping[str, int]
     """Of how many models a file and a rival are wanted."""
-    flags: list[str]
     models: dict[str, record.Facts]
     before: Mapping[str, record.Facts] = field(default_factory=dict)
     """What was found before of models of which some parts are judged again, without these."""
@@ -207,9 +211,9 @@ class Zoo:
             done = sum(_judged(f, fact) for f in self.models.values())
             if done + sum(f"--{fact}" in asked for _, asked in self.running.values()) < most:
                 wanted.append(f"--{fact}")
-        flags = [*self.flags, *wanted, *(f"--full={kind}" for kind in self.full())]
+        flags = [*wanted, *(f"--full={kind}" for kind in self.full())]
         flags += [f"--part={part}" for part in self.again.get(name, ())]
-        self.running[pool.submit(child, name, flags, SECONDS)] = name, wanted
+        self.running[pool.submit(child, name, self.device, flags, SECONDS)] = name, wanted
 
     def take(self, done: Future[record.Facts]) -> None:
         """Note what was found out about a model, and tell it."""
@@ -256,7 +260,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--json", type=Path, default=Path("out/zoo.json"))
     parser.add_argument("--workers", type=int, default=1, help="models judged at a time")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", choices=sorted(BYTES), default="cpu")
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds after which no further model starts"
     )
@@ -286,7 +290,7 @@ def main() -> int:
     if arguments.anew:
         models = {n: f for n, f in models.items() if n not in (asked if arguments.only else again)}
     quota = {"onnx": arguments.onnx, "peer": arguments.peer}
-    zoo = Zoo(arguments.count, quota, ["--device", arguments.device], models, before, again)
+    zoo = Zoo(arguments.count, arguments.device, quota, models, before, again)
     waiting = iter([*again, *(n for n in order if n not in models and n not in again and n in asked)])
     end = time.monotonic() + arguments.budget
     with ThreadPoolExecutor(arguments.workers) as pool:

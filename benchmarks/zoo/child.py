@@ -34,6 +34,9 @@ DRAWS = 20
 """Other inputs over which a tensor is judged that does not pass with the first ones alone. Where a gradient jumps, as
 at the edge of a ReLU, one input may meet our rounding or eager's, and neither errs by little then. A jump meets one
 element in a million, so a few draws may show it on one side only."""
+PROBES = 8
+"""Tensors from first to last in which jumps of eager's are looked for beside those that do not pass. An edge moves the
+gradients of all weights before it."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,23 @@ def judged(name: str, first: Trio, more: More, others: Others | None = None) -> 
     doubtful = [k for k, v in verdicts.items() if not v.passed]
     jumping = 0
     if doubtful:
-        draws = [[(ours[k], eager[k], exact[k]) for k in doubtful], *more(name, doubtful)]
+        probes = [k for k in range(0, len(ours), -(-len(ours) // PROBES)) if k not in doubtful]
+        seen = [*doubtful, *probes]
+        draws = [[(ours[k], eager[k], exact[k]) for k in seen], *more(name, seen)]
         for n, k in enumerate(doubtful):
             y, e, r = (torch.cat([draw[n][i].cpu().reshape(-1) for draw in draws]) for i in range(3))
             verdicts[k] = accuracy.compare(y, e, r)
         failed = [n for n, k in enumerate(doubtful) if not verdicts[k].passed]
-        runs = others(name, [doubtful[n] for n in failed]) if failed and others is not None else []
-        for at, n in enumerate(failed if runs else []):
-            y, e, r = ([draw[n][i] for draw in draws] for i in range(3))
-            found = chaos.judged(y, e, r, [[draw[at] for draw in run] for run in runs])
+        runs = others(name, seen) if failed and others is not None else []
+
+        def of_eager(n: int) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+            e, r = ([draw[n][i] for draw in draws] for i in (1, 2))
+            return e, r, [[draw[n] for draw in run] for run in runs]
+
+        looked_at = [*failed, *range(len(doubtful), len(seen))] if runs else []
+        largest = max((chaos.jump(*of_eager(n)) for n in looked_at), default=0.0)
+        for n in failed:
+            found = chaos.judged([draw[n][0] for draw in draws], *of_eager(n), largest)
             if found is not None:
                 verdicts[doubtful[n]] = found
                 jumping += 1
@@ -187,6 +198,7 @@ def attempt(backend: str, run: Callable[[], Step]) -> tuple[Step, record.Facts]:
 def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
     """Judge one way to run a model."""
     model, inputs = found.model, dict(found.inputs)
+    device = next(iter(inputs.values())).device.type
     if channels_last:
         model, inputs = chaos.in_format(model, True), chaos.inputs_in_format(inputs, True)
     model.train(training)
@@ -217,7 +229,7 @@ def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
     def others(name: str, places: list[int]) -> list[list[list[Tensor]]]:
         """Eager in the other ways to round, from the same state through the same draws."""
         runs: list[list[list[Tensor]]] = []
-        for way in chaos.ways(found.pixels):
+        for way in chaos.ways(found.pixels, device):
             last = channels_last != (way == chaos.FORMAT)
             on = chaos.in_format(model, last) if found.pixels else copy.deepcopy(model)
             with chaos.rounding(way):
@@ -230,12 +242,11 @@ def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
         eager = once(eager_model, eager_model)
     except Exception as error:  # noqa: BLE001 - what eager cannot run is no finding
         return {"left_out": f"eager: {_line(error)}"}
-    on_cpu = all(t.device.type == "cpu" for t in inputs.values())  # elsewhere other ways are not known
     compiled = torch.compile(own, backend=tilewright.backend)
     ours, facts = attempt("tilewright", lambda: once(compiled, own))
     first = (ours, eager, exactly(inputs))
     for name in ("results", "gradients", "buffers"):
-        facts[name] = judged(name, first, more, others if on_cpu else None)
+        facts[name] = judged(name, first, more, others)
     return facts
 
 
@@ -357,6 +368,7 @@ def main(given: list[str]) -> None:
     arguments = parser.parse_args(given)
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
+    torch.backends.cudnn.allow_tf32 = False  # rules of eleven bits would hide what is wrong
     facts: record.Facts = {}
 
     def write() -> None:
