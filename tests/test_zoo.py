@@ -12,7 +12,8 @@ import pytest
 import torch
 from benchmarks import record
 from benchmarks.zoo import __main__ as zoo
-from benchmarks.zoo.child import More, Step, Triple, judged, part
+from benchmarks.zoo.child import part
+from benchmarks.zoo.draws import Kept, More, Step, Triple, judged, telling
 from benchmarks.zoo.models import LeftOut, Made, _checked, made, names
 from benchmarks.zoo.roundings import roundings
 from benchmarks.zoo.small import PLANS, shrunk
@@ -54,9 +55,9 @@ def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
         return Step(found[:1], [], []), Step(found[1:], [], []), Step([exact], [], [])
 
     def draws(**jumps: float) -> More:
-        def more(name: str, places: list[int]) -> list[list[Triple]]:
+        def more(name: str, kept: Kept) -> list[list[Triple]]:
             ours, eager, exact = (getattr(s, name) for s in trio(**jumps))
-            return [[(ours[k], eager[k], exact[k]) for k in places]] * 5
+            return [[(ours[k], eager[k], exact[k]) for k in kept]] * 5
 
         return more
 
@@ -69,6 +70,18 @@ def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
     assert not judged("results", trio(ours=1e-2), draws())["passed"]
     nothing = judged("results", (Step([], [], []), *trio(0.0)[1:]), none)
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
+
+
+def test_rows_that_tell_are_kept_of_large_tensors() -> None:
+    exact = torch.zeros(3000, 64).double()
+    ours, eager = torch.zeros(3000, 64), torch.zeros(3000, 64)
+    ours[1234, 5], ours[77, 3], eager[2345, 6] = 1.0, torch.nan, 1.0
+    rows = telling(ours, eager, exact)
+    assert rows is not None and {77, 1234, 2345} <= set(rows.tolist()) and len(rows) * 64 < 20_000
+    again = telling(eager, ours, exact)
+    assert again is not None and again.equal(rows)
+    assert telling(ours[:200], eager[:200], exact[:200]) is None
+    assert telling(ours.reshape(1, -1), eager.reshape(1, -1), exact.reshape(1, -1)) is None
 
 
 class _Odd(torch.nn.Module):

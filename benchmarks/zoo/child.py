@@ -14,8 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,26 +25,11 @@ from torch import Tensor, nn
 import tilewright
 from benchmarks import record
 from benchmarks.zoo import chaos
+from benchmarks.zoo.draws import DRAWS, Kept, Step, Triple, judged, redrawn, taken
 from benchmarks.zoo.models import LeftOut, Made, made, tensors
 from tilewright import accuracy
 
 SEED = 3
-DRAWS = 20
-"""Other inputs over which a tensor is judged that does not pass with the first ones alone. Where a gradient jumps, as
-at the edge of a ReLU, one input may meet our rounding or eager's, and neither errs by little then. A jump meets one
-element in a million, so a few draws may show it on one side only."""
-PROBES = 8
-"""Tensors from first to last in which jumps of eager's are looked for beside those that do not pass. An edge moves the
-gradients of all weights before it."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a training step leaves behind."""
-
-    results: list[Tensor]
-    gradients: list[Tensor]
-    buffers: list[Tensor]
 
 
 def forward(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
@@ -83,73 +67,6 @@ def cpu_seconds() -> float:
     """Of this process and its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)
-
-
-Triple = tuple[Tensor, Tensor, Tensor]
-Trio = tuple[Step, Step, Step]
-"""Ours, eager's and that of float64."""
-
-
-More = Callable[[str, list[int]], list[list[Triple]]]
-"""Of the tensors at some places of what a step calls by a name: ours, eager's and that of float64, per draw of other
-inputs."""
-Others = Callable[[str, list[int]], list[list[list[Tensor]]]]
-"""Of such tensors, those of eager in each other way to round (`chaos.ways`), per draw, the first inputs among them."""
-
-
-def judged(name: str, first: Trio, more: More, others: Others | None = None) -> record.Facts:
-    """The worst verdict of the tensors that a step calls `name`. What does not pass in the first step is judged over
-    that one and `more` of them, all at once: eager must err as much somewhere. What does not pass so is judged by the
-    law of tensors that jump, if eager's `others` show that it is one."""
-    ours, eager, exact = (getattr(s, name) for s in first)
-    if len(ours) != len(eager):
-        return {"passed": False, "why": f"{len(ours)} tensors, eager {len(eager)}"}
-    verdicts: dict[int, accuracy.Verdict | chaos.Judgement] = {
-        k: accuracy.compare(*(t.cpu() for t in trio))
-        for k, trio in enumerate(zip(ours, eager, exact, strict=True))
-    }
-    doubtful = [k for k, v in verdicts.items() if not v.passed]
-    jumping = 0
-    if doubtful:
-        probes = [k for k in range(0, len(ours), -(-len(ours) // PROBES)) if k not in doubtful]
-        seen = [*doubtful, *probes]
-        draws = [[(ours[k], eager[k], exact[k]) for k in seen], *more(name, seen)]
-        for n, k in enumerate(doubtful):
-            y, e, r = (torch.cat([draw[n][i].cpu().reshape(-1) for draw in draws]) for i in range(3))
-            verdicts[k] = accuracy.compare(y, e, r)
-        failed = [n for n, k in enumerate(doubtful) if not verdicts[k].passed]
-        runs = others(name, seen) if failed and others is not None else []
-
-        def of_eager(n: int) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
-            e, r = ([draw[n][i] for draw in draws] for i in (1, 2))
-            return e, r, [[draw[n] for draw in run] for run in runs]
-
-        looked_at = [*failed, *range(len(doubtful), len(seen))] if runs else []
-        largest = max((chaos.jump(*of_eager(n)) for n in looked_at), default=0.0)
-        for n in failed:
-            found = chaos.judged([draw[n][0] for draw in draws], *of_eager(n), largest)
-            if found is not None:
-                verdicts[doubtful[n]] = found
-                jumping += 1
-    facts: record.Facts = {"jumping": jumping} if jumping else {}
-    for k, verdict in verdicts.items():
-        if not verdict.passed:
-            why = verdict.why if isinstance(verdict, chaos.Judgement) else str(verdict)
-            return {"passed": False, "why": f"tensor {k}: {why}", "relative_k": verdict.relative_k, **facts}
-    return {
-        "passed": True,
-        "relative_k": max((v.relative_k for v in verdicts.values()), default=0.0),
-        **facts,
-    }
-
-
-def redrawn(inputs: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Inputs with their elements in another order: the same range and kind of numbers."""
-    made: dict[str, Tensor] = {}
-    for name, t in inputs.items():
-        order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(seed)).to(t.device)
-        made[name] = torch.empty_like(t).copy_(t.reshape(-1)[order].reshape(t.shape))
-    return made
 
 
 @contextlib.contextmanager
@@ -216,17 +133,15 @@ def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
             return exact_step(exact_model, given)
         return Step([t.detach() for t in tensors(accuracy.in_float64(model)(**given))], [], [])
 
-    def more(name: str, places: list[int]) -> list[list[Triple]]:
-        """Only these tensors are kept: all gradients of all draws would be gigabytes."""
+    def more(name: str, kept: Kept) -> list[list[Triple]]:
         found: list[list[Triple]] = []
         for seed in range(DRAWS):
             d = redrawn(inputs, seed)
             steps = (once(compiled, own, d), once(eager_model, eager_model, d), exactly(d))
-            y, e, r = (getattr(s, name) for s in steps)
-            found.append([(y[k], e[k], r[k]) for k in places])
+            found.append(list(zip(*(taken(getattr(s, name), kept) for s in steps), strict=True)))
         return found
 
-    def others(name: str, places: list[int]) -> list[list[list[Tensor]]]:
+    def others(name: str, kept: Kept) -> list[list[list[Tensor]]]:
         """Eager in the other ways to round, from the same state through the same draws."""
         runs: list[list[list[Tensor]]] = []
         for way in chaos.ways(found.pixels, device):
@@ -235,7 +150,7 @@ def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
             with chaos.rounding(way):
                 draws = [inputs, *(redrawn(inputs, seed) for seed in range(DRAWS))]
                 steps = (once(on, on, chaos.inputs_in_format(d, last)) for d in draws)
-                runs.append([[getattr(s, name)[k] for k in places] for s in steps])
+                runs.append([taken(getattr(s, name), kept) for s in steps])
         return runs
 
     try:
@@ -300,12 +215,13 @@ def exported(found: Made) -> record.Facts:
                 return tensors(flat(*given)), [t.detach() for t in accuracy.in_float64(flat)(*given)]
 
         def verdict(call: Callable[[Sequence[Tensor]], list[Tensor]], first: list[Tensor]) -> record.Facts:
-            def again(_: str, places: list[int]) -> list[list[Triple]]:
+            def again(_: str, kept: Kept) -> list[list[Triple]]:
                 found: list[list[Triple]] = []
                 for seed in range(DRAWS):
                     given = list(redrawn(inputs, seed).values())
-                    y, (e, r) = call(given), wanted(given)
-                    found.append([(y[k], e[k], r[k]) for k in places])
+                    found.append(
+                        list(zip(*(taken(t, kept) for t in (call(given), *wanted(given))), strict=True))
+                    )
                 return found
 
             eager, exact = wanted(values)

@@ -1,0 +1,146 @@
+"""What a step left behind, judged: over other draws of inputs where the first does not decide, and by the law of
+tensors that jump (`chaos`) where eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks import record
+from benchmarks.zoo import chaos
+from tilewright import accuracy
+
+DRAWS = 20
+"""Other inputs over which a tensor is judged that does not pass with the first ones alone. Where a gradient jumps, as
+at the edge of a ReLU, one input may meet our rounding or eager's, and neither errs by little then. A jump meets one
+element in a million, so a few draws may show it on one side only."""
+PROBES = 8
+"""Tensors from first to last in which jumps of eager's are looked for beside as many of those that do not pass. An edge
+moves the gradients of all weights before it."""
+TELLING = 1 << 14
+"""About so many elements of a tensor are kept of other draws: those of all weights would be gigabytes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training step leaves behind."""
+
+    results: list[Tensor]
+    gradients: list[Tensor]
+    buffers: list[Tensor]
+
+
+Triple = tuple[Tensor, Tensor, Tensor]
+Trio = tuple[Step, Step, Step]
+"""Ours, eager's and that of float64."""
+
+
+Kept = Mapping[int, Tensor | None]
+"""Places of tensors in what a step calls by a name, and which rows of them are looked at: None is all."""
+More = Callable[[str, Kept], list[list[Triple]]]
+"""Of such tensors: ours, eager's and that of float64, per draw of other inputs."""
+Others = Callable[[str, Kept], list[list[list[Tensor]]]]
+"""Of such tensors: those of eager in each other way to round (`chaos.ways`), per draw, the first inputs among them."""
+
+
+def taken(found: Sequence[Tensor], kept: Kept) -> list[Tensor]:
+    """The rows that are kept of the tensors at these places."""
+    return [found[k].cpu() if rows is None else found[k].cpu()[rows] for k, rows in kept.items()]
+
+
+def telling(ours: Tensor, eager: Tensor, exact: Tensor) -> Tensor | None:
+    """Rows that are kept of a tensor: a third where ours errs most, a third where eager does, a third from first to
+    last. Exchanging ours and eager's chooses the same."""
+    ours, eager, exact = ours.cpu(), eager.cpu(), exact.cpu()
+    if exact.dim() < 1 or not exact.is_floating_point() or exact.numel() <= TELLING:
+        return None
+    rows = len(exact)
+    third = -(-TELLING * rows // (3 * exact.numel()))
+    if 3 * third >= rows or ours.shape != exact.shape:
+        return None
+    errors = [(t.double() - exact).abs().nan_to_num(torch.inf, torch.inf) for t in (ours, eager)]
+    worst = [e.reshape(rows, -1).amax(1).topk(third).indices for e in errors]
+    return torch.cat([*worst, torch.arange(0, rows, -(-rows // third))]).unique()
+
+
+Verdicts = dict[int, accuracy.Verdict | chaos.Judgement]
+"""By place."""
+
+
+def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -> record.Facts:
+    """The worst verdict of the tensors that a step calls `name`. What does not pass in the first step is judged over
+    that one and `more` of them, all at once: eager must err as much somewhere. What does not pass so is judged by the
+    law of tensors that jump, if eager's `others` show that the model is one where they do."""
+    ours, eager, exact = (getattr(s, name) for s in first)
+    if len(ours) != len(eager):
+        return {"passed": False, "why": f"{len(ours)} tensors, eager {len(eager)}"}
+    trios = enumerate(zip(ours, eager, exact, strict=True))
+    verdicts: Verdicts = {k: accuracy.compare(*(t.cpu() for t in trio)) for k, trio in trios}
+    doubtful = [k for k, v in verdicts.items() if not v.passed]
+    facts: record.Facts = {}
+    if doubtful:
+        probes = [k for k in range(0, len(ours), -(-len(ours) // PROBES)) if k not in doubtful]
+        kept: Kept = {k: telling(ours[k], eager[k], exact[k]) for k in (*doubtful, *probes)}
+        first_draw = zip(*(taken(t, kept) for t in (ours, eager, exact)), strict=True)
+        draws = [list(first_draw), *more(name, kept)]
+        for n, k in enumerate(doubtful):
+            verdicts[k] = accuracy.compare(
+                *(torch.cat([d[n][i].reshape(-1) for d in draws]) for i in range(3))
+            )
+        failed = [n for n, k in enumerate(doubtful) if not verdicts[k].passed]
+        if failed:
+            found = _by_jumps(failed, range(len(doubtful), len(kept)), draws, others(name, kept))
+            verdicts |= {doubtful[n]: verdict for n, verdict in found.items()}
+            facts |= {"jumping": len(found)} if found else {}
+    for k, verdict in verdicts.items():
+        if not verdict.passed:
+            why = verdict.why if isinstance(verdict, chaos.Judgement) else str(verdict)
+            return {"passed": False, "why": f"tensor {k}: {why}", "relative_k": verdict.relative_k, **facts}
+    return {
+        "passed": True,
+        "relative_k": max((v.relative_k for v in verdicts.values()), default=0.0),
+        **facts,
+    }
+
+
+def _by_jumps(
+    failed: Sequence[int], probes: Sequence[int], draws: list[list[Triple]], runs: list[list[list[Tensor]]]
+) -> dict[int, chaos.Judgement]:
+    """Verdicts by the law of tensors that jump on those at `failed` among those that are kept; none where the plain
+    rule's stand."""
+
+    def of_eager(n: int) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+        eager, exact = ([draw[n][i] for draw in draws] for i in (1, 2))
+        return eager, exact, [[draw[n] for draw in run] for run in runs]
+
+    looked_at = [*failed[:: -(-len(failed) // PROBES)], *probes]
+    largest = max(chaos.jump(*of_eager(n)) for n in looked_at)
+    found = {n: chaos.judged([draw[n][0] for draw in draws], *of_eager(n), largest) for n in failed}
+    return {n: verdict for n, verdict in found.items() if verdict is not None}
+
+
+def redrawn(inputs: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Inputs with their elements in another order: the same range and kind of numbers."""
+    made: dict[str, Tensor] = {}
+    for name, t in inputs.items():
+        order = torch.randperm(t.numel(), generator=torch.Generator().manual_seed(seed)).to(t.device)
+        made[name] = torch.empty_like(t).copy_(t.reshape(-1)[order].reshape(t.shape))
+    return made
+
+
+__all__ = [
+    "DRAWS",
+    "Kept",
+    "More",
+    "Others",
+    "Step",
+    "Trio",
+    "Triple",
+    "judged",
+    "redrawn",
+    "taken",
+    "telling",
+]
