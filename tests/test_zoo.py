@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks import record
 from benchmarks.zoo import __main__ as zoo
-from benchmarks.zoo.child import part
+from benchmarks.zoo.child import captured_otherwise, part
 from benchmarks.zoo.draws import Kept, More, Step, Triple, judged, telling
 from benchmarks.zoo.models import LeftOut, Made, _checked, made, names
 from benchmarks.zoo.roundings import roundings
@@ -82,6 +82,16 @@ def test_rows_that_tell_are_kept_of_large_tensors() -> None:
     assert again is not None and again.equal(rows)
     assert telling(ours[:200], eager[:200], exact[:200]) is None
     assert telling(ours.reshape(1, -1), eager.reshape(1, -1), exact.reshape(1, -1)) is None
+
+
+def test_a_program_that_torch_captures_otherwise_is_known() -> None:
+    def step(*values: float) -> Step:
+        return Step([torch.tensor(values)], [torch.ones(3)], [torch.arange(3)])
+
+    eager, captured = step(1.0, 2.0), step(1.0, 3.0)
+    assert captured_otherwise(step(1.0, 3.000001), eager, captured)
+    assert not captured_otherwise(step(1.0, 3.2), eager, captured)  # ours is a third one
+    assert not captured_otherwise(step(1.0, 3.0), eager, step(1.0, 2.001))  # it is not
 
 
 class _Odd(torch.nn.Module):

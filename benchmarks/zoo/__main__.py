@@ -71,10 +71,10 @@ def child(name: str, device: str, flags: list[str], seconds: float) -> record.Fa
         process = _processes(device).Process(target=run, args=(given, str(errors)))  # type: ignore[attr-defined]
         process.start()
         why = _waited(process, seconds, BYTES[device])
-        said = errors.read_text().strip().splitlines()[-1:]
-        facts: record.Facts = (
-            json.loads(out.read_text()) if out.exists() else {"parts": {"start": {"crash": str(said)}}}
-        )
+        if not out.exists():  # before anything was compiled
+            said = errors.read_text().strip().splitlines()[-1:]
+            return {"left_out": f"the process died while the model was made: {why or said}"}
+        facts: record.Facts = json.loads(out.read_text())
     if why:
         for part in facts.get("parts", {}).values():  # type: ignore[union-attr]
             if part.get("crash") == "the process died":
@@ -90,6 +90,7 @@ def _processes(device: str) -> multiprocessing.context.BaseContext:
     }  # fmt: skip
     if device != "cpu":
         return multiprocessing.get_context("spawn")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # forks cannot use what imports have opened
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.zoo.child"])
     return context

@@ -10,7 +10,8 @@ the draws are judged together, eager's runs being eager and the other ways, k as
 `RARE` worst draws are set aside first: near the end of a network an edge is met once in a hundred draws, in one run and
 not in the next, and how far it moves a tensor has nothing to do with rounding.
 
-(a) what is set aside errs at most `FAR` times as far as the largest jump of eager's, as a share of the tensor's size;
+(a) what is set aside errs at most `FAR` times as far as the largest jump of eager's, as a share of the tensor's size,
+    or as the worst draw of eager's runs in this tensor;
 (b) the rms error of what remains is at most k times the worst of eager's runs;
 (c) the median over the draws of each element's error fulfils the plain rule beside the same of each of eager's runs:
     jumps are rare and elsewhere each time, so that they vanish in medians, and what errs always stays;
@@ -127,9 +128,11 @@ def judged(
     limit = k * (_quantile(every[1][kept[1]]) + u * size) + free
     beyond = [_rows_beyond(e[c], limit[c], rows) for e, c in zip(every, kept, strict=True)]
     rms = [_rms(e[c]) for e, c in zip(every, kept, strict=True)]
+    worst_of_eager = max(float(_of_draws(e).amax()) for e in every[1:])
+    far = FAR * (largest * _of_draws(size)).clamp_min(max(worst_of_eager, 1e-300))
     aside = torch.ones(len(size), dtype=torch.bool).index_fill(0, kept[0], False)
     by = {
-        "what is set aside": k * max(_shares(every[0], size)[aside].tolist(), default=0.0) / (FAR * largest),
+        "what is set aside": k * max((_of_draws(every[0]) / far)[aside].tolist(), default=0.0),
         "its rms error": max(0.0, rms[0] - free) / max(*rms[1:], 1e-300),
         "its median error": min(_by_medians(every[0], e, size, u) for e in every[1:]),
         f"{beyond[0]} jumps": max(0, beyond[0] - FEW) / max(1, *beyond[1:]),
@@ -145,14 +148,16 @@ def _common(errors: Tensor) -> Tensor:
     return order[: max(len(errors) - RARE, (len(errors) + 1) // 2)].sort().values
 
 
-def _shares(errors: Tensor, size: Tensor) -> Tensor:
-    """The rms error of each draw as a share of the rms of the exact tensor."""
-    of, by = (t.square().mean(1, dtype=torch.float64).sqrt() for t in (errors, size))
-    return of / by.clamp_min(1e-300)
+def _of_draws(t: Tensor) -> Tensor:
+    """The rms of each draw."""
+    return t.square().mean(1, dtype=torch.float64).sqrt()
 
 
 def _share(t: Tensor, exact: Tensor) -> float:
-    return float(_shares(_errors([t], [exact]), exact.reshape(1, -1).cpu().abs().float()))
+    """The rms error of a tensor as a share of its size, at most all of it: of a tensor of zeros it says nothing."""
+    return float(
+        (_of_draws(_errors([t], [exact])) / _of_draws(exact.reshape(1, -1).cpu())).clamp_max(1.0).nan_to_num()
+    )
 
 
 def _errors(run: Sequence[Tensor], exact: Sequence[Tensor]) -> Tensor:

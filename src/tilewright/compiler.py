@@ -20,6 +20,7 @@ from torch._dispatch.python import no_python_dispatcher
 from tilewright.building import Builder, Refused, executable, names_of, numbered
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
+from tilewright.capture.moved import moved
 from tilewright.capture.saved import first_saved
 from tilewright.capture.shares import output_shares, placed_by_size
 from tilewright.capture.symbols import Ranges
@@ -182,11 +183,14 @@ def compile_fx(
     run = Recorder()
     try:
         with _guard_free(gm), uncollected():
-            place = place_of(gm, frozen or {}, kind)
-            graph = run("capture", lambda: _on_host(from_fx(gm, frozen=frozen, ranges=ranges)))
+            there = moved(gm)
+            place = place_of(there, frozen or {}, kind)
+            graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
             with no_python_dispatcher():
-                made = _generated(run, graph, options, place, output_shares(gm), traced_sizes(gm), trusted)
-                _check_places(made.plan, placed_by_size(gm, output_shares(gm)))
+                made = _generated(
+                    run, graph, options, place, output_shares(there), traced_sizes(there), trusted
+                )
+                _check_places(made.plan, placed_by_size(there, output_shares(there)))
     except (UnsupportedError, VerifyError, IllegalSchedule, BuildError) as refused:
         if options.strict or isinstance(refused, CompilerMissing):
             raise

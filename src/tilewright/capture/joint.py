@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import dropped_by_masks, save_states_apart, without_idle_draws
 from tilewright.capture.fused import lay_masks
+from tilewright.capture.moved import move
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.rolled import rolled
@@ -63,6 +64,7 @@ def split(
 
     Elementwise ops that a product of the backward pass reads are computed again too: that costs a kernel, and saving
     their results would cost memory from one pass to the other (gelu, relu and dropout before each linear layer)."""
+    move(joint)
     dropped_by_masks(joint)
     keep_compared(joint)
     keep_overwritten(joint)

@@ -1,0 +1,103 @@
+"""What a graph of a GPU makes on the CPU is made on the GPU, on tensors that are only described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilewright.capture.device import graph_device, tensors
+from tilewright.capture.fx import from_fx
+from tilewright.capture.moved import move, moved
+from tilewright.errors import UnsupportedError
+
+aten = torch.ops.aten
+OTHER = torch.device("cuda:0")
+
+
+def traced(function: Callable[..., object], *devices: str) -> fx.GraphModule:
+    """The graph of a function of tensors of three elements."""
+    with FakeTensorMode():
+        given = [torch.empty(3, device=device) for device in devices]
+    return make_fx(function, tracing_mode="fake")(*given)
+
+
+def held(gm: fx.GraphModule) -> list[str]:
+    """Nodes whose results lie on the CPU."""
+    return [n.name for n in gm.graph.nodes if any(t.device.type == "cpu" for t in tensors(n))]
+
+
+def there(t: Tensor) -> Tensor:
+    return aten._to_copy(t, device=OTHER)
+
+
+def table(x: Tensor) -> Tensor:
+    """Indices and a mask, as models make them."""
+    i = torch.arange(3)
+    return aten.index(x, [i]) + aten.where(there(i[:, None] >= i), x, torch.full((), -1.0)).sum(0)
+
+
+def constant(x: Tensor) -> Tensor:
+    return x * there(torch.tensor([1.0, 2.0, 3.0]) + 1)
+
+
+def strided(x: Tensor) -> Tensor:
+    """A view of what moves keeps its strides."""
+    return aten.mm(x.expand(3, 3), there(torch.ones(3, 3).t().cumsum(0)))
+
+
+def by_way(x: Tensor) -> Tensor:
+    """Over to the CPU and back."""
+    return there(aten._to_copy(x, device=torch.device("cpu")) * 2) + x
+
+
+@pytest.mark.parametrize("function", [table, constant, strided, by_way])
+def test_what_is_made_on_the_cpu_moves(function: Callable[..., object]) -> None:
+    gm = traced(function, "cuda")
+    before, code = held(gm), gm.code
+    with pytest.raises(UnsupportedError):
+        graph_device(gm)
+    made = moved(gm)
+    assert before and {n for n in held(made) if not n.startswith("_tensor_constant")} == set()
+    assert graph_device(made) == "cuda:0" and from_fx(made).ops
+    assert (gm.code, held(gm)) == (code, before)  # the caller's graph is as it was
+    for node in made.graph.nodes:  # described as torch describes it
+        if node.op == "call_function":
+            args = torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
+            with node.meta["val"].fake_mode:
+                promised = node.target(*args, **node.kwargs)
+            assert (promised.device, promised.stride()) == (
+                node.meta["val"].device,
+                node.meta["val"].stride(),
+            )
+    move(gm)
+    assert gm.code == made.code
+
+
+@pytest.mark.parametrize(
+    ("function", "devices"),
+    [
+        (lambda x: (x, torch.arange(3) + 1), "cuda"),
+        (lambda x, y: x * there(y + torch.arange(3)), "cuda cpu"),
+        (lambda x: x + there(torch.rand(3) * 2), "cuda"),
+        (lambda x: x + there(torch.zeros(3).fill_(2.0)), "cuda"),
+        (lambda x, y: x + y, "cuda:0 cuda:1"),
+    ],
+    ids=["a result", "of an input", "random", "written", "two devices"],
+)
+def test_what_lies_on_the_cpu_stays(function: Callable[..., object], devices: str) -> None:
+    try:
+        gm = traced(function, *devices.split())
+    except RuntimeError:  # torch refuses it itself
+        return
+    before = held(gm)
+    assert held(moved(gm)) == before
+
+
+def test_a_graph_of_the_cpu_is_left_alone() -> None:
+    gm = traced(lambda x: x + torch.arange(3), "cpu")
+    assert moved(gm) is gm
