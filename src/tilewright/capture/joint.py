@@ -27,6 +27,7 @@ from tilewright.capture.fused import lay_masks
 from tilewright.capture.moved import move
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
+from tilewright.capture.regained import in_place
 from tilewright.capture.rolled import rolled
 from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved, save_sources
 from tilewright.capture.shares import told_apart
@@ -106,7 +107,7 @@ def through_autograd(
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
-            return _boxed(told_apart(graph, runner), kind, recorder)
+            return _boxed(told_apart(graph, in_place(graph, runner)), kind, recorder)
 
         return compile_one
 

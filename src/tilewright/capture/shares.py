@@ -17,9 +17,9 @@ from .saved import first_saved
 def output_shares(gm: fx.GraphModule) -> tuple[Share, ...]:
     """For each output, whose memory it is beside its own."""
     given = _storages(n for n in gm.graph.nodes if n.op == "placeholder")
-    written = _storages(n.args[1] for n in gm.graph.nodes if _writes(n))
-    returned = _returned(gm)
-    storages = [storage_of(node) for node in returned]
+    written = _storages(n.args[1] for n in gm.graph.nodes if writes(n))
+    outputs = returned(gm)
+    storages = [storage_of(node) for node in outputs]
     number = {s: k for k, s in enumerate(dict.fromkeys(storages))}
     found: list[Share] = []
     for k, storage in enumerate(storages):
@@ -41,7 +41,7 @@ def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
             given.setdefault(storage, []).append(i)
     earlier: dict[int, dict[object, int]] = {}
     like: list[tuple[int, list[int], list[int]]] = []
-    for k, node in enumerate(_returned(gm)[: first_saved(gm)]):
+    for k, node in enumerate(returned(gm)[: first_saved(gm)]):
         storage = storage_of(node)
         if storage is None or (isinstance(node, fx.Node) and node.op == "placeholder"):
             continue
@@ -70,15 +70,18 @@ def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
 def placed_by_size(gm: fx.GraphModule, shares: Sequence[Share]) -> tuple[int, ...]:
     """The outputs whose place in the memory that they share torch reads off the result, in programs of sizes that are
     not known: it makes them anew from what was given, at the result's strides and offset."""
-    if not any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes if n.op == "placeholder"):
+    if not has_sizes(gm):
         return ()
-    returned = _returned(gm)
+    outputs = returned(gm)
     held = {n for n in gm.graph.nodes if n.op == "placeholder"}
-    held |= {n.args[1] for n in gm.graph.nodes if _writes(n)} | {
-        n for n in returned if isinstance(n, fx.Node)
-    }
-    pairs = enumerate(zip(returned, shares, strict=True))
+    held |= {n.args[1] for n in gm.graph.nodes if writes(n)} | {n for n in outputs if isinstance(n, fx.Node)}
+    pairs = enumerate(zip(outputs, shares, strict=True))
     return tuple(k for k, (node, share) in pairs if share.kind and _is_part(node, held))
+
+
+def has_sizes(gm: fx.GraphModule) -> bool:
+    """Whether sizes are among the inputs."""
+    return any(isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes if n.op == "placeholder")
 
 
 def _is_part(node: object, held: set[fx.Node]) -> bool:
@@ -97,12 +100,14 @@ def _is_part(node: object, held: set[fx.Node]) -> bool:
     return False
 
 
-def _returned(gm: fx.GraphModule) -> Sequence[object]:
-    (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
-    return returned if isinstance(returned, (list, tuple)) else (returned,)
+def returned(gm: fx.GraphModule) -> Sequence[object]:
+    """What a graph returns: nodes, or what is no node."""
+    (found,) = next(n for n in gm.graph.nodes if n.op == "output").args
+    return found if isinstance(found, (list, tuple)) else (found,)
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """Whether a node copies a value into an input."""
     return isinstance(node.target, OpOverload) and node.target.overloadpacket.__name__ == "copy_"
 
 

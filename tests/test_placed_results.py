@@ -1,0 +1,40 @@
+"""Results that torch makes anew from an input, at the place that it reads off what the graph returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import tilewright
+
+
+def broadcast(x: Tensor) -> Tensor:
+    x[0] = 0.5
+    return x.broadcast_to(2, *x.shape)
+
+
+def two(x: Tensor) -> tuple[Tensor, Tensor]:
+    x[0] = 0.5
+    return x.flatten(), x[1:]
+
+
+def mapped(x: Tensor) -> Tensor:
+    return torch.select_scatter(x, x[0] * 2, 0, 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("function", [broadcast, two, mapped])
+def test_results_lie_where_eagers_do(function: Callable[[Tensor], object], offset: int) -> None:
+    """Also behind the start of a storage, with sizes that are not known."""
+    compiled = torch.compile(function, backend=tilewright.backend, dynamic=True)
+    for sizes in ((2, 4, 3, 4), (2, 4, 8, 7)):
+        base = torch.randn(offset + torch.Size(sizes).numel())
+        x, y = (t[offset:].view(sizes) for t in (base.clone(), base.clone()))
+        ours, eager = (r if isinstance(r, tuple) else (r,) for r in (compiled(x), function(y)))
+        assert x.equal(y)
+        for a, b in zip(ours, eager, strict=True):
+            assert isinstance(a, Tensor) and isinstance(b, Tensor) and a.equal(b) and a.stride() == b.stride()
+            assert (a.data_ptr() - x.data_ptr() == b.data_ptr() - y.data_ptr()) or function is mapped
