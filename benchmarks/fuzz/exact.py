@@ -92,7 +92,7 @@ class Oracle:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.target = PRESETS[self.draw.choice(MACHINES)]
+        self.target = replace(PRESETS[self.draw.choice(MACHINES)], quick=())
 
     def backend(self, gm: fx.GraphModule, example_inputs: list[object]) -> Callable[..., object]:
         """A backend of torch.compile."""
@@ -142,8 +142,8 @@ class Oracle:
         return 0.3 + 2.0 * random.Random(zlib.crc32(text.encode())).random()
 
     def _chosen(self, form: Form, target: Target, tuning: object) -> Schedule:
-        """What is chosen, changed at random as far as that is legal. Exponentials stay such: powers of two take
-        log2 e as a float, which is no exact number."""
+        """What is chosen, changed at random as far as that is legal. Exponentials stay such, here and in quick forms:
+        powers of two take log2 e as a float, which is no exact number."""
         plain = replace(ORIGINAL(form, target, tuning), powers=False)  # type: ignore[arg-type]
         for _ in range(6):
             changed = self._changed(form, plain, target)

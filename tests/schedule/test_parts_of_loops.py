@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import tilewright.accuracy
 from tests.schedule.corpus import Case
 from tests.schedule.test_classes import form_of
 from tilewright.interp.program import run_program
@@ -55,3 +56,17 @@ def test_each_part_of_a_loop_leaves_its_own() -> None:
     for schedule in (kept, replace(kept, keep=0)):
         for made, wanted in zip(results(case, schedule, form), angles(*case.inputs()), strict=True):
             np.testing.assert_allclose(made, wanted.reshape(-1), rtol=1e-5)
+
+
+def padded_rows(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """A norm over windows of an image with a border: whole rows of a window lie outside it, where sums take nothing."""
+    windows = torch.nn.functional.unfold(x, 3, padding=1) * 0.1
+    return torch.nn.functional.layer_norm(torch.cat([windows, windows[:1]]), (144,), w, b)
+
+
+def test_what_an_outer_part_leaves_out_is_left_for_all_inner_steps() -> None:
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(size, generator=draw) for size in ((2, 4, 12, 12), (144,), (144,))]
+    made = torch.compile(padded_rows, backend=tilewright.backend, options={"strict": True})(*given)
+    exact = padded_rows(*(x.double() for x in given))
+    assert tilewright.accuracy.compare(made, padded_rows(*given), exact).passed

@@ -393,7 +393,22 @@ class _Lowering(Listed):
         for x in self.unwritten([j for t in targets for j in self.reachable(t)]):
             value = constant_under(x, self.scope.truths)
             assert value is not None
-            self.leave_in_scratch(x, const(value, x.dtype))
+            self.fill(x, const(value, x.dtype))
+
+    def fill(self, x: Expr, value: Expr) -> None:
+        """Put one value into all of the place of `x` in scratch that belongs to what is bound here."""
+        placed = {a.value for a in axes_of(self.scope.kept[x].offset)} - set(self.scope.bound)
+        c = next((c for c in self.schedule.classes if c.axis in placed), None)
+        if c is None:
+            self.leave_in_scratch(x, value)
+            return
+        start, stop = self.range_of(c.axis)
+        whole = dims.divisible(dims.sub(stop, start), c.tile)
+        mask = None if whole else call("lt", axis(c.axis), stop)
+        body = self.block(
+            c.axis, c.tile, mask, lambda: self.fill(x, value), (start, dims.sub(stop, dims.ONE))
+        )
+        self.out.append(Loop(c.axis, start, stop, c.tile, body))
 
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
         return self.ranges.get(c, (dims.ZERO, c.extent))
