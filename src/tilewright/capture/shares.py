@@ -100,6 +100,11 @@ def _is_part(node: object, held: set[fx.Node]) -> bool:
     return False
 
 
+def written(gm: fx.GraphModule) -> set[fx.Node]:
+    """The tensors that the program writes into."""
+    return {n.args[0] for n in gm.graph.nodes if writes(n) and isinstance(n.args[0], fx.Node)}
+
+
 def returned(gm: fx.GraphModule) -> Sequence[object]:
     """What a graph returns: nodes, or what is no node."""
     (found,) = next(n for n in gm.graph.nodes if n.op == "output").args

@@ -30,13 +30,13 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
-    arrays and scalars of numpy (which stand for tensors), under modes and transforms of torch, which want to see every
-    op, and under autocast, which would change calls."""
+    arrays and scalars of numpy (which stand for tensors) and tensors kept negated (kernels would read the wrong sign),
+    under modes and transforms of torch, which want to see every op, and under autocast, which would change calls."""
     if _modes() or _transform() is not None or _autocast():
         raise TypeError("a mode is active")
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
-        if isinstance(a, Tensor)
+        if isinstance(a, Tensor) and not a.is_neg()
         else _plain(a)
         for a in args
     ]
@@ -49,6 +49,8 @@ def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object
 def _plain(value: object) -> tuple[object, object]:
     if isinstance(value, np.generic):
         raise TypeError("a scalar of numpy stands for a tensor")
+    if isinstance(value, Tensor):
+        raise TypeError("a tensor is kept negated")
     return value.__class__, value
 
 

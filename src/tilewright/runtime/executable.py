@@ -451,7 +451,7 @@ class Executable:
             check_out(k, given, torch_dtype(buffer.spec.dtype), self.plan.device, shape)
             check_apart(k, given, ranges)
             fits = buffer.segment == 0 and same_layout(given.shape, given.stride(), layouts.strides[b])
-            if fits and buffer.home is Home.OUTPUT and tensors[b] is None:
+            if fits and buffer.home is Home.OUTPUT and tensors[b] is None and not given.is_neg():
                 tensors[b] = given
             else:
                 late.append((given, k))

@@ -72,7 +72,8 @@ class ProgramWay:
         self.freeze = freeze
         self.device: torch.device | None = None
         names = [n.name for n in program.gm.graph.nodes if n.op == "placeholder"]
-        self.built = build(program.gm, program.weights if freeze else {})
+        frozen = program.weights if freeze else {}
+        self.built = build(program.gm, {name: t.resolve_neg() for name, t in frozen.items()})
         held = {**program.state, **({} if freeze else program.weights)}
         flat = {name: k for k, name in enumerate(program.inputs)}
         self._args = tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held)
@@ -133,7 +134,8 @@ class ProgramWay:
         return self.built.executable.admits(self._given(leaves))
 
     def _given(self, leaves: Sequence[object]) -> list[Argument]:
-        return [leaves[k] if k is not None else held for k, held in self._args]  # pyright: ignore[reportReturnType]
+        given = (leaves[k] if k is not None else held for k, held in self._args)
+        return [a.resolve_neg() if isinstance(a, Tensor) else a for a in given]  # pyright: ignore[reportReturnType]
 
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
         """The program's result for flat arguments."""

@@ -56,6 +56,7 @@ def decompositions() -> Decompositions:
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
         torch.ops.aten.detach_.default: _itself,
+        torch.ops.aten._neg_view.default: torch.neg,
     }
     return dict(table.items()) | promise_decompositions() | ours
 

@@ -1,0 +1,53 @@
+"""Tensors that torch keeps negated: their memory holds the numbers with the other sign, and a bit says so.
+
+The imaginary part of a conjugate is one. Kernels read memory, so no tensor inside of a graph is kept so: views of this
+kind are computed (`aten.decompose`), and what comes in is brought into plain memory before the graph runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, fx
+
+from .opaque import Build, Runner
+from .shares import written
+
+
+def around_negated(build: Build) -> Build:
+    """`build` for graphs whose arguments may be kept negated: those that were when Dynamo saw them, which its guards
+    hold to, and gradients that a backward pass gets, of which nothing is known. What a graph writes into such an
+    argument is written back."""
+
+    def one(gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        live = [n for n in gm.graph.find_nodes(op="placeholder") if n.name not in frozen]
+        taken = [k for k, n in enumerate(live) if _may_be(n)]
+        runner = build(gm, kind, {name: t.resolve_neg() for name, t in frozen.items()})
+        targets = written(gm)
+        return _plain(runner, {k: live[k] in targets for k in taken}) if taken else runner
+
+    return one
+
+
+def _may_be(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and (value.is_neg() or "tangents" in str(node.target))
+
+
+def _plain(runner: Runner, taken: Mapping[int, bool]) -> Runner:
+    """`runner` for arguments of which those numbered `taken` may be kept negated; True: it writes into them."""
+
+    def run(args: list[object]) -> list[object]:
+        back: list[tuple[Tensor, Tensor]] = []
+        for k, writes in taken.items():
+            given = args[k]
+            if isinstance(given, Tensor) and given.is_neg():
+                args[k] = made = given.resolve_neg()
+                back += [(given, made)] if writes else []
+        results = list(runner(args))
+        args.clear()
+        for given, made in back:
+            given.copy_(made)
+        return results
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  (torch's sign that the list may be emptied)
+    return run
