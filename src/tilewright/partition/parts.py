@@ -37,7 +37,7 @@ class Parts:
         self.layouts |= {v: s.layout for v, s in parts.items()}
         self.views |= parts
         self.inlined = recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
-        self.inlined |= {self.producer[v] for v in parts if self._is_read_by_kernels(v)}
+        self.inlined |= {self.producer[v] for v in self.views if self._is_read_by_kernels(v)}
 
     def strided_views(self) -> dict[Value, ViewStep]:
         """Views that a library call or the caller reads, where strides can say them."""
@@ -48,7 +48,7 @@ class Parts:
             returned = op.output in self.shown and op.inputs[0] in held
             if not returned and (op.output in self.kept_values or not readers):
                 continue
-            if not all(r.call is not None for r in readers):
+            if not returned and not all(r.call is not None for r in readers):
                 continue
             memory = shown(op, self.layouts)
             if memory is not None:
@@ -61,7 +61,8 @@ class Parts:
         """Outputs in one of the program's `storages` that stay parts of a value that is neither given nor returned
         itself: where memory of their own, at the strides that the program promises, would take more than that value,
         or as much and it is in memory anyway. Queries, keys and values of one product that the backward pass reads are
-        such. Of outputs in several storages that are made of one value (clones), those of one storage stay so."""
+        such. So do outputs that are not proved to have no element in common: who writes into one sees it in the other.
+        Of outputs in several storages that are made of one value (clones), those of one storage stay so."""
         held = self._held()
         found: dict[Value, dict[int, list[ViewStep]]] = {}
         for op in filter(_is_view, self.graph.ops):
@@ -69,16 +70,24 @@ class Parts:
             root = self._root(source)
             if v not in storages or held & {source, root} or root not in self.producer:
                 continue
-            readers = self.consumers.get(v, [])
             memory = shown(op, self.layouts)
-            made = fuse and self.producer[source].call is not None
-            if memory is None or not (made or all(r.call is not None for r in readers)):
-                continue
-            if memory[0] == self.layouts.get(v, Layout(dims.dense_strides(v.shape))):
+            promised = self.layouts.get(v, Layout(dims.dense_strides(v.shape)))
+            if memory is not None and _lie_alike(v.shape, memory[0], promised):
                 same = found.setdefault(root, {}).setdefault(storages[v], [])
-                same.append(ViewStep(v, source, *memory))
-        kept = {v: max(groups.values(), key=_stored) for v, groups in found.items()}
-        return {s.value: s for root, steps in kept.items() if self._is_no_larger(root, steps) for s in steps}
+                same.append(ViewStep(v, source, promised, memory[1]))
+        kept: dict[Value, ViewStep] = {}
+        for root, groups in found.items():
+            steps = max(groups.values(), key=_stored)
+            free = [s for s in steps if self._costs_no_kernel(s, fuse=fuse)]
+            chosen = free if self._is_no_larger(root, free) else []
+            met = [s for s in steps if any(t is not s and not are_apart(s, t) for t in steps)]
+            kept |= {s.value: s for s in (*chosen, *met)}
+        return kept
+
+    def _costs_no_kernel(self, step: ViewStep, *, fuse: bool) -> bool:
+        """Whether a library call makes what `step` shows, or kernels do not read it."""
+        made = fuse and self.producer[step.source].call is not None
+        return made or not self._is_read_by_kernels(step.value)
 
     def _root(self, v: Value) -> Value:
         """The value whose memory `v` is."""
@@ -147,6 +156,53 @@ class Parts:
 
 def _is_view(op: Op) -> bool:
     return op.expr is not None and op.kernel < 0 and op.expr.is_view() and len(op.inputs) == 1
+
+
+def _lie_alike(shape: Sequence[Expr], a: Layout, b: Layout) -> bool:
+    """Whether two layouts are proved to address the same elements; strides of dims of size 1 do not matter."""
+    triples = zip(shape, a.strides, b.strides, strict=True)
+    return all(n is dims.ONE or dims.equal(x, y) for n, x, y in triples)
+
+
+def are_apart(a: ViewStep, b: ViewStep) -> bool:
+    """Whether two views are proved to have no element in common: places are taken apart by the strides of both, the
+    largest first, and along one of these the two lie side by side."""
+    if a.source is not b.source:
+        return False
+    strides = _falling({dims.ONE, *_extents(a), *_extents(b)})
+    boxes = [_box(v, strides) for v in (a, b)]
+    return any(
+        dims.at_least(dims.sub(start, dims.add(low, size)), 0)
+        for one, other in (boxes, boxes[::-1])
+        for (low, size), (start, _) in zip(one, other, strict=False)
+    )
+
+
+def _extents(view: ViewStep) -> dict[Expr, Expr]:
+    """Stride -> size, of the dims that move."""
+    pairs = zip(view.layout.strides, view.value.shape, strict=True)
+    return {s: n for s, n in pairs if n is not dims.ONE and s is not dims.ZERO}
+
+
+def _falling(strides: set[Expr]) -> list[Expr]:
+    """Strides from the largest to the smallest, as far as that is proved."""
+    return sorted(strides, key=lambda s: sum(dims.at_least(dims.sub(t, s), 1) for t in strides))
+
+
+def _box(view: ViewStep, strides: Sequence[Expr]) -> list[tuple[Expr, Expr]]:
+    """First index and size along each stride, as of an array with these strides; nothing where that is not proved."""
+    sizes, rest = _extents(view), view.offset
+    box: list[tuple[Expr, Expr]] = []
+    for s in strides:
+        box.append((dims.floordiv(rest, s), sizes.get(s, dims.ONE)))
+        rest = dims.mod(rest, s)
+    reach = dims.ZERO
+    for (low, size), s, above in reversed(list(zip(box[1:], strides[1:], strides, strict=False))):
+        reach = dims.add(reach, dims.mul(dims.sub(dims.add(low, size), dims.ONE), s))
+        if not dims.at_least(dims.sub(above, reach), 1):
+            return []
+    moving = [n for n in view.value.shape if n is not dims.ONE]
+    return box if len(sizes) == len(moving) else []
 
 
 def _elements(v: Value, layout: Layout) -> Expr:
