@@ -13,7 +13,7 @@ import torch
 from benchmarks import record
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo.child import captured_otherwise, part
-from benchmarks.zoo.draws import Kept, More, Step, Triple, judged, telling
+from benchmarks.zoo.draws import Kept, More, Step, Triple, _beside_others, _exchanged, judged, telling
 from benchmarks.zoo.models import LeftOut, Made, _checked, made, names
 from benchmarks.zoo.roundings import roundings
 from benchmarks.zoo.small import PLANS, shrunk
@@ -92,6 +92,27 @@ def test_a_program_that_torch_captures_otherwise_is_known() -> None:
     assert captured_otherwise(step(1.0, 3.000001), eager, captured)
     assert not captured_otherwise(step(1.0, 3.2), eager, captured)  # ours is a third one
     assert not captured_otherwise(step(1.0, 3.0), eager, step(1.0, 2.001))  # it is not
+
+
+def test_chance_is_told_by_exchanging_the_roles() -> None:
+    exact = torch.linspace(1, 2, 5000).double()
+
+    def one(*errors: float) -> list[torch.Tensor]:
+        """A tensor per draw: noise, and one element that errs so much further."""
+        draw, made = torch.Generator().manual_seed(sum(map(hash, errors)) % 1000), []
+        for error in errors:
+            t = (exact + 1e-6 * torch.randn(5000, generator=draw, dtype=torch.float64).clamp(-2, 2)).float()
+            t[7] += error
+            made.append(t)
+        return made
+
+    r = [exact] * 6
+    often = one(8e-6, 8e-6, 8e-6, 8e-6, 8e-6, 8e-6)
+    assert _exchanged(one(7e-6, 0, 0, 0, 0, 0), one(0, 0, 5e-6, 0, 0, 5e-6), r) is not None
+    assert _exchanged(often, one(0, 0, 3e-6, 0, 0, 0), r) is None  # in each draw
+    assert _exchanged(one(1e-3, 0, 0, 0, 0, 0), one(0, 0, 5e-6, 0, 0, 5e-6), r) is None  # too far
+    assert _beside_others(often, r, [often]) is not None
+    assert _beside_others(one(1e-3, 0, 0, 0, 0, 0), r, [often]) is None
 
 
 class _Odd(torch.nn.Module):

@@ -17,6 +17,8 @@ DRAWS = 20
 """Other inputs over which a tensor is judged that does not pass with the first ones alone. Where a gradient jumps, as
 at the edge of a ReLU, one input may meet our rounding or eager's, and neither errs by little then. A jump meets one
 element in a million, so a few draws may show it on one side only."""
+NEAR = 1.5
+"""So many times the k of the plain rule may be chance, where exchanging the roles shows it."""
 PROBES = 8
 """Tensors from first to last in which jumps of eager's are looked for beside as many of those that do not pass. An edge
 moves the gradients of all weights before it."""
@@ -73,7 +75,8 @@ Verdicts = dict[int, accuracy.Verdict | chaos.Judgement]
 def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -> record.Facts:
     """The worst verdict of the tensors that a step calls `name`. What does not pass in the first step is judged over
     that one and `more` of them, all at once: eager must err as much somewhere. What does not pass so is judged by the
-    law of tensors that jump, if eager's `others` show that the model is one where they do."""
+    law of tensors that jump, if eager's `others` show that the model is one where they do, beside these `others`, and
+    as chance (`_exchanged`)."""
     ours, eager, exact = (getattr(s, name) for s in first)
     if len(ours) != len(eager):
         return {"passed": False, "why": f"{len(ours)} tensors, eager {len(eager)}"}
@@ -92,7 +95,7 @@ def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -
             )
         failed = [n for n, k in enumerate(doubtful) if not verdicts[k].passed]
         if failed:
-            found = _by_jumps(failed, range(len(doubtful), len(kept)), draws, others(name, kept))
+            found = _again(failed, range(len(doubtful), len(kept)), draws, others(name, kept))
             verdicts |= {doubtful[n]: verdict for n, verdict in found.items()}
             facts |= {"jumping": len(found)} if found else {}
     for k, verdict in verdicts.items():
@@ -106,11 +109,11 @@ def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -
     }
 
 
-def _by_jumps(
+def _again(
     failed: Sequence[int], probes: Sequence[int], draws: list[list[Triple]], runs: list[list[list[Tensor]]]
 ) -> dict[int, chaos.Judgement]:
-    """Verdicts by the law of tensors that jump on those at `failed` among those that are kept; none where the plain
-    rule's stand."""
+    """Verdicts on those at `failed` among those that are kept, by the law of tensors that jump where eager does, beside
+    eager in other ways, or with the roles exchanged; none where the plain rule's stand."""
 
     def of_eager(n: int) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
         eager, exact = ([draw[n][i] for draw in draws] for i in (1, 2))
@@ -118,8 +121,41 @@ def _by_jumps(
 
     looked_at = [*failed[:: -(-len(failed) // PROBES)], *probes]
     largest = max(chaos.jump(*of_eager(n)) for n in looked_at)
-    found = {n: chaos.judged([draw[n][0] for draw in draws], *of_eager(n), largest) for n in failed}
-    return {n: verdict for n, verdict in found.items() if verdict is not None}
+    found: dict[int, chaos.Judgement] = {}
+    for n in failed:
+        ours, (eager, exact, others) = [draw[n][0] for draw in draws], of_eager(n)
+        verdict = chaos.judged(ours, eager, exact, others, largest) or _beside_others(ours, exact, others)
+        if verdict is None or not verdict.passed:
+            verdict = _exchanged(ours, eager, exact) or verdict
+        if verdict is not None:
+            found[n] = verdict
+    return found
+
+
+def _beside_others(
+    ours: Sequence[Tensor], exact: Sequence[Tensor], others: Sequence[Sequence[Tensor]]
+) -> chaos.Judgement | None:
+    """Passes what errs no more than eager in one of its other ways to round, by the plain rule over all draws."""
+    y, r = (torch.cat([t.reshape(-1) for t in of]) for of in (ours, exact))
+    for run in others:
+        verdict = accuracy.compare(y, torch.cat([t.reshape(-1) for t in run]), r)
+        if verdict.passed:
+            return chaos.Judgement(True, "as eager in another way", verdict.relative_k)
+    return None
+
+
+def _exchanged(
+    ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]
+) -> chaos.Judgement | None:
+    """Passes what is chance: over all draws the smallest k is below `NEAR` times the one of the rule, and with the
+    roles of ours and eager exchanged the rule refuses about as many draws (two standard deviations of so many throws
+    of a coin)."""
+    k = accuracy.compare(*(torch.cat([t.reshape(-1) for t in of]) for of in (ours, eager, exact))).relative_k
+    mine = sum(not accuracy.compare(y, e, r).passed for y, e, r in zip(ours, eager, exact, strict=True))
+    theirs = sum(not accuracy.compare(e, y, r).passed for y, e, r in zip(ours, eager, exact, strict=True))
+    if k > NEAR * accuracy.default_k(eager[0].dtype) or mine - theirs > 2 * (mine + theirs) ** 0.5:
+        return None
+    return chaos.Judgement(True, f"refuses {mine} draws, exchanged {theirs}", k)
 
 
 def redrawn(inputs: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
