@@ -345,5 +345,5 @@ def _no_double_backward(*_: object) -> None:
         "a compiled graph was differentiated twice",
         phase="run",
         op="double backward",
-        hint="compile the function that contains the derivatives (the whole loss), and call backward() once",
+        hint="compile the whole loss, take inner derivatives in it by torch.func.grad, and call backward() once",
     )
