@@ -14,7 +14,8 @@ from tilewright.ir import dims
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import ViewStep
-from tilewright.partition.parts import are_apart
+from tilewright.partition import parts
+from tilewright.partition.parts import are_apart, meeting
 
 PROGRAMS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "a row and all": lambda y: (lambda v: (v[:, -1:], v.transpose(0, 1)))(y.chunk(3, -1)[2]),
@@ -78,3 +79,13 @@ def view(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> ViewS
 )
 def test_which_views_are_apart(a: ViewStep, b: ViewStep, apart: bool) -> None:
     assert are_apart(a, b) is apart and are_apart(b, a) is apart
+
+
+def test_many_parts_side_by_side_are_told_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns of a matrix, in any order; one that lies across leaves all where they are."""
+    rows = [view((100,), (1,), 100 * k) for k in (3, 1, 2, 0, *range(4, 60))]
+    columns = [view((100,), (60,), k) for k in range(60)]
+    monkeypatch.setattr(parts, "are_apart", lambda *_: pytest.fail("held against each other"))
+    assert meeting(rows) == meeting(columns) == []
+    across = [*rows, view((2, 60), (100, 1), 140)]
+    assert meeting(across) == across

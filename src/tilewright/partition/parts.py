@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from ..ir import dims
 from ..ir.expr import Expr
@@ -80,8 +81,7 @@ class Parts:
             steps = max(groups.values(), key=_stored)
             free = [s for s in steps if self._costs_no_kernel(s, fuse=fuse)]
             chosen = free if self._is_no_larger(root, free) else []
-            met = [s for s in steps if any(t is not s and not are_apart(s, t) for t in steps)]
-            kept |= {s.value: s for s in (*chosen, *met)}
+            kept |= {s.value: s for s in (*chosen, *meeting(steps))}
         return kept
 
     def _costs_no_kernel(self, step: ViewStep, *, fuse: bool) -> bool:
@@ -164,6 +164,42 @@ def _lie_alike(shape: Sequence[Expr], a: Layout, b: Layout) -> bool:
     return all(n is dims.ONE or dims.equal(x, y) for n, x, y in triples)
 
 
+PAIRS = 32
+"""Views of one value up to which each is held against each other one."""
+
+
+def meeting(steps: Sequence[ViewStep]) -> list[ViewStep]:
+    """Those of some views of one value that are not proved to have no element in common with another one. Parts side by
+    side (chunks, rows, columns) are told in one walk along them. Of many others all count."""
+    if _are_in_a_row(steps):
+        return []
+    if len(steps) > PAIRS:
+        return list(steps)
+    return [s for s in steps if any(t is not s and not are_apart(s, t) for t in steps)]
+
+
+def _are_in_a_row(steps: Sequence[ViewStep]) -> bool:
+    """Whether along one stride each view ends before the next one begins."""
+    if len({s.source for s in steps}) > 1:
+        return False
+    strides = _falling({dims.ONE}.union(*(_extents(s) for s in steps)))
+    boxes = [_box(s, strides) for s in steps]
+    for intervals in zip(*boxes, strict=False):
+        known = [n for low, _ in intervals if (n := dims.static(low)) is not None]
+        if len(known) == len(intervals):
+            intervals = tuple(
+                i for _, i in sorted(zip(known, intervals, strict=True), key=lambda pair: pair[0])
+            )
+        if all(_ends_before(one, other) for one, other in pairwise(intervals)):
+            return True
+    return False
+
+
+def _ends_before(one: tuple[Expr, Expr], other: tuple[Expr, Expr]) -> bool:
+    low, size = one
+    return dims.at_least(dims.sub(other[0], dims.add(low, size)), 0)
+
+
 def are_apart(a: ViewStep, b: ViewStep) -> bool:
     """Whether two views are proved to have no element in common: places are taken apart by the strides of both, the
     largest first, and along one of these the two lie side by side."""
@@ -172,9 +208,7 @@ def are_apart(a: ViewStep, b: ViewStep) -> bool:
     strides = _falling({dims.ONE, *_extents(a), *_extents(b)})
     boxes = [_box(v, strides) for v in (a, b)]
     return any(
-        dims.at_least(dims.sub(start, dims.add(low, size)), 0)
-        for one, other in (boxes, boxes[::-1])
-        for (low, size), (start, _) in zip(one, other, strict=False)
+        _ends_before(p, q) for one, other in (boxes, boxes[::-1]) for p, q in zip(one, other, strict=False)
     )
 
 
