@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -12,11 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright.capture.device import graph_device, tensors
 from tilewright.capture.fx import from_fx
-from tilewright.capture.moved import move, moved
+from tilewright.capture.moved import around_host_results, move, moved
+from tilewright.capture.opaque import Runner
 from tilewright.errors import UnsupportedError
 
 aten = torch.ops.aten
-OTHER = torch.device("cuda:0")
+HOST, OTHER = torch.device("cpu"), torch.device("cuda:0")
 
 
 def traced(function: Callable[..., object], *devices: str) -> fx.GraphModule:
@@ -96,6 +97,53 @@ def test_what_lies_on_the_cpu_stays(function: Callable[..., object], devices: st
         return
     before = held(gm)
     assert held(moved(gm)) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "brought"),
+    [
+        (lambda x: (x + 1, aten._to_copy(x.sum(0), device=HOST)), [1]),
+        (lambda x: (torch.arange(3) * 2, x + there(torch.ones(3))), [0]),
+        (lambda x: (torch.rand(3), x), []),
+        (lambda x: [x, *torch.arange(4).split(2)], []),
+    ],
+    ids=["brought", "made", "random", "shared"],
+)
+def test_what_goes_out_on_the_cpu_is_brought_there(
+    function: Callable[..., object], brought: list[int]
+) -> None:
+    gm = traced(function, "cuda")
+    seen: list[fx.GraphModule] = []
+
+    def build(gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        seen.append(gm)
+        return lambda args: [FakeResult(k) for k in range(2)]  # type: ignore[misc]
+
+    runner = around_host_results(build)(gm, "inference", {})
+    (built,) = seen
+    if brought:
+        assert graph_device(built) == "cuda:0" and [r.on_host for r in runner([])] == [  # type: ignore[attr-defined]
+            k in brought for k in range(2)
+        ]
+    else:
+        assert built is gm
+
+
+class FakeResult(Tensor):
+    """Notes that it was brought to the CPU."""
+
+    on_host: bool
+
+    def __new__(cls, value: int) -> FakeResult:
+        made = torch.tensor(value).as_subclass(cls)
+        made.on_host = False
+        return made
+
+    def to(self, *_: object) -> FakeResult:
+        """A copy of it there."""
+        made = FakeResult(int(self.item()))
+        made.on_host = True
+        return made
 
 
 def test_a_graph_of_the_cpu_is_left_alone() -> None:

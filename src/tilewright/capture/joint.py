@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import dropped_by_masks, save_states_apart, without_idle_draws
 from tilewright.capture.fused import lay_masks
-from tilewright.capture.moved import move
+from tilewright.capture.moved import around_host_results, move
 from tilewright.capture.negated import around_negated
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
@@ -100,7 +100,7 @@ def through_autograd(
     lay_masks(gm)
     gm = rolled(gm)
     given = [*_held(gm), *example_inputs]
-    build = around_opaque(around_negated(build))
+    build = around_opaque(around_negated(around_host_results(build)))
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:

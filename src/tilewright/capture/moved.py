@@ -2,44 +2,95 @@
 
 Models make index tables, masks and constants without naming a device, and copy them over or index with them. No element
 depends on where it is made, so that such values need no place of their own, and the graph has one device. What stays:
-what comes in on the CPU or goes out there, numbers that leave tensors, random draws (each device has its own
-generator), and whatever these are made with."""
+what comes in on the CPU, numbers that leave tensors, random draws (each device has its own generator), and whatever
+these are made with. What goes out on the CPU is brought there behind the graph (`around_host_results`)."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .device import HOST, tensors
+from .memory import storage_of
+from .opaque import Build, Runner
+from .shares import returned
 
 aten = torch.ops.aten
 
 
-def moved(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph with its values on one device, as far as they may move there; itself if none may."""
+def around_host_results(build: Build) -> Build:
+    """`build` for graphs of a GPU of which results go out on the CPU: what it builds leaves them on the GPU. Results
+    that share memory there, or are to be pinned, stay as they are."""
+
+    def one(gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        there = gm if _other_device(gm) is None else moved(gm, results=_own_results(gm))
+        pairs = enumerate(zip(returned(gm), returned(there), strict=True))
+        brought = [k for k, (a, b) in pairs if _is_on_host(a) and not _is_on_host(b)]
+        runner = build(there if brought else gm, kind, frozen)
+        return _bringing(runner, brought) if brought else runner
+
+    return one
+
+
+def _bringing(runner: Runner, brought: Sequence[int]) -> Runner:
+    """`runner` with these of its results on the CPU."""
+
+    def run(args: list[object]) -> list[object]:
+        results = list(runner(args))
+        args.clear()
+        for k in brought:
+            made = results[k]
+            if isinstance(made, Tensor):
+                results[k] = made.to(HOST)
+        return results
+
+    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  (torch's sign that the list may be emptied)
+    return run
+
+
+def _own_results(gm: fx.GraphModule) -> frozenset[fx.Node]:
+    """The results on the CPU that share no memory with each other."""
+    nodes = [n for n in returned(gm) if isinstance(n, fx.Node) and _is_on_host(n)]
+    times = Counter(map(storage_of, nodes))
+    return frozenset(n for n in nodes if times[storage_of(n)] == 1 and not n.kwargs.get("pin_memory"))
+
+
+def _is_on_host(node: object) -> bool:
+    return isinstance(node, fx.Node) and any(t.device == HOST for t in tensors(node))
+
+
+def moved(gm: fx.GraphModule, results: frozenset[fx.Node] = frozenset()) -> fx.GraphModule:
+    """A graph with its values on one device, as far as they may move there; itself if none may. Of what goes out only
+    `results` may."""
     device = _other_device(gm)
-    if device is None or not _movable(gm.graph):
+    moving = _movable(gm.graph, results)
+    if device is None or not moving:
         return gm
     graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in gm.graph.nodes:
         env[node] = graph.node_copy(node, lambda n: env[n])
     made = fx.GraphModule(gm, graph)
     made.meta |= {k: v for k, v in gm.meta.items() if k not in made.meta}
-    move(made)
+    _move(made, [env[n] for n in moving], device)
     return made
 
 
 def move(gm: fx.GraphModule) -> None:
-    """The same in place."""
+    """The same in place, but for what goes out."""
     device = _other_device(gm)
-    if device is None:
-        return
-    moving = _movable(gm.graph)
-    for node in moving:
+    if device is not None:
+        _move(gm, _movable(gm.graph, frozenset()), device)
+
+
+def _move(gm: fx.GraphModule, nodes: Sequence[fx.Node], device: torch.device) -> None:
+    moving = set(nodes)
+    for node in nodes:
         _place(node, device)
     for node in gm.graph.find_nodes(op="get_attr"):
         users = [n for n in node.users if n in moving]
@@ -58,14 +109,14 @@ def _other_device(gm: fx.GraphModule) -> torch.device | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _movable(graph: fx.Graph) -> list[fx.Node]:
+def _movable(graph: fx.Graph, results: frozenset[fx.Node]) -> list[fx.Node]:
     """The nodes whose results lie on the CPU and may be made elsewhere."""
     held = [n for n in graph.nodes if any(t.device == HOST for t in tensors(n))]
     found = {n for n in held if _may_move(n)}
     doubtful = list(found)
     while doubtful:
         node = doubtful.pop()
-        if node in found and not _free(node, found):
+        if node in found and not _free(node, found, results):
             found.discard(node)
             doubtful += [*node.all_input_nodes, *node.users]
     return [n for n in held if n in found]
@@ -81,11 +132,11 @@ def _may_move(node: fx.Node) -> bool:
     return all(t.device == HOST for t in tensors(node))
 
 
-def _free(node: fx.Node, moving: set[fx.Node]) -> bool:
+def _free(node: fx.Node, moving: set[fx.Node], results: frozenset[fx.Node]) -> bool:
     """Whether what a node reads on the CPU moves with it, and whoever reads it can read it elsewhere."""
     sources = [n for n in node.all_input_nodes if any(t.device == HOST for t in tensors(n))]
     return all(n in moving or n.op == "get_attr" for n in sources) and all(
-        n in moving or _reads_anywhere(n) for n in node.users
+        n in moving or _reads_anywhere(n) or (n.op == "output" and node in results) for n in node.users
     )
 
 
@@ -125,4 +176,4 @@ def _elsewhere(t: object, device: torch.device) -> object:
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
 
 
-__all__ = ["move", "moved"]
+__all__ = ["around_host_results", "move", "moved"]
