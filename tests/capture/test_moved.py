@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilewright.capture.device import graph_device, tensors
 from tilewright.capture.fx import from_fx
+from tilewright.capture.memory import storage_of
 from tilewright.capture.moved import around_host_results, move, moved
 from tilewright.capture.opaque import Runner
 from tilewright.errors import UnsupportedError
@@ -56,7 +60,18 @@ def by_way(x: Tensor) -> Tensor:
     return there(aten._to_copy(x, device=torch.device("cpu")) * 2) + x
 
 
-@pytest.mark.parametrize("function", [table, constant, strided, by_way])
+def parts(x: Tensor) -> Tensor:
+    """Lists of views move with what they show."""
+    first, second = torch.arange(6).chunk(2)
+    return x * there(first) + there(second)
+
+
+def by_place(x: Tensor) -> Tensor:
+    """A view that names its place in the storage of another view, and lies outside of that."""
+    return x * there(torch.arange(6).narrow(0, 3, 3).as_strided((3,), (1,), 0))
+
+
+@pytest.mark.parametrize("function", [table, constant, strided, by_way, parts, by_place])
 def test_what_is_made_on_the_cpu_moves(function: Callable[..., object]) -> None:
     gm = traced(function, "cuda")
     before, code = held(gm), gm.code
@@ -66,17 +81,40 @@ def test_what_is_made_on_the_cpu_moves(function: Callable[..., object]) -> None:
     assert before and {n for n in held(made) if not n.startswith("_tensor_constant")} == set()
     assert graph_device(made) == "cuda:0" and from_fx(made).ops
     assert (gm.code, held(gm)) == (code, before)  # the caller's graph is as it was
-    for node in made.graph.nodes:  # described as torch describes it
+    after = {n.name: n for n in made.graph.nodes}
+    for node in gm.graph.nodes:  # described as before, but for the device
+        for a, b in zip(tensors(node), tensors(after[node.name]), strict=True):
+            assert (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+    for node in made.graph.nodes:  # and as torch describes it there
         if node.op == "call_function":
-            args = torch.utils._pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
-            with node.meta["val"].fake_mode:
-                promised = node.target(*args, **node.kwargs)
-            assert (promised.device, promised.stride()) == (
-                node.meta["val"].device,
-                node.meta["val"].stride(),
-            )
+            args = tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
+            described = list(tensors(node))
+            with described[0].fake_mode:  # pyright: ignore[reportAttributeAccessIssue]
+                promised = tree_leaves(node.target(*args, **node.kwargs))
+            for a, b in zip(promised, described, strict=True):
+                assert (a.device, a.stride()) == (b.device, b.stride())
+    for node in made.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        assert storage_of(node) == storage_of(node.args[0]) == storage_of(after["arange"])
     move(gm)
     assert gm.code == made.code
+
+
+def test_sizes_may_be_read_of_what_moves() -> None:
+    """As of a table in parts, whose sizes are not known."""
+    shapes, source = ShapeEnv(), ConstantSource("n")
+    symbol = shapes.create_symbol(7, source, dynamic_dim=DimDynamic.DYNAMIC)
+    mode = FakeTensorMode(shape_env=shapes)
+    with mode:
+        x = torch.empty(shapes.create_symintnode(symbol, hint=7, source=source), device="cuda")
+
+    def halves(x: Tensor) -> Tensor:
+        first, second = torch.arange(2 * x.shape[0]).chunk(2)
+        return x * there(first) + there(second)
+
+    with mode:
+        gm = make_fx(halves, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    assert any("sym_size" in str(n.target) and n.args[0].name.startswith("arange") for n in gm.graph.nodes)
+    assert held(gm) and not held(moved(gm))
 
 
 @pytest.mark.parametrize(
@@ -86,9 +124,10 @@ def test_what_is_made_on_the_cpu_moves(function: Callable[..., object]) -> None:
         (lambda x, y: x * there(y + torch.arange(3)), "cuda cpu"),
         (lambda x: x + there(torch.rand(3) * 2), "cuda"),
         (lambda x: x + there(torch.zeros(3).fill_(2.0)), "cuda"),
+        (lambda x: x + there(torch.linalg.eigh(torch.ones(3, 3))[1][0]), "cuda"),
         (lambda x, y: x + y, "cuda:0 cuda:1"),
     ],
-    ids=["a result", "of an input", "random", "written", "two devices"],
+    ids=["a result", "of an input", "random", "written", "several results", "two devices"],
 )
 def test_what_lies_on_the_cpu_stays(function: Callable[..., object], devices: str) -> None:
     try:

@@ -1,15 +1,18 @@
 """What a graph of a GPU makes on the CPU of nothing that lies there: made on the GPU instead.
 
-Models make index tables, masks and constants without naming a device, and copy them over or index with them. No element
-depends on where it is made, so that such values need no place of their own, and the graph has one device. What stays:
+Models make index tables, masks and constants without naming a device, and copy them over or index with them. Their
+elements are the same wherever they are made, so that such values need no place of their own, and the graph has one
+device. (What a device may choose, as where indices repeat, it chooses as that device does.) What stays:
 what comes in on the CPU, numbers that leave tensors, random draws (each device has its own generator), and whatever
 these are made with. What goes out on the CPU is brought there behind the graph (`around_host_results`)."""
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from .opaque import Build, Runner
 from .shares import returned
 
 aten = torch.ops.aten
+SIZES = frozenset({"aten::sym_size", "aten::sym_numel"})
+"""Ops that read no element."""
 
 
 def around_host_results(build: Build) -> Build:
@@ -89,15 +94,15 @@ def move(gm: fx.GraphModule) -> None:
 
 
 def _move(gm: fx.GraphModule, nodes: Sequence[fx.Node], device: torch.device) -> None:
-    moving = set(nodes)
+    moving, of = set(nodes), _Elsewhere(device)
     for node in nodes:
-        _place(node, device)
+        _place(node, of)
     for node in gm.graph.find_nodes(op="get_attr"):
         users = [n for n in node.users if n in moving]
         if users and any(t.device == HOST for t in tensors(node)):
             with gm.graph.inserting_after(node):
                 there = gm.graph.call_function(aten._to_copy.default, (node,), {"device": device})
-            there.meta = {k: _elsewhere(v, device) for k, v in node.meta.items() if k == "val"}
+            there.meta = {k: tree_map(of, v) for k, v in node.meta.items() if k == "val"}
             for user in users:
                 user.replace_input_with(node, there)
     gm.recompile()
@@ -123,9 +128,12 @@ def _movable(graph: fx.Graph, results: frozenset[fx.Node]) -> list[fx.Node]:
 
 
 def _may_move(node: fx.Node) -> bool:
-    """Whether a node by itself makes the same on another device."""
+    """Whether a node by itself makes the same on another device. Ops with several results (factorisations, sorts) may
+    choose other signs or another of equal elements there; lists of views are one result."""
+    if node.target is operator.getitem:
+        return True  # of what moves
     schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
-    if node.op != "call_function" or schema is None or schema.is_mutable:
+    if node.op != "call_function" or schema is None or schema.is_mutable or len(schema.returns) != 1:
         return False
     if torch.Tag.nondeterministic_seeded in tags or not schema.name.startswith(("aten::", "prims::")):
         return False
@@ -141,39 +149,55 @@ def _free(node: fx.Node, moving: set[fx.Node], results: frozenset[fx.Node]) -> b
 
 
 def _reads_anywhere(node: fx.Node) -> bool:
-    """Whether a node's results are tensors of the other device alone."""
+    """Whether a node's results are tensors of the other device alone, or sizes, which are the same everywhere."""
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.name in SIZES:
+        return True
     found = list(tensors(node))
     leaves = tree_leaves(node.meta.get("val"))
-    return (
-        node.op == "call_function" and len(found) == len(leaves) > 0 and all(t.device != HOST for t in found)
-    )
+    return len(found) == len(leaves) > 0 and all(t.device != HOST for t in found)
 
 
-def _place(node: fx.Node, device: torch.device) -> None:
-    node.args, node.kwargs = _renamed(node.args, device), _renamed(dict(node.kwargs), device)
+@dataclass(slots=True)
+class _Elsewhere:
+    """Describes tensors of the CPU as they will be on a device: what shared a storage shares one there, at the same
+    places, which ops may address."""
+
+    device: torch.device
+    storages: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, t: object) -> object:
+        if not isinstance(t, torch.Tensor) or t.device != HOST:
+            return t
+        mode = getattr(t, "fake_mode", None)
+        assert mode is not None, "values of captured nodes are fake"
+        storage = t.untyped_storage()
+        key = storage._cdata, t.dtype  # pyright: ignore[reportPrivateUsage]
+        with mode:
+            if key not in self.storages:
+                size = storage.nbytes() // t.element_size()
+                self.storages[key] = torch.empty(size, dtype=t.dtype, device=self.device)
+            held = self.storages[key]
+            return torch.as_strided(held, t.shape, t.stride(), t.storage_offset())
+
+
+def _place(node: fx.Node, of: _Elsewhere) -> None:
+    node.args, node.kwargs = _renamed(node.args, of.device), _renamed(dict(node.kwargs), of.device)
     schema = getattr(node.target, "_schema", None)
     takes = schema is not None and any(a.name == "device" for a in schema.arguments)
     if takes and not any(isinstance(a, torch.device) for a in tree_leaves(node.args)):
-        node.kwargs = {**node.kwargs, "device": device}
+        node.kwargs = {**node.kwargs, "device": of.device}
     if node.kwargs.get("pin_memory"):
         node.kwargs = {**node.kwargs, "pin_memory": False}
     node.meta = copy.copy(node.meta)
-    for key in ("val", "tensor_meta"):
-        if key in node.meta:
-            node.meta[key] = tree_map(lambda t: _elsewhere(t, device), node.meta[key])
+    if "val" in node.meta:
+        node.meta["val"] = tree_map(of, node.meta["val"])
 
 
 def _renamed(given: Any, device: torch.device) -> Any:
     return tree_map(lambda a: device if isinstance(a, torch.device) and a == HOST else a, given)
-
-
-def _elsewhere(t: object, device: torch.device) -> object:
-    if not isinstance(t, torch.Tensor) or t.device != HOST:
-        return t
-    mode = getattr(t, "fake_mode", None)
-    assert mode is not None, "values of captured nodes are fake"
-    with mode:
-        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
 
 
 __all__ = ["around_host_results", "move", "moved"]
