@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import tilewright
+from tilewright.capture.negated import around_negated
+from tilewright.capture.opaque import Runner
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "computed": lambda z: z.conj().imag.sin() + 1,
@@ -46,6 +49,25 @@ def test_gradients() -> None:
         call(x, y).backward(torch._neg_view(same))
     for eager, ours in zip(*pairs, strict=True):
         torch.testing.assert_close(ours.grad, eager.grad)
+
+
+def test_gradients_are_given_back_while_a_pass_runs() -> None:
+    """What looks for the sign does not hold them until the end."""
+    gm = fx.symbolic_trace(lambda tangents_1: tangents_1)
+    (place,) = gm.graph.find_nodes(op="placeholder")
+    place.meta["val"] = torch.empty(3)
+
+    def runner(args: list[object]) -> list[object]:
+        held = weakref.ref(args[0])
+        args.clear()
+        return [held() is None]
+
+    def build(gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        return runner
+
+    run = around_negated(build)(gm, "backward", {})
+    assert run([torch.ones(3)]) == [True]
+    assert run([torch._neg_view(torch.ones(3))]) == [True]
 
 
 def test_what_comes_in_and_is_written() -> None:

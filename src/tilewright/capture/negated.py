@@ -37,12 +37,7 @@ def _plain(runner: Runner, taken: Mapping[int, bool]) -> Runner:
     """`runner` for arguments of which those numbered `taken` may be kept negated; True: it writes into them."""
 
     def run(args: list[object]) -> list[object]:
-        back: list[tuple[Tensor, Tensor]] = []
-        for k, writes in taken.items():
-            given = args[k]
-            if isinstance(given, Tensor) and given.is_neg():
-                args[k] = made = given.resolve_neg()
-                back += [(given, made)] if writes else []
+        back = _resolved(args, taken)
         results = list(runner(args))
         args.clear()
         for given, made in back:
@@ -51,3 +46,15 @@ def _plain(runner: Runner, taken: Mapping[int, bool]) -> Runner:
 
     run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]  (torch's sign that the list may be emptied)
     return run
+
+
+def _resolved(args: list[object], taken: Mapping[int, bool]) -> list[tuple[Tensor, Tensor]]:
+    """Bring those of `args` that are kept negated into plain memory; of those that are written, what they were and are.
+    Whoever runs the graph holds nothing else: a backward pass gives its gradients back early."""
+    back: list[tuple[Tensor, Tensor]] = []
+    for k, writes in taken.items():
+        given = args[k]
+        if isinstance(given, Tensor) and given.is_neg():
+            args[k] = made = given.resolve_neg()
+            back += [(given, made)] if writes else []
+    return back
