@@ -72,6 +72,17 @@ def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
 
 
+def test_another_shape_is_wrong_over_all_draws() -> None:
+    x = torch.randn(2, 3)
+    trio = (
+        Step([x.t()], [], []),
+        Step([x.t().reshape(2, 3)], [], []),
+        Step([x.t().reshape(2, 3).double()], [], []),
+    )
+    same: list[Triple] = [(x.t(), x.t().reshape(2, 3), x.t().reshape(2, 3).double())]
+    assert not judged("results", trio, lambda *_: [same] * 5)["passed"]
+
+
 def test_rows_that_tell_are_kept_of_large_tensors() -> None:
     exact = torch.zeros(3000, 64).double()
     ours, eager = torch.zeros(3000, 64), torch.zeros(3000, 64)
@@ -92,6 +103,14 @@ def test_a_program_that_torch_captures_otherwise_is_known() -> None:
     assert captured_otherwise(step(1.0, 3.000001), eager, captured)
     assert not captured_otherwise(step(1.0, 3.2), eager, captured)  # ours is a third one
     assert not captured_otherwise(step(1.0, 3.0), eager, step(1.0, 2.001))  # it is not
+    assert not captured_otherwise(step(1.0, torch.nan), eager, captured)
+    same = step(1.0, 3.0)
+    for wrong in (
+        Step(same.results, [torch.zeros(3)], same.buffers),
+        Step(same.results, same.gradients, [torch.ones(3).int()]),
+    ):
+        assert not captured_otherwise(wrong, eager, captured)  # where the two agree
+    assert not captured_otherwise(Step([torch.ones(2, 2)], same.gradients, same.buffers), eager, captured)
 
 
 def test_chance_is_told_by_exchanging_the_roles() -> None:

@@ -3,12 +3,12 @@
 At the edge of a ReLU the last bit of a sum decides whether an element's gradient passes, so in a deep network single
 elements of gradients are off by all of their value, at other places with each way to sum. The plain rule compares the
 largest error with eager's largest, and of two samples of rare and large numbers either is often several times the
-other: it says nothing here. Whether a model is of this kind is not for us to say: eager is run in
-other ways that are as legal (`ways`), and if none of them fails the plain rule beside eager, in no draw of inputs and
-in none of the tensors that are looked at, the plain rule's verdict stands. If one does, by `jump` of a tensor's size,
-the draws are judged together, eager's runs being eager and the other ways, k as in the plain rule. Of each run the
-`RARE` worst draws are set aside first: near the end of a network an edge is met once in a hundred draws, in one run and
-not in the next, and how far it moves a tensor has nothing to do with rounding.
+other: it says nothing here. Whether a model is of this kind is not for us to say: eager is run in other ways that are
+as legal (`ways`), and if none of them fails the plain rule beside eager in any draw of inputs and any of the tensors
+that are looked at, the plain rule's verdict stands. If one does, by `jump` of a tensor's size, the draws are judged
+together, eager's runs being eager and the other ways, k as in the plain rule. Of each run the `RARE` worst draws are
+set aside first: near the end of a network an edge is met once in a hundred draws, in one run and not in the next, and
+how far it moves a tensor has nothing to do with rounding.
 
 (a) what is set aside errs at most `FAR` times as far as the largest jump of eager's, as a share of the tensor's size,
     or as the worst draw of eager's runs in this tensor;

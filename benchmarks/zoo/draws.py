@@ -74,15 +74,15 @@ Verdicts = dict[int, accuracy.Verdict | chaos.Judgement]
 
 def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -> record.Facts:
     """The worst verdict of the tensors that a step calls `name`. What does not pass in the first step is judged over
-    that one and `more` of them, all at once: eager must err as much somewhere. What does not pass so is judged by the
-    law of tensors that jump, if eager's `others` show that the model is one where they do, beside these `others`, and
-    as chance (`_exchanged`)."""
+    that one and `more` of them, all at once: eager must err as much somewhere (of another shape than eager's it stays
+    wrong: here elements stand in a row). What does not pass so is judged by the law of tensors that jump, if eager's
+    `others` show that the model is one where they do, beside these `others`, and as chance (`_exchanged`)."""
     ours, eager, exact = (getattr(s, name) for s in first)
     if len(ours) != len(eager):
         return {"passed": False, "why": f"{len(ours)} tensors, eager {len(eager)}"}
     trios = enumerate(zip(ours, eager, exact, strict=True))
     verdicts: Verdicts = {k: accuracy.compare(*(t.cpu() for t in trio)) for k, trio in trios}
-    doubtful = [k for k, v in verdicts.items() if not v.passed]
+    doubtful = [k for k, v in verdicts.items() if not v.passed and ours[k].shape == eager[k].shape]
     facts: record.Facts = {}
     if doubtful:
         probes = [k for k in range(0, len(ours), -(-len(ours) // PROBES)) if k not in doubtful]
