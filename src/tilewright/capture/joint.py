@@ -108,7 +108,9 @@ def through_autograd(
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
-            return _boxed(told_apart(graph, in_place(graph, runner)), kind, recorder)
+            return _boxed(
+                told_apart(graph, in_place(graph, runner) if kind != "backward" else runner), kind, recorder
+            )
 
         return compile_one
 
