@@ -126,7 +126,9 @@ def _again(
         ours, (eager, exact, others) = [draw[n][0] for draw in draws], of_eager(n)
         verdict = chaos.judged(ours, eager, exact, others, largest) or _beside_others(ours, exact, others)
         if verdict is None or not verdict.passed:
-            verdict = _exchanged(ours, eager, exact) or verdict
+            verdict = (
+                _exchanged(ours, eager, exact, None if verdict is None else verdict.relative_k) or verdict
+            )
         if verdict is not None:
             found[n] = verdict
     return found
@@ -145,12 +147,15 @@ def _beside_others(
 
 
 def _exchanged(
-    ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]
+    ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor], k: float | None = None
 ) -> chaos.Judgement | None:
-    """Passes what is chance: over all draws the smallest k is below `NEAR` times the one of the rule, and with the
-    roles of ours and eager exchanged the rule refuses about as many draws (two standard deviations of so many throws
-    of a coin)."""
-    k = accuracy.compare(*(torch.cat([t.reshape(-1) for t in of]) for of in (ours, eager, exact))).relative_k
+    """Passes what is chance: over all draws the smallest k, of the law of jumps if that gave one, is below `NEAR` times
+    the one of the rule, and with the roles of ours and eager exchanged the rule refuses about as many draws (two
+    standard deviations of so many throws of a coin)."""
+    if k is None:
+        k = accuracy.compare(
+            *(torch.cat([t.reshape(-1) for t in of]) for of in (ours, eager, exact))
+        ).relative_k
     mine = sum(not accuracy.compare(y, e, r).passed for y, e, r in zip(ours, eager, exact, strict=True))
     theirs = sum(not accuracy.compare(e, y, r).passed for y, e, r in zip(ours, eager, exact, strict=True))
     if k > NEAR * accuracy.default_k(eager[0].dtype) or mine - theirs > 2 * (mine + theirs) ** 0.5:
