@@ -16,7 +16,8 @@ buffers), both memory formats where it takes images, by the fp64 rule, and the l
 other ways to round fails that rule itself (`chaos`); `--peer` also measures Inductor's CPU seconds of
 compiling, `--onnx` judges the file that torch exports, for so many models, the first for which it can be done. A part
 is right, wrong, or crashed. The JSON is written after each model; a run that finds it goes on where it ended. Several
-`--workers` judge as many models at a time, which are taken in the order in which they end.
+`--workers` judge as many models at a time, which are taken in the order in which they end. A run that finds nothing
+right fails: what dies before a model is made is left out, be it by our own import.
 """
 
 from __future__ import annotations
@@ -309,8 +310,8 @@ def main() -> int:
                 head = record.provenance(1) | {"device": arguments.device, "summary": summary(models)}
                 record.write_json(arguments.json, head | {"models": models})
     print(json.dumps(summary(models), indent=1))
-    wrong = any(outcome(f) in ("wrong", "crash") for _, _, f in judged_parts(models))
-    return 1 if wrong else 0
+    found = [outcome(f) for _, _, f in judged_parts(models)]
+    return 0 if "right" in found and not {"wrong", "crash"}.intersection(found) else 1
 
 
 if __name__ == "__main__":

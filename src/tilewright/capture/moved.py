@@ -19,14 +19,16 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .aten.registry import TABLE
 from .device import HOST, tensors
 from .memory import storage_of
-from .opaque import Build, Runner
-from .shares import returned
+from .opaque import Build, Runner, returned
 
 aten = torch.ops.aten
 SIZES = frozenset({"aten::sym_size", "aten::sym_numel"})
 """Ops that read no element."""
+PRODUCTS = frozenset({"contraction", "convolution"})
+"""Reasons for which ops are library calls, whose libraries on GPUs take no integers."""
 
 
 def around_host_results(build: Build) -> Build:
@@ -137,7 +139,11 @@ def _may_move(node: fx.Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in tags or not schema.name.startswith(("aten::", "prims::")):
         return False
-    return all(t.device == HOST for t in tensors(node))
+    found = list(tensors(node))
+    entry = TABLE.get(node.target)
+    if entry is not None and entry.reason in PRODUCTS and not all(t.is_floating_point() for t in found):
+        return False
+    return all(t.device == HOST for t in found)
 
 
 def _free(node: fx.Node, moving: set[fx.Node], results: frozenset[fx.Node]) -> bool:

@@ -32,10 +32,10 @@ def around_opaque(build: Build) -> Build:
         live = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name not in frozen]
         taken = [k for k, n in enumerate(live) if n in opaque]
         number = {live[k]: place for place, k in enumerate(taken)}
-        returned = [
-            (k, number[a]) for k, a in enumerate(_returned(gm)) if isinstance(a, fx.Node) and a in number
+        passed_on = [
+            (k, number[a]) for k, a in enumerate(returned(gm)) if isinstance(a, fx.Node) and a in number
         ]
-        return _passing(build(_without(gm, opaque), kind, frozen), taken, returned)
+        return _passing(build(_without(gm, opaque), kind, frozen), taken, passed_on)
 
     return one
 
@@ -62,9 +62,10 @@ def _opaque(gm: fx.GraphModule) -> list[fx.Node]:
     return [n for n in gm.graph.nodes if n.op == "placeholder" and not isinstance(n.meta.get("val"), plain)]
 
 
-def _returned(gm: fx.GraphModule) -> Sequence[object]:
-    (returned,) = next(n for n in gm.graph.nodes if n.op == "output").args
-    return returned if isinstance(returned, (list, tuple)) else (returned,)
+def returned(gm: fx.GraphModule) -> Sequence[object]:
+    """What a graph returns: nodes, or what is no node."""
+    (found,) = next(n for n in gm.graph.nodes if n.op == "output").args
+    return found if isinstance(found, (list, tuple)) else (found,)
 
 
 def _without(gm: fx.GraphModule, opaque: Sequence[fx.Node]) -> fx.GraphModule:
@@ -72,7 +73,7 @@ def _without(gm: fx.GraphModule, opaque: Sequence[fx.Node]) -> fx.GraphModule:
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in gm.graph.nodes:
         if node.op == "output":
-            results = [made.get(a) if isinstance(a, fx.Node) else a for a in _returned(gm)]
+            results = [made.get(a) if isinstance(a, fx.Node) else a for a in returned(gm)]
             ended = graph.output(tuple(results))  # pyright: ignore[reportArgumentType]  (as torch had them)
             ended.meta.update(node.meta)
         elif node not in opaque:

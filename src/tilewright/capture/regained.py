@@ -14,8 +14,8 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
 from .memory import storage_of
-from .opaque import Runner
-from .shares import has_sizes, returned, writes
+from .opaque import Runner, returned
+from .shares import has_sizes, writes
 
 
 def in_place(gm: fx.GraphModule, runner: Runner) -> Runner:

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from ..ir.graph import Share, Shares
 from .memory import storage_of
-from .opaque import Runner
+from .opaque import Runner, returned
 from .saved import first_saved
 
 
@@ -103,12 +103,6 @@ def _is_part(node: object, held: set[fx.Node]) -> bool:
 def written(gm: fx.GraphModule) -> set[fx.Node]:
     """The tensors that the program writes into."""
     return {n.args[0] for n in gm.graph.nodes if writes(n) and isinstance(n.args[0], fx.Node)}
-
-
-def returned(gm: fx.GraphModule) -> Sequence[object]:
-    """What a graph returns: nodes, or what is no node."""
-    (found,) = next(n for n in gm.graph.nodes if n.op == "output").args
-    return found if isinstance(found, (list, tuple)) else (found,)
 
 
 def writes(node: fx.Node) -> bool:

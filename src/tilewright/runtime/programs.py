@@ -77,6 +77,9 @@ class ProgramWay:
         held = {**program.state, **({} if freeze else program.weights)}
         flat = {name: k for k, name in enumerate(program.inputs)}
         self._args = tuple((flat.get(n), held.get(n)) for n in names if n in flat or n in held)
+        self._perhaps_negated = tuple(
+            i for i, (k, t) in enumerate(self._args) if k is not None or (t is not None and t.is_neg())
+        )
 
     @property
     def coverage(self) -> Coverage:
@@ -134,8 +137,11 @@ class ProgramWay:
         return self.built.executable.admits(self._given(leaves))
 
     def _given(self, leaves: Sequence[object]) -> list[Argument]:
-        given = (leaves[k] if k is not None else held for k, held in self._args)
-        return [a.resolve_neg() if isinstance(a, Tensor) else a for a in given]  # pyright: ignore[reportReturnType]
+        given = [leaves[k] if k is not None else held for k, held in self._args]
+        for i in self._perhaps_negated:
+            a = given[i]
+            given[i] = a.resolve_neg() if isinstance(a, Tensor) else a
+        return given  # pyright: ignore[reportReturnType]
 
     def run(self, leaves: Sequence[object], out: Sequence[Tensor] | None) -> object:
         """The program's result for flat arguments."""
