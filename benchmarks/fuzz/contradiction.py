@@ -1,10 +1,11 @@
 """Whether torch contradicts itself: in float64, eager's kernels and torch's decompositions are two functions, or
-eager's kernels are another function of the same numbers when these lie row-major.
+eager's kernels are another function of the same numbers when these lie row-major, or on the CPU.
 
 Then eager is no truth to judge by: one of the two is at fault, and both are torch's. (A gradient of average pools of
-channels-last tensors on GPUs was one, pytorch#188344.) A result counts as right only if it is as good as that of the
-decompositions, or of row-major inputs, by the same rule: the fault excuses no error of ours. Of programs that address
-memory themselves how it lies is a part of the meaning: these are not asked the latter.
+channels-last tensors on GPUs was one, pytorch#188344: tensors may become channels-last inside of a program.) A result
+counts as right only if it is as good as that of the decompositions, of row-major inputs, or of the CPU, by the same
+rule: the fault excuses no error of ours. Of programs that address memory themselves how it lies is a part of the
+meaning: these are not asked the second.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ from tilewright import accuracy
 TAKEN_APART = "aot_eager_decomp_partition"
 """Torch's backend that runs eager's kernels, composites taken apart by torch's own decompositions."""
 _ADDRESSES = "as_strided"
+Inputs = Callable[[bool, str], list[Tensor]]
+"""A program's inputs: whether in float64, and on which device."""
 FAR = 1e-6
 """Of the root mean square: what is computed in float64 in two ways and differs by more is not one function."""
 
 
 def contradicted(
-    program: Program, inputs: Callable[[bool], list[Tensor]], training: bool, ours: Outcome, exact: Outcome
+    program: Program, inputs: Inputs, training: bool, ours: Outcome, exact: Outcome, device: str = "cpu"
 ) -> str:
-    """The first tensor in which torch contradicts itself, if there is one and `ours` is right by the decompositions, or
-    by row-major inputs, in every such tensor; else nothing. `exact` is eager's outcome in float64; `inputs` are as wide
-    as they are asked."""
-    ways = [_taken_apart, _row_major] if _ADDRESSES not in program.source() else [_taken_apart]
+    """The first tensor in which torch contradicts itself, if there is one and `ours` is right by one of the other ways
+    in every such tensor; else nothing. `exact` is eager's outcome in float64 on the `device`."""
+    ways = [_taken_apart]
+    if _ADDRESSES not in program.source():
+        ways.append(_row_major)
+    if device != "cpu":
+        ways.append(_on_cpu)
     for way in ways:
-        other = (way(program, inputs(double), training, double) for double in (False, True))
-        found = _contradicted_by(*other, ours, exact)
+        narrow, wide = (way(program, inputs, training, double, device) for double in (False, True))
+        found = _contradicted_by(narrow, wide, _moved(ours), _moved(exact))
         if found:
             return found
     return ""
@@ -62,14 +68,27 @@ def far_apart(a: Tensor, b: Tensor) -> bool:
     return bool(both.any()) and bool((a - b)[both].square().mean().sqrt() > FAR * size)
 
 
-def _taken_apart(program: Program, inputs: list[Tensor], training: bool, double: bool) -> Outcome:
+def _moved(outcome: Outcome) -> Outcome:
+    """On the CPU."""
+    return Outcome(
+        *([x.detach().cpu() for x in part] for part in (outcome.results, outcome.gradients, outcome.inputs))
+    )
+
+
+def _taken_apart(program: Program, inputs: Inputs, training: bool, double: bool, device: str) -> Outcome:
     torch._dynamo.reset()
     forward = torch.compile(function(program.source(), double=double), backend=TAKEN_APART)
-    return ran(forward, inputs, training=training)
+    return _moved(ran(forward, inputs(double, device), training=training))
 
 
-def _row_major(program: Program, inputs: list[Tensor], training: bool, double: bool) -> Outcome:
-    laid = [x.detach().clone(memory_format=torch.contiguous_format) for x in inputs]
-    for x, given in zip(laid, inputs, strict=True):
-        x.requires_grad_(given.requires_grad)
-    return ran(function(program.source(), double=double), laid, training=training)
+def _row_major(program: Program, inputs: Inputs, training: bool, double: bool, device: str) -> Outcome:
+    given = inputs(double, device)
+    laid = [x.detach().clone(memory_format=torch.contiguous_format) for x in given]
+    for x, was in zip(laid, given, strict=True):
+        x.requires_grad_(was.requires_grad)
+    return _moved(ran(function(program.source(), double=double), laid, training=training))
+
+
+def _on_cpu(program: Program, inputs: Inputs, training: bool, double: bool, device: str) -> Outcome:
+    with torch.device("cpu"):
+        return ran(function(program.source(), double=double), inputs(double, "cpu"), training=training)

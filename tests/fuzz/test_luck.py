@@ -44,7 +44,7 @@ def test_only_results_that_are_right_by_the_decompositions_are_excused_by_a_cont
     x = Given("x0", (40,), "float32", grad=True)
     program = Program((x,), (Statement(("v0",), "torch.sin({0})", ("x0",)),), ("v0",), {}, {})
 
-    def inputs(double: bool) -> list[torch.Tensor]:
+    def inputs(double: bool, device: str = "cpu") -> list[torch.Tensor]:
         return program.inputs(0, double=double)
 
     ours, exact = (ran(function(program.source(), double=d), inputs(d)) for d in (False, True))
@@ -61,7 +61,7 @@ def test_results_of_row_major_inputs_excuse_where_layouts_are_no_part_of_the_mea
     x = Given("x0", (4, 5), "float32", layout="turned")
     program = Program((x,), (Statement(("v0",), text, ("x0",)),), ("v0",), {}, {})
 
-    def inputs(double: bool) -> list[torch.Tensor]:
+    def inputs(double: bool, device: str = "cpu") -> list[torch.Tensor]:
         return program.inputs(0, double=double)
 
     exact = ran(function(program.source(), double=True), inputs(True))
@@ -71,6 +71,24 @@ def test_results_of_row_major_inputs_excuse_where_layouts_are_no_part_of_the_mea
     assert found == ("results[0]" if "as_strided" not in text else "")
     wrong = replace(ours, results=[ours.results[0] + 1])
     assert contradicted(program, inputs, True, wrong, exact) == ""
+
+
+def test_results_on_the_cpu_excuse_where_another_device_computes_something_else() -> None:
+    """A kernel of the other device that is at fault however its operands lie: as if these were twice as large."""
+    x = Given("x0", (40,), "float32", grad=True)
+    program = Program((x,), (Statement(("v0",), "torch.sin({0})", ("x0",)),), ("v0",), {}, {})
+
+    def inputs(double: bool, device: str = "cpu") -> list[torch.Tensor]:
+        given = program.inputs(0, double=double)
+        return given if device == "cpu" else [x.detach().mul(2).requires_grad_() for x in given]
+
+    ours = ran(function(program.source()), inputs(False))
+    exact = ran(function(program.source(), double=True), inputs(True, "faulty"))
+    assert contradicted(program, inputs, True, ours, exact, "faulty") == "results[0]"
+    wrong = replace(ours, results=[ours.results[0] * 1.001])
+    assert contradicted(program, inputs, True, wrong, exact, "faulty") == ""
+    right = ran(function(program.source(), double=True), inputs(True))
+    assert contradicted(program, inputs, True, wrong, right, "cpu") == ""
 
 
 def program_of(text: str) -> Program:
