@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,9 +56,9 @@ def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
         return Step(found[:1], [], []), Step(found[1:], [], []), Step([exact], [], [])
 
     def draws(**jumps: float) -> More:
-        def more(name: str, kept: Kept) -> list[list[Triple]]:
+        def more(name: str, kept: Kept, numbers: Sequence[int]) -> list[list[Triple]]:
             ours, eager, exact = (getattr(s, name) for s in trio(**jumps))
-            return [[(ours[k], eager[k], exact[k]) for k in kept]] * 5
+            return [[(ours[k], eager[k], exact[k]) for k in kept]] * len(numbers)
 
         return more
 

@@ -35,6 +35,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tilewright import accuracy
 
 FORMAT = "the other memory format"
+CAPTURED = "as torch captures it"
+"""Op by op, with the routines that torch chooses for a captured graph: for attention, others than eager's."""
 FEW = 4
 """So many jumps more or less are chance."""
 RARE = 2
@@ -47,12 +49,12 @@ FAR = 10.0
 def ways(pixels: bool, device: str = "cpu") -> list[str]:
     """The ways to round in which eager runs as well; images have memory formats."""
     of_device = ["two threads", "without oneDNN"] if device == "cpu" else ["without cuDNN"]
-    return [*([FORMAT] if pixels else []), *of_device, "attention in parts"]
+    return [*([FORMAT] if pixels else []), *of_device, "attention in parts", CAPTURED]
 
 
 @contextlib.contextmanager
 def rounding(way: str) -> Iterator[None]:
-    """Within it, eager rounds in a way. `FORMAT` is a matter of the model (`in_format`)."""
+    """Within it, eager rounds in a way. `FORMAT` is a matter of the model (`in_format`), and so is `CAPTURED`."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if way == "two threads" else 1)
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
@@ -188,4 +190,14 @@ def _rows_beyond(error: Tensor, limit: Tensor, rows: int) -> int:
     return int((error > limit).reshape(len(error), rows, -1).any(-1).sum())
 
 
-__all__ = ["FORMAT", "Judgement", "in_format", "inputs_in_format", "judged", "jump", "rounding", "ways"]
+__all__ = [
+    "CAPTURED",
+    "FORMAT",
+    "Judgement",
+    "in_format",
+    "inputs_in_format",
+    "judged",
+    "jump",
+    "rounding",
+    "ways",
+]

@@ -24,45 +24,10 @@ from torch import Tensor, nn
 
 import tilewright
 from benchmarks import record
-from benchmarks.zoo import chaos
-from benchmarks.zoo.draws import DRAWS, Kept, Step, Triple, judged, redrawn, taken
+from benchmarks.zoo.draws import Kept, Step, Triple, judged, redrawn, taken
 from benchmarks.zoo.models import LeftOut, Made, made, tensors
+from benchmarks.zoo.runs import CAPTURE, Runs, forward, step
 from tilewright import accuracy
-
-SEED = 3
-CAPTURE = "aot_eager"
-"""Torch's own backend that runs what was captured op by op: what is wrong or refused there is torch's."""
-
-
-def forward(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The tensors that a model gives without gradients."""
-    with torch.no_grad():
-        return [t.detach() for t in tensors(model(**inputs))]
-
-
-def step(call: Callable[..., object], model: nn.Module, inputs: dict[str, Tensor]) -> Step:
-    """One forward and backward of `call`, which runs `model`: results, gradients of weights, buffers."""
-    model.zero_grad(set_to_none=True)
-    results = tensors(call(**inputs))
-    live = [r for r in results if r.requires_grad]
-    loss = sum((r * _weights(r)).sum() for r in live)
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return Step([r.detach() for r in results], gradients, [b.clone() for b in model.buffers()])
-
-
-def _weights(r: Tensor) -> Tensor:
-    """Fixed random weights of a result in the loss, the same in every precision."""
-    drawn = torch.randn(r.shape, generator=torch.Generator().manual_seed(SEED)) / max(1, r.numel()) ** 0.5
-    return drawn.to(r.device, r.dtype)
-
-
-def exact_step(model: nn.Module, inputs: dict[str, Tensor]) -> Step:
-    """The step of a model in float64, its casts widened as well."""
-    wide = {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
-    with accuracy._WideCalls(), accuracy._Wide():
-        return step(model, model, wide)
 
 
 def cpu_seconds() -> float:
@@ -116,67 +81,24 @@ def attempt(backend: str, run: Callable[[], Step]) -> tuple[Step, record.Facts]:
 
 def part(found: Made, training: bool, channels_last: bool) -> record.Facts:
     """Judge one way to run a model."""
-    model, inputs = found.model, dict(found.inputs)
-    device = next(iter(inputs.values())).device.type
-    if channels_last:
-        model, inputs = chaos.in_format(model, True), chaos.inputs_in_format(inputs, True)
-    model.train(training)
-
-    # Buffers change in training: each contestant starts from a copy.
-    eager_model, exact_model, own = copy.deepcopy(model), copy.deepcopy(model).double(), copy.deepcopy(model)
-
-    def once(call: Callable[..., object], on: nn.Module, given: dict[str, Tensor] = inputs) -> Step:
-        torch.manual_seed(SEED)
-        return step(call, on, given) if training else Step(forward(call, given), [], [])  # type: ignore[arg-type]
-
-    def exactly(given: dict[str, Tensor]) -> Step:
-        torch.manual_seed(SEED)
-        if training:
-            return exact_step(exact_model, given)
-        return Step([t.detach() for t in tensors(accuracy.in_float64(model)(**given))], [], [])
-
-    def more(name: str, kept: Kept) -> list[list[Triple]]:
-        found: list[list[Triple]] = []
-        for seed in range(DRAWS):
-            d = redrawn(inputs, seed)
-            steps = (once(compiled, own, d), once(eager_model, eager_model, d), exactly(d))
-            found.append(list(zip(*(taken(getattr(s, name), kept) for s in steps), strict=True)))
-        return found
-
-    def others(name: str, kept: Kept) -> list[list[list[Tensor]]]:
-        """Eager in the other ways to round, from the same state through the same draws."""
-        runs: list[list[list[Tensor]]] = []
-        for way in chaos.ways(found.pixels, device):
-            last = channels_last != (way == chaos.FORMAT)
-            on = chaos.in_format(model, last) if found.pixels else copy.deepcopy(model)
-            with chaos.rounding(way):
-                draws = [inputs, *(redrawn(inputs, seed) for seed in range(DRAWS))]
-                steps = (once(on, on, chaos.inputs_in_format(d, last)) for d in draws)
-                runs.append([taken(getattr(s, name), kept) for s in steps])
-        return runs
-
+    runs = Runs(found, training, channels_last)
     try:
-        eager = once(eager_model, eager_model)
+        eager = runs.eagerly()
     except Exception as error:  # noqa: BLE001 - what eager cannot run is no finding
         return {"left_out": f"eager: {_line(error)}"}
-    compiled = torch.compile(own, backend=tilewright.backend)
-    torchs = copy.deepcopy(model)
-
-    def captured() -> Step:
-        return once(torch.compile(torchs, backend=CAPTURE), torchs)
-
+    compiled = runs.compiled = torch.compile(runs.own, backend=tilewright.backend)
     try:
-        ours, facts = attempt("tilewright", lambda: once(compiled, own))
+        ours, facts = attempt("tilewright", lambda: runs.once(compiled, runs.own))
     except Exception:
-        why = _crash(captured)
+        why = _crash(runs.captured)
         if why:
             return {"left_out": f"torch.compile(backend={CAPTURE!r}): {why}"}
         raise
-    first = (ours, eager, exactly(inputs))
+    first = (ours, eager, runs.exactly())
     for name in ("results", "gradients", "buffers"):
-        facts[name] = judged(name, first, more, others)
+        facts[name] = judged(name, first, runs.more, runs.others)
     wrong = [name for name in ("results", "gradients", "buffers") if not facts[name]["passed"]]  # type: ignore[index, call-overload]
-    if wrong and captured_otherwise(ours, eager, captured()):
+    if wrong and captured_otherwise(ours, eager, runs.captured()):
         return {
             "left_out": f"torch.compile(backend={CAPTURE!r}) gives other numbers than eager, as ours: {facts}"
         }
@@ -266,10 +188,10 @@ def exported(found: Made) -> record.Facts:
                 return tensors(flat(*given)), [t.detach() for t in accuracy.in_float64(flat)(*given)]
 
         def verdict(call: Callable[[Sequence[Tensor]], list[Tensor]], first: list[Tensor]) -> record.Facts:
-            def again(_: str, kept: Kept) -> list[list[Triple]]:
+            def again(_: str, kept: Kept, numbers: Sequence[int]) -> list[list[Triple]]:
                 found: list[list[Triple]] = []
-                for seed in range(DRAWS):
-                    given = list(redrawn(inputs, seed).values())
+                for number in numbers:
+                    given = list(redrawn(inputs, number - 1).values())
                     found.append(
                         list(zip(*(taken(t, kept) for t in (call(given), *wanted(given))), strict=True))
                     )

@@ -3,6 +3,7 @@ tensors that jump (`chaos`) where eager does."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ DRAWS = 20
 """Other inputs over which a tensor is judged that does not pass with the first ones alone. Where a gradient jumps, as
 at the edge of a ReLU, one input may meet our rounding or eager's, and neither errs by little then. A jump meets one
 element in a million, so a few draws may show it on one side only."""
+MANY = 100
+"""Draws over which is judged what these refuse: an error that either may meet shows on both sides over so many, and
+what always errs stays. None is allowed to be larger for it."""
+PATIENCE = 120.0
+"""Seconds that the first draws may take if so many are to follow."""
 NEAR = 1.5
 """So many times the k of the plain rule may be chance, where exchanging the roles shows it."""
 PROBES = 8
@@ -42,10 +48,10 @@ Trio = tuple[Step, Step, Step]
 
 Kept = Mapping[int, Tensor | None]
 """Places of tensors in what a step calls by a name, and which rows of them are looked at: None is all."""
-More = Callable[[str, Kept], list[list[Triple]]]
-"""Of such tensors: ours, eager's and that of float64, per draw of other inputs."""
-Others = Callable[[str, Kept], list[list[list[Tensor]]]]
-"""Of such tensors: those of eager in each other way to round (`chaos.ways`), per draw, the first inputs among them."""
+More = Callable[[str, Kept, Sequence[int]], list[list[Triple]]]
+"""Of such tensors: ours, eager's and that of float64, per draw of these numbers (0 is the first inputs)."""
+Others = Callable[[str, Kept, Sequence[int]], list[list[list[Tensor]]]]
+"""Of such tensors: those of eager in each other way to round (`chaos.ways`), per draw of these numbers."""
 
 
 def taken(found: Sequence[Tensor], kept: Kept) -> list[Tensor]:
@@ -76,7 +82,8 @@ def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -
     """The worst verdict of the tensors that a step calls `name`. What does not pass in the first step is judged over
     that one and `more` of them, all at once: eager must err as much somewhere (of another shape than eager's it stays
     wrong: here elements stand in a row). What does not pass so is judged by the law of tensors that jump, if eager's
-    `others` show that the model is one where they do, beside these `others`, and as chance (`_exchanged`)."""
+    `others` show that the model is one where they do, beside these `others`, and as chance (`_exchanged`); and what
+    does not pass then over `MANY` draws, by all of these."""
     ours, eager, exact = (getattr(s, name) for s in first)
     if len(ours) != len(eager):
         return {"passed": False, "why": f"{len(ours)} tensors, eager {len(eager)}"}
@@ -88,16 +95,9 @@ def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -
         probes = [k for k in range(0, len(ours), -(-len(ours) // PROBES)) if k not in doubtful]
         kept: Kept = {k: telling(ours[k], eager[k], exact[k]) for k in (*doubtful, *probes)}
         first_draw = zip(*(taken(t, kept) for t in (ours, eager, exact)), strict=True)
-        draws = [list(first_draw), *more(name, kept)]
-        for n, k in enumerate(doubtful):
-            verdicts[k] = accuracy.compare(
-                *(torch.cat([d[n][i].reshape(-1) for d in draws]) for i in range(3))
-            )
-        failed = [n for n, k in enumerate(doubtful) if not verdicts[k].passed]
-        if failed:
-            found = _again(failed, range(len(doubtful), len(kept)), draws, others(name, kept))
-            verdicts |= {doubtful[n]: verdict for n, verdict in found.items()}
-            facts |= {"jumping": len(found)} if found else {}
+        found, jumping = _over_draws(name, kept, len(doubtful), list(first_draw), more, others)
+        verdicts |= found
+        facts |= {"jumping": jumping} if jumping else {}
     for k, verdict in verdicts.items():
         if not verdict.passed:
             why = verdict.why if isinstance(verdict, chaos.Judgement) else str(verdict)
@@ -107,6 +107,36 @@ def judged(name: str, first: Trio, more: More, others: Others = lambda *_: []) -
         "relative_k": max((v.relative_k for v in verdicts.values()), default=0.0),
         **facts,
     }
+
+
+def _over_draws(
+    name: str, kept: Kept, doubtful: int, first_draw: list[Triple], more: More, others: Others
+) -> tuple[Verdicts, int]:
+    """Verdicts on the `doubtful` first ones of the tensors that are kept, by place, and how many of them are judged by
+    more than the plain rule."""
+    places, start = list(kept), time.monotonic()
+    draws, runs = [first_draw, *more(name, kept, range(1, DRAWS + 1))], list[list[list[Tensor]]]()
+    verdicts: Verdicts = {places[n]: _plainly(n, draws) for n in range(doubtful)}
+    jumping: set[int] = set()
+    for late, numbers in enumerate((range(DRAWS + 1), range(DRAWS + 1, MANY + 1))):
+        failed = [n for n in range(doubtful) if not verdicts[places[n]].passed]
+        if not failed or (late and time.monotonic() - start > PATIENCE):
+            break
+        if late:
+            draws += more(name, kept, numbers)
+            verdicts |= {places[n]: _plainly(n, draws) for n in failed}
+            failed = [n for n in failed if not verdicts[places[n]].passed]
+        made = others(name, kept, numbers)
+        runs = [[*before, *after] for before, after in zip(runs or [[]] * len(made), made, strict=True)]
+        found = _again(failed, range(doubtful, len(kept)), draws, runs) if failed else {}
+        verdicts |= {places[n]: verdict for n, verdict in found.items()}
+        jumping |= set(found)
+    return verdicts, len(jumping)
+
+
+def _plainly(n: int, draws: Sequence[Sequence[Triple]]) -> accuracy.Verdict:
+    """By the plain rule, over all draws at once."""
+    return accuracy.compare(*(torch.cat([d[n][i].reshape(-1) for d in draws]) for i in range(3)))
 
 
 def _again(
@@ -174,6 +204,7 @@ def redrawn(inputs: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
 
 __all__ = [
     "DRAWS",
+    "MANY",
     "Kept",
     "More",
     "Others",
