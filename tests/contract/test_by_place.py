@@ -62,6 +62,20 @@ def test_values_and_gradients(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_a_scatter_by_place_writes_where_it_did_when_it_is_compiled_again() -> None:
+    """Torch's cache of fakes answers the second time, and forgets where in its storage the result lies."""
+
+    def program(x: Tensor, s: Tensor) -> Tensor:
+        made = torch.as_strided_scatter(x, s, (3,), (1,), 3)
+        return torch.as_strided_scatter(made, s * 2, (3,), (1,), 5) + 0
+
+    x, s = torch.arange(12.0).reshape(4, 3)[1:], torch.tensor([5.0, 6, 7])
+    wanted = program(x, s)
+    for _ in range(3):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(program, backend="tilewright")(x, s), wanted)
+
+
 def test_a_call_by_place_gets_a_storage_of_its_own() -> None:
     """Strides that are not nested are no access map: the library's call stands between kernels, in the arena."""
 

@@ -40,7 +40,11 @@ class Memory:
             return None
         expr = self.symbols.expr
         storage = val.untyped_storage().nbytes() // val.element_size()
-        return Lying(self.symbols.shape(val.stride()), expr(val.storage_offset()), expr(storage))
+        held = node
+        while held.target is torch.ops.aten.as_strided_scatter.default:
+            held = held.all_input_nodes[0]  # it lies there as its operand: torch's cache of fakes forgets where
+        offset = expr(held.meta["val"].storage_offset())
+        return Lying(self.symbols.shape(val.stride()), offset, expr(storage))
 
     def bases(self, node: fx.Node) -> Iterator[tuple[Value, Lying]]:
         """Tensors of one type and storage with `node`, and how they lie: one that fills the storage, if the program has
