@@ -36,13 +36,13 @@ from tilewright.errors import (
 )
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Loop, Op, Share, Shares, Value
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
-from tilewright.partition.library import select, spared
+from tilewright.partition.library import library_cover, select, spared
 from tilewright.partition.loop_rows import part_of, parts_for, rows_of
 from tilewright.partition.loops import distinct, with_bodies
 from tilewright.partition.settle import Mapped
@@ -199,9 +199,7 @@ def compile_fx(
                 f"runs as captured, without generated code: {refused}", RuntimeWarning, stacklevel=2
             )
         STATS.fallbacks += 1
-        covered = captured_coverage(gm, refused.message)
-        fallen = Captured(gm, frozen or {})
-        return _noted(gm, frozen or {}, fallen, Compilation(kind, covered, run.trace), options)
+        return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, trace=run.trace)
     STATS.graphs += 1
     runs = executable(
         made.cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm),
@@ -210,6 +208,15 @@ def compile_fx(
     graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
     compilation = Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs)
     return _noted(gm, frozen or {}, runs, compilation, options)
+
+
+def as_captured(
+    gm: fx.GraphModule, options: Options, reason: str, *, frozen: Mapping[str, Tensor] | None = None,
+    kind: str = "inference", trace: Trace | None = None,
+) -> Compiled:  # fmt: skip
+    """A captured graph as it is, all of it library calls by need for one `reason`."""
+    made = Compilation(kind, captured_coverage(gm, reason), trace or Trace())
+    return _noted(gm, frozen or {}, Captured(gm, frozen or {}), made, options)
 
 
 def _noted(
@@ -430,28 +437,6 @@ def _check_strict(cover: Cover, options: Options) -> None:
             f"strict: {', '.join(bad)} would run as library calls", phase="partition",
             hint="compile without strict=True, and read .coverage",
         )  # fmt: skip
-
-
-def library_cover(graph: Graph) -> Cover:
-    """Every captured node as its own library call: what runs where no C++ compiler is found.
-
-    Ops whose origin has no call, or whose origin's results they are not, must be calls themselves."""
-    steps: list[Kernel | LibraryStep] = []
-    done: set[int] = set()
-    for op in graph.ops:
-        if op.call is not None:
-            steps.append(LibraryStep(op, choice=False, origins=(op.origin,)))
-            done.add(op.origin)
-            continue
-        if op.origin < 0 or op.origin in done:
-            continue
-        origin = graph.origins[op.origin]
-        if origin.call is None:
-            raise UnsupportedError("an op without a library call", phase="partition", op=op.name)
-        done.add(op.origin)
-        call = Op(origin.call.name, origin.inputs, origin.outputs, call=origin.call, origin=op.origin)
-        steps.append(LibraryStep(call, choice=False, origins=(op.origin,)))
-    return Cover(graph, tuple(steps))
 
 
 def _shown(graph: Graph, shares: Sequence[Share]) -> frozenset[Value]:

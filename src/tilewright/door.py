@@ -17,7 +17,7 @@ from tilewright.capture.device import ADMITTED
 from tilewright.capture.exported import exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, load
-from tilewright.compiler import COMPILATIONS, Compilation, Compiled, compile_fx
+from tilewright.compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.files import FileWay, program_way
 from tilewright.options import Options, OptionValue
@@ -74,13 +74,19 @@ class Session:
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         """Compile what Dynamo captured."""
         return through_autograd(
-            gm, example_inputs, self._build, freeze=bool(self.options.freeze), recorder=self.recorder
-        )
+            gm, example_inputs, self._build, freeze=bool(self.options.freeze),
+            plain=None if self.options.strict else self._plain, recorder=self.recorder,
+        )  # fmt: skip
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
         done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)
         self.compiled.append(done)
         return done.executable  # pyright: ignore[reportReturnType]  (arguments and results of a graph are what it says)
+
+    def _plain(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
+        done = as_captured(gm, self.options, "on the CPU", frozen=frozen, kind=kind)
+        self.compiled.append(done)
+        return done.executable  # pyright: ignore[reportReturnType]  (as above)
 
     @property
     def coverage(self) -> Coverage | None:

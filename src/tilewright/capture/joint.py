@@ -32,6 +32,7 @@ from tilewright.capture.regained import in_place
 from tilewright.capture.rolled import rolled
 from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved, save_sources
 from tilewright.capture.shares import told_apart
+from tilewright.capture.sides import around_sides
 from tilewright.errors import UnsupportedError
 
 
@@ -92,14 +93,19 @@ def through_autograd(
     build: Build,
     *,
     freeze: bool,
+    plain: Build | None = None,
     recorder: Recorder | None = None,
 ) -> Callable[..., object]:
-    """The callable for Dynamo. With `freeze`, parameters and buffers of an inference graph become constants; they are
-    compared on each call (identity, address and version) and a change builds the graph anew."""
+    """The callable for Dynamo. `plain` runs what lives on the CPU in graphs of a GPU as it was captured; without it,
+    `build` gets such graphs whole.
+
+    With `freeze`, parameters and buffers of an inference graph become constants; they are compared on each call
+    (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
     lay_masks(gm)
     gm = rolled(gm)
     given = [*_held(gm), *example_inputs]
+    build = build if plain is None else around_sides(build, plain)
     build = around_opaque(around_negated(around_host_results(build)))
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:

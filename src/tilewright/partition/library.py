@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ..errors import UnsupportedError
 from ..ir import dims
 from ..ir.expr import Expr, axes_of
 from ..ir.graph import Graph, LibraryCall, Op, Origin, Value
+from ..ir.kernel import Cover, Kernel, LibraryStep
 from ..rewrite.normalise import binds, bound_symbols
 from .frozen import Frozen
 
@@ -178,3 +180,25 @@ def live(graph: Graph) -> Graph:
             needed |= set(op.inputs)
     constants = {v: t for v, t in graph.constants.items() if v in needed}
     return replace(graph, ops=tuple(kept[::-1]), constants=constants)
+
+
+def library_cover(graph: Graph) -> Cover:
+    """Every captured node as its own library call: what runs where no C++ compiler is found.
+
+    Ops whose origin has no call, or whose origin's results they are not, must be calls themselves."""
+    steps: list[Kernel | LibraryStep] = []
+    done: set[int] = set()
+    for op in graph.ops:
+        if op.call is not None:
+            steps.append(LibraryStep(op, choice=False, origins=(op.origin,)))
+            done.add(op.origin)
+            continue
+        if op.origin < 0 or op.origin in done:
+            continue
+        origin = graph.origins[op.origin]
+        if origin.call is None:
+            raise UnsupportedError("an op without a library call", phase="partition", op=op.name)
+        done.add(op.origin)
+        call = Op(origin.call.name, origin.inputs, origin.outputs, call=origin.call, origin=op.origin)
+        steps.append(LibraryStep(call, choice=False, origins=(op.origin,)))
+    return Cover(graph, tuple(steps))
