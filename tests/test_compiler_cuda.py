@@ -25,8 +25,9 @@ from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_unit import CudaUnit
 from tilewright.runtime.fallback import Captured
 from tilewright.runtime.stats import STATS
-from tilewright.schedule import dots
-from tilewright.target import preset
+from tilewright.schedule import dots, room
+from tilewright.schedule.room import shared_bytes
+from tilewright.target import MemoryKind, preset
 
 needs_triton = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
 
@@ -148,6 +149,45 @@ def test_kernels_are_built_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(made.executable, CudaExecutable)
     builds = [p for p in made.trace.phases if p.name == "emit"]
     assert len(builds) > 1
+
+
+def turned(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """A loop over two halves that are written along another dim than they are read, beside a kernel without loops."""
+    made = torch.nn.functional.leaky_relu(y, 0.1)
+    return torch.cat(((x * 2).mT, made.mT), 1), y > 0, torch.tanh(z)
+
+
+TURNED = (2, 256, 128), (2, 256, 128), (32, 100)
+
+
+@needs_triton
+def test_a_loop_is_built_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stages are what it has too many of."""
+    level = preset("sm_90").resized(capacities={MemoryKind.SHARED: 12 << 10})
+    monkeypatch.setattr(place, "gpu_target", lambda ordinal: level)
+    monkeypatch.setattr(room, "shared_bytes", lambda program, target: 0)
+    with pytest.warns(RuntimeWarning, match=r"library calls.*bytes of shared memory"):
+        assert compile_fx(traced(turned, *TURNED), Options(), trusted=True).calls
+    right = shared_bytes
+    monkeypatch.setattr(room, "shared_bytes", lambda program, target: right(program, target) // 3)
+    made = compiled(traced(turned, *TURNED))
+    assert isinstance(made.executable, CudaExecutable) and not made.calls
+    assert len([p for p in made.trace.phases if p.name == "emit"]) > 1
+
+
+@needs_triton
+def test_triton_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another schedule, where there is one."""
+    printed = building.emit_triton
+
+    def broken(*given: Any) -> TritonSource:
+        made = printed(*given)
+        return replace(made, text=made.text + "    no_such_name\n") if "stages=3" in made.text else made
+
+    assert "stages=3" in "".join(k.source for k in compiled(traced(turned, *TURNED)).kernels)
+    monkeypatch.setattr(building, "emit_triton", broken)
+    made = compiled(traced(turned, *TURNED))
+    assert not made.calls and "stages=3" not in "".join(k.source for k in made.kernels)
 
 
 @needs_triton

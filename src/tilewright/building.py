@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,7 @@ from tilewright.target import Target
 from tilewright.tile.sizes import seen_sizes
 
 ATTEMPTS = 4
-"""How often kernels are built until they fit the shared memory."""
+"""How often a kernel is built until it fits the shared memory."""
 PROBES = 32
 """How many builds at most find out which kernels of a library are refused."""
 EMPTY_UNIT = 'extern "C" int answer() { return 42; }\n'
@@ -138,13 +139,14 @@ class Builder:
         return Kernels(scheduled, unit, [order[key] for key in keys], len(order))
 
     def _on_gpu(self, steps: Sequence[_Step], symbols: Sequence[str], once: bool) -> Kernels:
-        """Kernels in Triton, and the schedules that they got: one that needs more shared memory than was estimated gets
-        another."""
+        """Kernels in Triton, and the schedules that they got: one that needs more shared memory than was estimated, or
+        that Triton refuses, gets another."""
         run, target, options = self.run, self.solver.target, self.solver.options
         store = Store(default_root(options))
         builder = partial(build_kernels, target=target, store=store)
         scheduled = run("schedule", lambda: self._solved(steps))
-        for attempt in range(ATTEMPTS):
+        tries: Counter[str] = Counter()
+        while True:
             programs = _programs(scheduled)
 
             def printed(
@@ -158,10 +160,12 @@ class Builder:
                 built = run("build", lambda: builder(sources))  # noqa: B023
             except KernelRefused as refused:
                 behind = [programs[wanted[k][0]] for k in refused.kernels]
-                if not isinstance(refused, SharedMemoryExceeded) or attempt == ATTEMPTS - 1:
-                    raise _naming(refused, steps, scheduled, behind) from refused
-                self._cramp(steps, scheduled, behind, refused.limit / refused.needed)
-                scheduled = [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
+                of = {kernel_key(*step): step for step in _behind(steps, scheduled, behind)}
+                tries.update(list(of))
+                named = _naming(refused, steps, scheduled, behind)
+                if not self._cramped(of, tries, refused, isinstance(named, Refused)):
+                    raise named from refused
+                scheduled = self._solved(steps)
                 continue
             known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
             gpu = run("load", lambda: device(self.ordinal, store, options))
@@ -171,7 +175,6 @@ class Builder:
                        for k, s in zip(places, scheduled, strict=True)}  # fmt: skip
             unit = CudaUnit(programs, symbols, printed, builder, gpu, known, buckets)
             return Kernels(scheduled, unit, places, len(programs))
-        raise AssertionError("an attempt returns or raises")
 
     def _at_typical_sizes(
         self, scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]
@@ -181,12 +184,17 @@ class Builder:
         runs = [next((p for when, p in s.buckets if number(when, self.sizes)), s.program) for s in scheduled]
         return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, self.sizes)))
 
-    def _cramp(
-        self, steps: Sequence[_Step], scheduled: Sequence[Scheduled], programs: Sequence[TileProgram], share: float
-    ) -> None:  # fmt: skip
-        """Give the kernels behind some programs a `share` of the shared memory."""
-        for kernel, layouts in _behind(steps, scheduled, programs):
-            self.solver.cramp(kernel, layouts, share)
+    def _cramped(
+        self, refused: Mapping[str, _Step], tries: Mapping[str, int], why: KernelRefused, theirs: bool
+    ) -> bool:  # fmt: skip
+        """Whether all kernels that were `refused` have other schedules now, with less shared memory: they want too much
+        of it, or it is `theirs` what Triton refused, and may go with it, which is tried once."""
+        exceeds = isinstance(why, SharedMemoryExceeded)
+        share, most = (why.limit / why.needed, ATTEMPTS - 1) if exceeds else (1 / 2, 1)
+        if not (refused and (exceeds or theirs)):
+            return False
+        with seen_sizes(self.sizes), no_python_dispatcher():
+            return all(tries[k] <= most and self.solver.cramp(*step, share) for k, step in refused.items())
 
 
 def _behind(

@@ -130,6 +130,9 @@ class Target:
     denormal number is made."""
     descriptors: bool = False
     """Whether the machine copies blocks of tensors by descriptor, without a thread for each address."""
+    copies_ahead: bool = False
+    """Whether blocks that later steps of a loop read wait in shared memory; elsewhere they wait in registers, or are
+    not loaded ahead."""
     wide_scans: bool = False
     """Whether running sums of singles are kept in doubles, as the usual library does on this machine."""
     wide_moments: bool = False
@@ -308,6 +311,7 @@ def _gpu(
         fused_attention=fused_attention,
         descriptors=descriptors,
         quick=quick,
+        copies_ahead=backend == "cuda",  # `cp.async`, from compute capability 8.0 on
         wide_sums=True,  # each has at least half as many units for doubles as for singles
         matrix_units=(*halves, *([singles] if singles is not None else [])),
     )

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from tilewright.errors import UnsupportedError, VerifyError
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr
 from tilewright.ir.program import (
@@ -27,6 +26,8 @@ from tilewright.ir.program import (
     Update,
     Var,
     expressions,
+    is_binding,
+    streams,
     uses,
 )
 from tilewright.target import Precision
@@ -52,12 +53,6 @@ def block_axes(program: TileProgram) -> dict[Axis, int]:
         if s.tile > 1 and found.setdefault(s.axis, s.tile) != s.tile:
             raise VerifyError(f"axis {s.axis.name} has two tiles", phase="emit")
     return found
-
-
-def is_binding(s: Loop) -> bool:
-    """Whether a loop has one step."""
-    length = dims.static(dims.sub(s.stop, s.start))
-    return length is not None and 0 < length <= s.tile
 
 
 def printed(program: TileProgram) -> list[Expr]:
@@ -161,7 +156,7 @@ class Body:
             return
         bounds = [start.text, self.printer.offset(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
         head = f"range({', '.join(bounds)})"
-        if self.stages > 1 and _streams(s):
+        if self.stages > 1 and streams(s):
             head = f"tl.range({', '.join(bounds)}, num_stages={self.stages})"
         plain = s.tile == 1 and not self.wide
         base = Term(f"{'a' if plain else 'b'}{number}")
@@ -459,12 +454,6 @@ def _updated(statements: Iterable[Stmt]) -> set[int]:
         elif isinstance(s, Branch):
             found |= _updated((*s.body, *s.orelse))
     return found
-
-
-def _streams(s: Loop) -> bool:
-    """Whether this is an innermost loop that loads blocks; one that only binds an axis is none."""
-    inner = TileProgram((), (), s.body)
-    return all(map(is_binding, inner.loops())) and any(isinstance(x, Load) for x in inner.statements())
 
 
 def _unrounded(e: Expr, stored: DType) -> Expr:

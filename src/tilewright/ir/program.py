@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from . import dims
 from .dims import ONE
 from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
@@ -273,6 +274,19 @@ def _each(body: Sequence[Stmt]) -> Iterator[Stmt]:
         elif isinstance(s, Branch):
             yield from _each(s.body)
             yield from _each(s.orelse)
+
+
+def is_binding(s: Loop) -> bool:
+    """Whether a loop has one step."""
+    length = dims.static(dims.sub(s.stop, s.start))
+    return length is not None and 0 < length <= s.tile
+
+
+def streams(s: Loop) -> bool:
+    """Whether this is an innermost loop that loads; one that only binds an axis is none."""
+    inner = list(_each(s.body))
+    loops = [x for x in inner if isinstance(x, Loop)]
+    return all(map(is_binding, loops)) and any(isinstance(x, Load) for x in inner)
 
 
 def usual_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:

@@ -31,6 +31,7 @@ from .powers import complements, quick_logarithms, unscaled
 from .products import products
 from .refine import make_form
 from .roles import check_roles
+from .room import fitting
 from .rows import with_row
 from .schedule import Role, Schedule
 from .search import heuristic
@@ -43,6 +44,9 @@ MULTIPLIED: Mapping[Precision, str] = {
     "bf16x6": "its products of fp32 are six of their pieces in bf16, which hold all bits",
 }
 """What is told of kernels whose products of fp32 go to matrix units that read something else."""
+
+LEAST = 1 << 10
+"""Bytes of shared memory below which no schedule is looked for that needs less."""
 
 Layouts = Mapping[Value, Layout]
 Buckets = tuple[tuple[Expr, TileProgram], ...]
@@ -105,22 +109,30 @@ class Solver:
             return ()
         return _notes(kernel, found.form, found.schedule)
 
-    def cramp(self, kernel: Kernel, layouts: Layouts, share: float) -> None:
+    def cramp(self, kernel: Kernel, layouts: Layouts, share: float) -> bool:
         """From now on, solve this kernel as if a block had only this `share` of the shared memory that was counted on
-        so far: it needs more than the estimate says."""
+        so far, or less, until it gets another schedule: it needs more than the estimate says. Whether there is one."""
         key = kernel_key(kernel, layouts)
         target = self.cramped[key].target if key in self.cramped else self.target
         level = target.level(MemoryKind.SHARED)
-        if level is not None:
-            less = target.resized(capacities={MemoryKind.SHARED: int(level.capacity * share)})
+        if level is None:
+            return False
+        before, capacity = _programs(self.solve(kernel, layouts)), int(level.capacity * share)
+        while capacity >= LEAST:
+            less = target.resized(capacities={MemoryKind.SHARED: capacity})
             self.cramped[key] = Solver(less, self.options, self.tuning)
+            if _programs(self.solve(kernel, layouts)) != before:
+                return True
+            capacity //= 2
+        return False
 
     def _buckets(self, found: _Solution) -> Buckets:
         if self.target.lanes == 1:
             return ()
         few = row_buckets(found.form, self.target, self.tuning)
         made = [(c, *self._scheduled(form, s)) for c, form, s in few]
-        made += [(c, found.rows, self._trimmed(s)) for c, s in buckets(found.rows, self.target, self.tuning)]
+        rows = buckets(found.rows, self.target, self.tuning)
+        made += [(c, found.rows, self._fitting(found.rows, self._trimmed(s))) for c, s in rows]
         odd = misalignment(found.form, self.target)
         if odd is not None:
             form, schedule = self._scheduled(
@@ -176,12 +188,21 @@ class Solver:
         return merged if merged.seconds <= plain.seconds else plain
 
     def _scheduled(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
-        return with_neighbours(form, self._trimmed(schedule), self.target)
+        form, schedule = with_neighbours(form, self._trimmed(schedule), self.target)
+        return form, self._fitting(form, schedule)
+
+    def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
+        """As `fitting`, where blocks have shared memory."""
+        return fitting(form, schedule, self.target, self._program) if self.target.lanes > 1 else schedule
 
     def _chosen(self, form: Form) -> _Solution:
         form, schedule = self._scheduled(form, choose(form, self.target, self.tuning))
         check_roles(form, schedule)
         return _Solution(schedule, form, modelled(form, schedule, self.target), form)
+
+
+def _programs(scheduled: Scheduled) -> list[TileProgram]:
+    return [scheduled.program, *(program for _, program in scheduled.buckets)]
 
 
 def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
