@@ -41,7 +41,7 @@ def traced_sizes(gm: fx.GraphModule) -> dict[str, int]:
     held = getattr(env, "backed_var_to_val", None)
     if held is None:  # torch 2.11
         held = getattr(env, "var_to_val", None) or {}
-    sizes = {str(symbol): int(value) for symbol, value in held.items()}
+    sizes = {str(symbol): int(value) for symbol, value in held.items() if value.is_number}
     for symbol, by in factors(env).items():
         if str(symbol) in sizes:
             sizes[factor_name(symbol, by)] = sizes[str(symbol)] // by

@@ -1,5 +1,6 @@
 """Values that only pass through a captured graph: neither tensors nor numbers, such as the mesh of tensors that are
-spread over processes, which torch lifts into a graph's inputs and hands back among its results."""
+spread over processes or the ragged size of a jagged tensor, which is a name and has no value. Torch lifts them into a
+graph's inputs and hands them back among its results."""
 
 from __future__ import annotations
 
@@ -58,8 +59,13 @@ def _passing(runner: Runner, taken: Sequence[int], returned: Sequence[tuple[int,
 
 def _opaque(gm: fx.GraphModule) -> list[fx.Node]:
     """The placeholders of what is no tensor and no number."""
-    plain = (Tensor, bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool, type(None))
-    return [n for n in gm.graph.nodes if n.op == "placeholder" and not isinstance(n.meta.get("val"), plain)]
+    return [n for n in gm.graph.find_nodes(op="placeholder") if not _plain(n.meta.get("val"))]
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, torch.SymInt):
+        return not value.node.is_nested_int()
+    return value is None or isinstance(value, (Tensor, bool, int, float, torch.SymFloat, torch.SymBool))
 
 
 def returned(gm: fx.GraphModule) -> Sequence[object]:
