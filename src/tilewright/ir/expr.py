@@ -388,6 +388,25 @@ def cost(e: Expr) -> int:
     return sum(SCALARS[x.op].cost for x in walk(e) if x.op in SCALARS and x.dtype is not i64)
 
 
+@lru_cache(1 << 14)
+def written(e: Expr) -> int:
+    """Nodes of `e` written out, where a shared node stands as often as it is used."""
+    count: dict[Expr, int] = {}
+    for x in walk(e):
+        count[x] = 1 + sum(count[a] for a in x.args)
+    return count[e]
+
+
+MOST_WRITTEN = 512
+"""Nodes of an index written out, up to which indices are put into each other: kernels and their texts name no parts
+of an index, and each place divided by a size and joined again is used several times by the next."""
+
+
+def longest_index(indices: Iterable[Expr]) -> int:
+    """Nodes of the longest of some indices written out; 0 for those that data decide, which are computed by parts."""
+    return max((written(i) for i in indices if all(x.op != "read" for x in walk(i))), default=0)
+
+
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=",
 "gt": ">",
           "ge": ">=", "eq": "==", "ne": "!=", "and": "&", "or": "|"}  # fmt: skip

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from math import gcd
 
-from .expr import Axis, Expr, Symbol, show
+from .expr import Axis, Expr, Symbol, show, written
+from .identity import expr_identity
 
 Monomial = tuple[Expr, ...]
+
+_READABLE = 256
+"""Nodes of an atom that is ordered by its text; the text of one that shares its parts may have no end."""
 
 
 Linear = dict[Monomial, int]
@@ -15,7 +19,9 @@ Linear = dict[Monomial, int]
 def key_of(atom: Expr) -> str:
     """By which atoms of a monomial are ordered."""
     value = atom.value
-    return value.name if isinstance(value, (Axis, Symbol)) else "~" + show(atom)
+    if isinstance(value, (Axis, Symbol)):
+        return value.name
+    return "~" + (show(atom) if written(atom) <= _READABLE else expr_identity(atom).hex())
 
 
 def linear(e: Expr) -> Linear:

@@ -119,9 +119,12 @@ class Merging:
     def producers(self, op: Op) -> list[Op]:
         """Ops in kernels that `op` reads, also through inlined ones; nearest first."""
         found: dict[Op, None] = {}
+        seen: set[Value] = set()
         todo = list(op.inputs)
         while todo:
-            p = self.parts.producer.get(todo.pop())
+            v = todo.pop()
+            p = None if v in seen else self.parts.producer.get(v)
+            seen.add(v)
             if p is None:
                 continue
             if p in self.parts.inlined:

@@ -16,7 +16,20 @@ import torch
 
 from ..interp.graph import run_graph, to_torch
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, const, integer, read, substitute, transform, walk
+from ..ir.expr import (
+    MOST_WRITTEN,
+    Axis,
+    Expr,
+    axes_of,
+    axis,
+    const,
+    integer,
+    longest_index,
+    read,
+    substitute,
+    transform,
+    walk,
+)
 from ..ir.graph import Graph, Layout, Op, Operand, Value, symbols_in
 from ..ir.pattern import ExprRule, Rewriter
 from ..ir.tensor import TensorExpr
@@ -85,7 +98,7 @@ def rules_in_use() -> tuple[ExprRule, ...]:
 
 
 def compose_views(graph: Graph) -> Graph:
-    """Reads of a pure view become reads of what it shows, through the composed access map.
+    """Reads of a pure view become reads of what it shows, through the composed access map, where it is not too long.
 
     Library calls and graph outputs keep reading the view itself."""
     views: dict[Value, Op] = {}
@@ -151,8 +164,9 @@ def _composed(
         index = tuple(map_reads(a, change) for a in r.args)
         number, view = inputs[r.value], shown[r.value]
         if view is not None and _keeps_bounds(view, index):
-            index = substitute(view.element, dict(zip(map(axis, view.axes), index, strict=True))).args
-            number = behind[r.value]
+            place = substitute(view.element, dict(zip(map(axis, view.axes), index, strict=True))).args
+            if longest_index(place) <= MOST_WRITTEN:
+                index, number = place, behind[r.value]
         return read(order.setdefault(number, len(order)), index, r.dtype)
 
     return tuple(map_reads(b, change) for b in bodies), tuple(order)

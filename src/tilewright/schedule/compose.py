@@ -9,9 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.dtype import DType, Kind
-from ..ir.expr import Axis, Expr, axis, both, call, cast, is_const, make, rebuild, substitute, walk
+from ..ir.expr import (
+    MOST_WRITTEN,
+    Axis,
+    Expr,
+    axis,
+    both,
+    call,
+    cast,
+    is_const,
+    longest_index,
+    make,
+    rebuild,
+    substitute,
+    walk,
+)
 from ..ir.graph import Layout, Op, Value
 from ..ir.kernel import Kernel
 from ..ir.pattern import Rewriter
@@ -173,7 +188,7 @@ class _Composer:
         if v in self.pointwise:
             axes, body = self.pointwise[v]
             table = {axis(a): i for a, i in zip(axes, index, strict=True) if i is not axis(a)}
-            moved = with_tests(substitute(body, table) if table else body, index)
+            moved = with_tests(_moved(body, table) if table else body, index)
             if all(x.op != "checked" for x in walk(moved)):
                 return moved
             inside: Expr | None = None
@@ -186,6 +201,21 @@ class _Composer:
         layout = self.layouts.get(v)
         strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
         return dims.add(*(dims.mul(i, s) for i, s in zip(index, strides, strict=True)))
+
+
+def _moved(body: Expr, table: Mapping[Expr, Expr]) -> Expr:
+    """`body` at another place. Raises IllegalSchedule where an index becomes too long by it."""
+    moved = substitute(body, table)
+    longest = longest_index(_places(moved))
+    if longest > MOST_WRITTEN and longest > longest_index(_places(body)):
+        raise IllegalSchedule(
+            f"an index would be written out in {longest} terms", law="indices are short", phase="schedule"
+        )
+    return moved
+
+
+def _places(body: Expr) -> list[Expr]:
+    return [i for x in walk(body) if x.op in ("read", "value") for i in x.args]
 
 
 def _jumps(x: Expr) -> bool:
