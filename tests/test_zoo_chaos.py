@@ -109,6 +109,20 @@ def test_few_draws_may_jump_alone_but_not_far(draws: int, far: float) -> None:
     assert verdict is not None and verdict.passed is ((draws, far) == (2, 0.3)), verdict
 
 
+@pytest.mark.parametrize(
+    ("factor", "size", "passes"), [(3.0, 0.0, True), (30.0, 0.0, False), (3.0, 1e-9, None)]
+)
+def test_what_is_zero_but_for_rounding_has_no_digits_to_compare(
+    factor: float, size: float, passes: bool | None
+) -> None:
+    """A few times eager's noise passes; where eager has a right digit there is none of this verdict."""
+    wanted = [torch.full((32,), size, dtype=torch.float64) for _ in range(21)]
+    eager = [w.float() + 1e-10 * torch.randn(32) for w in wanted]
+    ours = [w.float() + factor * 1e-10 * torch.randn(32) for w in wanted]
+    verdict = chaos.noise(ours, eager, wanted)
+    assert (None if verdict is None else verdict.passed) is passes
+
+
 FLIPPED = [False]
 
 

@@ -42,6 +42,8 @@ FEW = 4
 RARE = 2
 """Draws of a run, of about twenty, that are set aside. A run that jumps as often as eager has so many more than it
 with a chance of a few in a hundred."""
+NOTHING = 1e-3
+"""What is smaller than such a share of eager's error has no digit that is right."""
 FAR = 10.0
 """The edges of a draw are few, so that the largest jump of some draws is a sample of one."""
 
@@ -142,6 +144,21 @@ def judged(
     worst = max(by, key=lambda name: by[name])
     text = f"jumps: smallest k {by[worst]:.3g} of {k:g} by {worst} (eager's runs jump {beyond[1:]} times)"
     return Judgement(by[worst] <= k, text, by[worst])
+
+
+def noise(ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor]) -> Judgement | None:
+    """The verdict on a tensor that is zero but for rounding in every draw, as the gradient of the bias of keys (which
+    moves all logits of a row alike): how large its noise is tells of the routine that is taken (two libraries differ
+    by 3), not of what is right. It passes with up to `FAR` times eager's worst draw; none where eager has a right
+    digit."""
+    if not eager[0].is_floating_point():
+        return None
+    mine, theirs = (_of_draws(_errors(run, exact)) for run in (ours, eager))
+    size = _of_draws(torch.stack([r.reshape(-1).cpu().double() for r in exact]))
+    if not bool((size < NOTHING * theirs).all()):
+        return None
+    k = 2.0 * float(mine.max() / (FAR * theirs.max()))
+    return Judgement(k <= 2.0, f"noise {k:.3g} of 2 (zero but for rounding)", k)
 
 
 def _common(errors: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ def _again(
     found: dict[int, chaos.Judgement] = {}
     for n in failed:
         ours, (eager, exact, others) = [draw[n][0] for draw in draws], of_eager(n)
-        verdict = chaos.judged(ours, eager, exact, others, largest) or _beside_others(ours, exact, others)
+        verdict = chaos.noise(ours, eager, exact) or chaos.judged(ours, eager, exact, others, largest)
+        verdict = verdict or _beside_others(ours, exact, others)
         if verdict is None or not verdict.passed:
             verdict = (
                 _exchanged(ours, eager, exact, None if verdict is None else verdict.relative_k) or verdict
