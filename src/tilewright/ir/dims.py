@@ -20,6 +20,7 @@ from .linear_form import (
     common_factors,
     key_of,
     linear,
+    may_wrap,
     monomial_of,
     needs_bound,
     product_of,
@@ -107,7 +108,7 @@ def prod(factors: Iterable[Expr]) -> Expr:
 def floordiv(a: Expr, b: Expr) -> Expr:
     """`a // b` rounding down, for b > 0 a monomial of constants and symbols; anything else stays as it is."""
     mono = monomial_of(b)
-    if mono is None or mono[1] <= 0 or not at_least(b, 0):
+    if mono is None or mono[1] <= 0 or not at_least(b, 0) or may_wrap(a):
         return make("floordiv", (a, b), i64)
     m, c = mono
     if not m and c == 1:
@@ -124,7 +125,7 @@ def floordiv(a: Expr, b: Expr) -> Expr:
 def mod(a: Expr, b: Expr) -> Expr:
     """`a % b` in [0, b), for b > 0 a monomial of constants and symbols; anything else stays as it is."""
     mono = monomial_of(b)
-    if mono is None or mono[1] <= 0 or not at_least(b, 0):
+    if mono is None or mono[1] <= 0 or not at_least(b, 0) or may_wrap(a):
         return make("mod", (a, b), i64)
     m, c = mono
     if not m and c == 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 
+from .dtype import Kind, i64
 from .expr import Axis, Expr, Symbol, show, written
 from .identity import expr_identity
 
@@ -43,6 +45,24 @@ def linear(e: Expr) -> Linear:
         form = {(e,): 1}
     e.linear_memo = form
     return form
+
+
+def may_wrap(e: Expr) -> bool:
+    """Whether `e` is arithmetic of integers from data that may be of any size: then it may have wrapped around, and
+    the quotients of its terms are not the terms of its quotient."""
+    form = linear(e)
+    if form == {(e,): 1}:
+        return False
+    return any(_any_size(atom) for m in form for atom in m)
+
+
+@lru_cache(1 << 14)
+def _any_size(e: Expr) -> bool:
+    if e.op in ("read", "value", "var"):
+        return e.dtype.kind is Kind.FLOAT or e.dtype.bytes >= i64.bytes
+    if e.op == "checked":
+        return False
+    return any(map(_any_size, e.args[1:] if e.op == "mod" else e.args))
 
 
 def sum_of(a: Linear, b: Linear, sign: int) -> Linear:

@@ -1,0 +1,30 @@
+"""Integers from data that wrapped around are divided as they are: by the sum, not term by term."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import tilewright
+
+HUGE = torch.tensor([2**62, 2**61 + 3, -(2**62) - 7, 5])
+
+
+def _quotients(i: Tensor) -> tuple[Tensor, ...]:
+    return (i * 4 + 3) % 90000, (i * 3) // 3, (i * 6 + 1) // 4, (i * 4) % 2, (i * 10 + 4) % 6
+
+
+def test_quotients_and_rests_of_wrapped_integers() -> None:
+    got = torch.compile(_quotients, backend=tilewright.backend)(HUGE)
+    for ours, eagers in zip(got, _quotients(HUGE), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_places_made_of_wrapped_integers() -> None:
+    def hashed(x: Tensor, i: Tensor) -> Tensor:
+        for k in range(3):
+            i = (i ^ (i >> 16)) * 73244475 + k
+        return x[i % x.shape[0]]
+
+    x, i = torch.randn(9000), torch.arange(500)
+    assert torch.equal(torch.compile(hashed, backend=tilewright.backend)(x, i), hashed(x, i))
