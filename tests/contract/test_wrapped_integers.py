@@ -7,7 +7,7 @@ from torch import Tensor
 
 import tilewright
 
-HUGE = torch.tensor([2**62, 2**61 + 3, -(2**62) - 7, 5])
+HUGE = torch.tensor([2**63 - 1, -(2**63), 2**62, 2**61 + 3, -(2**62) - 7, 5])
 
 
 def _quotients(i: Tensor) -> tuple[Tensor, ...]:
@@ -28,3 +28,21 @@ def test_places_made_of_wrapped_integers() -> None:
 
     x, i = torch.randn(9000), torch.arange(500)
     assert torch.equal(torch.compile(hashed, backend=tilewright.backend)(x, i), hashed(x, i))
+
+
+def test_the_larger_of_integers_that_may_have_wrapped() -> None:
+    def extrema(i: Tensor) -> tuple[Tensor, ...]:
+        return torch.maximum(i, i + 1), torch.minimum(i, i - 1), torch.maximum(i + 1, i + 3)
+
+    got = torch.compile(extrema, backend=tilewright.backend)(HUGE)
+    for ours, eagers in zip(got, extrema(HUGE), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_comparisons_of_integers_that_may_have_wrapped() -> None:
+    def ordered(i: Tensor) -> tuple[Tensor, ...]:
+        return i + 1 > i, i < i + 3, i - 1 < i, i + 1 >= i - 1, i + 1 == i + 1, torch.where(i + 1 > i, i, 7)
+
+    got = torch.compile(ordered, backend=tilewright.backend)(HUGE)
+    for ours, eagers in zip(got, ordered(HUGE), strict=True):
+        assert torch.equal(ours, eagers)

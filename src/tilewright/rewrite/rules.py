@@ -13,6 +13,7 @@ from fractions import Fraction
 from ..ir import dims
 from ..ir.dtype import DType, Kind, bool_, i64
 from ..ir.expr import Expr, call, cast, conjuncts, const, substitute, walk, where
+from ..ir.linear_form import may_wrap
 from ..ir.pattern import Captures, ExprRule, Pattern, Rule, always, any_, apply, constant
 
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
@@ -55,6 +56,8 @@ def decide(e: Expr) -> Expr | None:
         return const(e.op == "ne", bool_)
     if e.op in ("eq", "ne"):
         return const(e.op == "eq", bool_) if dims.equal(a, b) else None
+    if may_wrap(a) or may_wrap(b):
+        return None
     yes, no = {
         "lt": ((b, a, 1), (a, b, 0)),
         "le": ((b, a, 0), (a, b, 1)),
