@@ -202,8 +202,10 @@ def minimum(a: Expr, b: Expr) -> Expr:
 
 def _above(a: Expr, b: Expr) -> bool:
     """Whether a >= b is proved, argument by argument where they are extrema."""
-    if may_wrap(a) or may_wrap(b) or at_least(sub(a, b), 0):
-        return not (may_wrap(a) or may_wrap(b))
+    if may_wrap(a) or may_wrap(b):
+        return False
+    if at_least(sub(a, b), 0):
+        return True
     if b.op in _EXTREMA and (all if b.op == "maximum" else any)(_above(a, x) for x in b.args):
         return True
     return a.op in _EXTREMA and (any if a.op == "maximum" else all)(_above(x, b) for x in a.args)
