@@ -87,7 +87,11 @@ class Runs:
         """What `call`, which runs the model `on`, leaves behind."""
         torch.manual_seed(SEED)
         inputs = self.inputs if given is None else given
-        return step(call, on, inputs) if self.training else Step(forward(call, inputs), [], [])
+        if not self.training:
+            return Step(forward(call, inputs), [], [])
+        made = step(call, on, inputs)
+        on.zero_grad(set_to_none=True)  # of many copies only the steps at hand hold gradients
+        return made
 
     def eagerly(self, given: dict[str, Tensor] | None = None) -> Step:
         """What eager leaves behind."""
@@ -98,7 +102,9 @@ class Runs:
         torch.manual_seed(SEED)
         inputs = self.inputs if given is None else given
         if self.training:
-            return exact_step(self.exact_model, inputs)
+            made = exact_step(self.exact_model, inputs)
+            self.exact_model.zero_grad(set_to_none=True)
+            return made
         return Step([t.detach() for t in tensors(accuracy.in_float64(self.model)(**inputs))], [], [])
 
     def captured(self) -> Step:
