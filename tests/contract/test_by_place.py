@@ -76,6 +76,26 @@ def test_a_scatter_by_place_writes_where_it_did_when_it_is_compiled_again() -> N
         torch.testing.assert_close(torch.compile(program, backend="tilewright")(x, s), wanted)
 
 
+def test_views_of_a_scatter_by_place_lie_where_it_does() -> None:
+    """What the cache forgets of a result, its views have never known."""
+
+    def program(x: Tensor, s: Tensor) -> list[Tensor]:
+        made = torch.as_strided_scatter(x, s, (3,), (1,), 3)
+        below = made[1:]
+        return [
+            torch.as_strided(below, (3,), (1,), 8) + 0,
+            torch.as_strided_scatter(below, s * 2, (3,), (1,), 9) + 0,
+            torch.as_strided(below, (3,), (2,)) + 0,
+            torch.as_strided(made.t(), (3,), (2,), 4)[1:] + 0,
+        ]
+
+    x, s = torch.arange(18.0).reshape(6, 3)[1:], torch.tensor([5.0, 6, 7])
+    wanted = program(x, s)
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(program, backend="tilewright")(x, s), wanted)
+
+
 def test_a_call_by_place_gets_a_storage_of_its_own() -> None:
     """Strides that are not nested are no access map: the library's call stands between kernels, in the arena."""
 

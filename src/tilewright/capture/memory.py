@@ -16,6 +16,8 @@ from .aten import NoDeclaration
 from .aten.library import addresses_storage
 from .symbols import Symbols
 
+aten = torch.ops.aten
+
 
 def storage_of(node: object) -> int | None:
     """A number that two nodes share if and only if the program gave them the same storage; None if it has none."""
@@ -40,10 +42,7 @@ class Memory:
             return None
         expr = self.symbols.expr
         storage = val.untyped_storage().nbytes() // val.element_size()
-        held = node
-        while held.target is torch.ops.aten.as_strided_scatter.default:
-            held = held.all_input_nodes[0]  # it lies there as its operand: torch's cache of fakes forgets where
-        offset = expr(held.meta["val"].storage_offset())
+        offset = expr(val.storage_offset() + _forgotten(node))
         return Lying(self.symbols.shape(val.stride()), offset, expr(storage))
 
     def bases(self, node: fx.Node) -> Iterator[tuple[Value, Lying]]:
@@ -62,7 +61,7 @@ class Memory:
     def placed(self, node: fx.Node) -> tuple[fx.Node, Lying] | None:
         """The input whose storage the node's op addresses by a place that the program names, and how it lies there."""
         first = by_place(node)[:1]
-        named = node.args[-1] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        named = _named_place(node)
         if not first or named is None or isinstance(named, (list, tuple)):
             return None
         (root,) = first
@@ -95,6 +94,27 @@ def _shown(node: fx.Node) -> fx.Node | None:
     if own is None or node.op != "call_function":
         return None
     return next((n for n in node.all_input_nodes if storage_of(n) == own), None)
+
+
+def _forgotten(node: fx.Node) -> int | torch.SymInt:
+    """How much further behind in its storage a tensor lies than its fake says. What as_strided_scatter makes lies where
+    its operand does, and torch's cache of fakes forgets where: of it, and so of its views."""
+    found: int | torch.SymInt = 0
+    at: fx.Node | None = node
+    while at is not None:
+        source = _shown(at)
+        if at.target is aten.as_strided_scatter.default:
+            (source, *_) = at.all_input_nodes
+            found = found + source.meta["val"].storage_offset() - at.meta["val"].storage_offset()
+        elif at.target is aten.as_strided.default and _named_place(at) is not None:
+            break
+        at = source
+    return found
+
+
+def _named_place(node: fx.Node) -> object:
+    """The place in memory that an op names as its last argument, if it does."""
+    return node.args[-1] if len(node.args) > 3 else node.kwargs.get("storage_offset")
 
 
 def by_place(node: fx.Node) -> tuple[fx.Node, ...]:
