@@ -391,6 +391,18 @@ def test_memory_that_cannot_be_cut(function: Callable[..., object], sides: str) 
     assert seen == [gm] and not made.plain
 
 
+def test_memory_of_another_stage_is_known_through_views() -> None:
+    """The view itself is of the stage that knows its size."""
+
+    def function(n: int, x: Tensor, y: Tensor) -> list[Tensor]:
+        part = (x + 1).narrow(0, 1, 3)
+        count = aten.nonzero(here(x.exp())[:3, 0] + y[:3, 0]).shape[0]
+        return [aten.as_strided(aten.slice(part, 0, 0, count), [2], [1], 3) + 1, y + 1]
+
+    with pytest.raises(UnsupportedError, match="an address in what another stage makes"):
+        stages(moved(symbolic(function, 5, ("cuda", "cpu"))))
+
+
 def test_stage_is_frozen() -> None:
     gm = traced(lambda x, y: [x + 1, y + 1], (X, Y), ("cuda", "cpu"))
     first, second = stages(gm)

@@ -151,13 +151,21 @@ class _Numbers:
     """The stage of the last node whose order counts."""
     read: dict[int, int] = field(default_factory=dict[int, int])
     """The last stage that reads a storage."""
+    made: dict[int, int] = field(default_factory=dict[int, int])
+    """The stage that makes a storage."""
     written: set[int] = field(default_factory=set[int])
 
     def take(self, node: fx.Node) -> None:
         """The next node of the graph."""
-        if node.op in ("placeholder", "get_attr", "output"):
-            self.at[node] = 0
-            return
+        self.at[node] = 0 if node.op in ("placeholder", "get_attr", "output") else self._stage(node)
+        for s in _storages(node):
+            self.made.setdefault(s, self.at[node])
+        lying = {k for n in by_place(node) for k in (self.at[n], *(self.made[s] for s in _storages(n)))}
+        if any(k % 2 == DEVICE and k != self.at[node] for k in lying):
+            raise UnsupportedError("an address in what another stage makes", phase="capture", op=node.name)
+
+    def _stage(self, node: fx.Node) -> int:
+        """The stage of a node that computes, noted as a reader of its operands."""
         before = max((self.at[n] for n in node.all_input_nodes), default=0)
         storages = {s for n in node.all_input_nodes for s in _storages(n)}
         if storages & self.written:
@@ -170,12 +178,10 @@ class _Numbers:
         before = max(before, self.last) if ordered else before
         side = _side(node)
         stage = before if side is None else before + (before % 2 != side)
-        self.at[node] = stage
         self.last = stage if ordered else self.last
         for s in storages:
             self.read[s] = max(stage, self.read.get(s, 0))
-        if any(self.at[n] % 2 == DEVICE and self.at[n] != stage for n in by_place(node)):
-            raise UnsupportedError("an address in what another stage makes", phase="capture", op=node.name)
+        return stage
 
 
 def _side(node: fx.Node) -> int | None:
