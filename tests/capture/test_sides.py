@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_map
 
 from tilewright.capture.device import graph_device, tensors
+from tilewright.capture.draws import save_states_apart
 from tilewright.capture.moved import moved
 from tilewright.capture.opaque import Runner
 from tilewright.capture.saved import first_saved, mark_saved
@@ -245,6 +247,20 @@ def symbolic(function: Callable[..., object], rows: int, devices: Sequence[str])
     with FakeTensorMode(shape_env=shapes):
         given = [torch.empty(n, 3, device=d) for d in devices]
         return make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(n, *given)
+
+
+def test_states_of_generators_keep_their_order() -> None:
+    """What the backward pass computes again draws the same numbers: the state is that behind the earlier draws, though
+    these wait for the other side."""
+
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        late = aten.bernoulli(here(x * 0 + 1) / 2)
+        state, drawn = run_and_save_rng_state(aten.bernoulli.default, y * 0 + 0.5)
+        return [there(late) + x, state, drawn]
+
+    gm = traced(function, (X, Y), ("cuda", "cpu"))
+    save_states_apart(gm, fx.GraphModule({}, fx.Graph()))
+    checked(gm, (X, Y), "hdhd")
 
 
 def test_sizes() -> None:

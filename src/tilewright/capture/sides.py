@@ -198,12 +198,14 @@ def _side(node: fx.Node) -> int | None:
 
 
 def _is_ordered(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, may stop the program, or talks to other processes."""
+    """Whether a node draws random numbers or reads the state of what does, may stop the program, or talks to other
+    processes."""
     if writes(node):
         return False
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws_nothing(node)
     return (
         draws
+        or node.target is torch.get_rng_state
         or isinstance(node.target, HigherOrderOperator)
         or node.is_impure()
         or "c10d" in str(node.target)
