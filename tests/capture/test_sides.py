@@ -226,6 +226,23 @@ def test_writes_follow_every_reader() -> None:
     assert where == 2  # behind the second reader, and compiled
 
 
+def test_nothing_is_written_before_a_check_that_fails() -> None:
+    """The check waits for the GPU, the write does not."""
+
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        b = here(x + 1) + y
+        aten._assert_async.msg(aten.all(aten.gt(b, 100)), "too small")
+        aten.copy_(x, x * 2)
+        return [there(b)]
+
+    gm, made = traced(function, (X, Y), ("cuda", "cpu")), Builds()
+    runner, x = around_sides(made.build, made.as_is)(gm, "inference", {}), X.clone()
+    with pytest.raises(RuntimeError, match="too small"):
+        runner([x, Y.clone()])
+    assert torch.equal(x, X)
+    checked(gm, (X, Y + 200), "dhd")
+
+
 def test_draws_keep_their_order() -> None:
     """Those of one generator: here both sides have the same one, so that any other order gives other numbers."""
 

@@ -2,8 +2,9 @@
 
 What touches tensors of the CPU runs as it was captured, and what stands between is compiled for the GPU. A node's stage
 is the last of its operands', or the next one where the side changes, so that host stages have even numbers and device
-stages odd ones. Order that no operand shows is kept besides: a write into an input follows every reader of it, and
-draws, collectives and checks follow each other."""
+stages odd ones. Order that no operand shows is kept besides: draws, collectives and checks follow each other, and a
+write into an input follows these and every reader of it. (Other ops may fail, and have effects that they hide,
+in another order.)"""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ class _Numbers:
             raise UnsupportedError("a read of what was written", phase="capture", op=node.name)
         if writes(node):
             target = set(_storages(node.args[0]))
-            before = max(before, *(self.read.get(s, 0) for s in target))
+            before = max(before, self.last, *(self.read.get(s, 0) for s in target))
             self.written |= target
         ordered = _is_ordered(node)
         before = max(before, self.last) if ordered else before
