@@ -91,6 +91,22 @@ def test_results_on_the_cpu_excuse_where_another_device_computes_something_else(
     assert contradicted(program, inputs, True, wrong, right, "cpu") == ""
 
 
+def test_a_contradiction_in_one_result_excuses_no_other() -> None:
+    given = Given("x0", (40,), "float32"), Given("x1", (40,), "float32")
+    made = (Statement((f"v{k}",), "torch.sin({0})", (f"x{k}",)) for k in range(2))
+    program = Program(given, tuple(made), ("v0", "v1"), {}, {})
+
+    def inputs(double: bool, device: str = "cpu") -> list[torch.Tensor]:
+        x, y = program.inputs(0, double=double)
+        return [x if device == "cpu" else x * 2, y]
+
+    exact = ran(function(program.source(), double=True), inputs(True, "faulty"))
+    ours = ran(function(program.source()), inputs(False))
+    assert contradicted(program, inputs, False, ours, exact, "faulty") == "results[0]"
+    wrong = replace(ours, results=[ours.results[0], ours.results[1] * 1.001])
+    assert contradicted(program, inputs, False, wrong, exact, "faulty") == ""
+
+
 def program_of(text: str) -> Program:
     """One statement on two vectors."""
     made = Statement(("v0",), text, ("x0", "x1"))
