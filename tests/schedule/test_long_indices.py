@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +15,9 @@ from tilewright.ir.expr import MOST_WRITTEN, Expr, read, written
 from tilewright.ir.linear_form import key_of
 
 STEPS = 20
+MOST_SECONDS = 60
+"""What one compilation may take; those that write shared parts out take hours."""
+
 MOST_TEXT = 100_000
 """Characters of all kernels; written out in one another, these indices have millions."""
 
@@ -48,6 +54,23 @@ def test_integers_that_share_their_parts() -> None:
     x = torch.randint(-1000, 1000, (64,))
     fast = torch.compile(mixed, backend=tilewright.backend, options={"cache": False})
     assert torch.equal(fast(x), mixed(x))
+
+
+@pytest.mark.parametrize("steps", [12, 30])
+def test_integers_made_of_axes_that_share_their_parts(steps: int) -> None:
+    def mixed(x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0] * x.shape[1])
+        for _ in range(steps):
+            places = (places * 3 + places // 2 + places % 5) % 1000
+        return places.view(x.shape) + x
+
+    tilewright.reset()
+    x = torch.randn(300, 300)
+    start = time.monotonic()
+    fast = torch.compile(mixed, backend=tilewright.backend, options={"cache": False})
+    assert torch.equal(fast(x), mixed(x))
+    assert time.monotonic() - start < MOST_SECONDS
+    assert sum(len(k.source) for g in tilewright.compilations() for k in g.kernels) < MOST_TEXT
 
 
 def test_keys_of_atoms_are_short_and_differ() -> None:

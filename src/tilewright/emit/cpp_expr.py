@@ -10,8 +10,8 @@ from fractions import Fraction
 
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
-from tilewright.ir.dtype import DType, Kind, bool_, i64
-from tilewright.ir.expr import Axis, Expr, Symbol, axes_of, transform
+from tilewright.ir.dtype import DType, Kind, bool_, i32, i64
+from tilewright.ir.expr import Axis, Expr, Symbol, axes_of, transform, written
 from tilewright.ir.program import Var
 
 from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, variables
@@ -34,6 +34,9 @@ BOUNDS = {"maximum": "at_least", "minimum": "at_most"}
 NATURAL = {"floordiv": "div_natural", "mod": "mod_natural"}
 MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 INT32 = 1 << 31
+SHORT = 64
+"""Nodes of lanes of an index written out, up to which each use of them is written out: compilers find the parts that
+are shared, but what shares its parts step by step has no end as text."""
 
 
 def fits_int32(e: Expr) -> bool:
@@ -171,7 +174,7 @@ class Expressions:
             self.scope.names[e, wide] = name
         return name
 
-    def _known(self, e: Expr, wide: bool) -> str | None:
+    def _known(self, e: Expr, wide: bool | DType) -> str | None:
         axes, values = self.facts(e)
         scope: Scope | None = self.scope
         while scope is not None:
@@ -343,15 +346,26 @@ class Expressions:
             return f"splat<i32, {lanes}>({bare(self.scalar(e))})"
         if isinstance(e.value, Axis):
             return f"iota<i32, {lanes}>({self.unit.values[e.value]})"
-        if _stays_small(e):
-            if self._divides_naturally(e):
-                text = f"({bare(self.narrow_index(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
-                return f"{NATURAL[e.op]}{text}"
-            args = [self.narrow_index(a) for a in e.args]
-            if e.op in INFIX:
-                return f"({args[0]} {INFIX[e.op]} {args[1]})"
-            return f"{function(e)}({bare(args[0])}, {bare(args[1])})"
-        return f"recast<i32>({bare(self._shared(e, True))})"
+        if not _stays_small(e):
+            return f"recast<i32>({bare(self._shared(e, True))})"
+        name = self._known(e, i32)
+        if name is None:
+            text = self._narrow_call(e)
+            if self.counts[e] < 2 or written(e) <= SHORT:
+                return text
+            name = self.fresh()
+            self.lines.put(f"const {self.style.vector(i32, lanes)} {name} = {bare(text)};")
+            self.scope.names[e, i32] = name
+        return name
+
+    def _narrow_call(self, e: Expr) -> str:
+        if self._divides_naturally(e):
+            text = f"({bare(self.narrow_index(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
+            return f"{NATURAL[e.op]}{text}"
+        args = [self.narrow_index(a) for a in e.args]
+        if e.op in INFIX:
+            return f"({args[0]} {INFIX[e.op]} {args[1]})"
+        return f"{function(e)}({bare(args[0])}, {bare(args[1])})"
 
     def lane_bound(self, e: Expr) -> tuple[str, str] | None:
         """A comparison of indices as ("below", n): it holds in the first n lanes; ("from", n): in all others; ("at", n)

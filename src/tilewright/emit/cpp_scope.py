@@ -102,7 +102,8 @@ class Scope:
         self.parent = parent
         self.own = own
         """Axes that have another value here than outside."""
-        self.names: dict[tuple[Expr, bool], str] = {}
+        self.names: dict[tuple[Expr, bool | DType], str] = {}
+        """By expression and form: lanes (True), one value (False), or lanes of another type."""
 
     def forget(self, states: set[int]) -> None:
         """Drop locals of this block that read one of the `states`."""
