@@ -17,6 +17,7 @@ from .expr import Axis, Expr, Symbol, integer, leaves, make, register_index
 from .linear_form import (
     Linear,
     Monomial,
+    beyond,
     common_factors,
     key_of,
     linear,
@@ -225,8 +226,7 @@ def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
     """Inclusive bounds of `e` as expressions over symbols only (None = unknown)."""
     if isinstance(e.bounds_memo, tuple):
         return e.bounds_memo  # pyright: ignore[reportReturnType]
-    low: Expr | None = ZERO
-    high: Expr | None = ZERO
+    low, high = (None, None) if beyond(linear(e)) else (ZERO, ZERO)
     for m, c in linear(e).items():
         lo, hi = _monomial_bounds(m)
         if c < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from .dtype import Kind, i64
 from .expr import Axis, Expr, Symbol, show, written
@@ -13,7 +13,7 @@ Monomial = tuple[Expr, ...]
 
 _READABLE = 256
 """Nodes of an atom that is ordered by its text; the text of one that shares its parts may have no end."""
-
+_LARGEST = (1 << 63) - 1
 
 Linear = dict[Monomial, int]
 
@@ -48,12 +48,45 @@ def linear(e: Expr) -> Linear:
 
 
 def may_wrap(e: Expr) -> bool:
-    """Whether `e` is arithmetic of integers from data that may be of any size: then it may have wrapped around, and
-    the quotients of its terms are not the terms of its quotient."""
+    """Whether `e` is arithmetic of integers from data that may be of any size, or of places that exceeds an int64: then
+    it may have wrapped around, and the quotients of its terms are not the terms of its quotient."""
     form = linear(e)
     if form == {(e,): 1}:
         return False
-    return any(_any_size(atom) for m in form for atom in m)
+    return beyond(form) or any(_any_size(atom) for m in form for atom in m)
+
+
+def beyond(form: Linear) -> bool:
+    """Whether terms without sizes that are unknown may together exceed an int64: a sum that is no place of anything.
+    What is known of the range of such a sum does not hold once it has wrapped around."""
+    low, high = _ends(form)
+    return high > _LARGEST or low < -_LARGEST - 1
+
+
+def _ends(form: Linear) -> tuple[int, int]:
+    """Numbers between which the terms lie that sizes and data do not decide."""
+    low = high = 0
+    for m, c in form.items():
+        size = c * prod(map(_most, m))
+        signed = any(atom.op == "floordiv" for atom in m)
+        low += -abs(size) if signed else min(size, 0)
+        high += abs(size) if signed else max(size, 0)
+    return low, high
+
+
+@lru_cache(1 << 14)
+def _most(e: Expr) -> int:
+    """The largest magnitude of an atom that numbers alone decide; 0 if sizes or data do."""
+    if isinstance(e.value, Axis):
+        last = linear(e.value.extent)
+        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else 0
+    by = e.args[1].value if e.op in ("floordiv", "mod") and e.args[1].op == "const" else 0
+    if not isinstance(by, int) or by == 0:
+        return 0
+    low, high = _ends(linear(e.args[0]))
+    size = min(max(-low, high), 1 << 63)
+    # What wraps around, or lies below zero, may have any remainder.
+    return -(-size // abs(by)) if e.op == "floordiv" else abs(by) - 1 if low < 0 else min(size, abs(by) - 1)
 
 
 @lru_cache(1 << 14)
