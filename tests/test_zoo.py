@@ -73,6 +73,25 @@ def test_a_tensor_that_fails_is_judged_over_more_steps() -> None:
     assert not nothing["passed"] and "0 tensors" in str(nothing["why"])
 
 
+def test_of_a_hundred_draws_only_what_still_fails_is_kept() -> None:
+    exact = torch.linspace(1, 2, 2000).double()
+    eager = (exact + 1e-6 * torch.sin(8 * exact)).float()
+    bad, lucky = eager + 1e-2, eager.clone()
+    lucky[3] += 1e-2
+    asked: list[tuple[list[int], int]] = []
+
+    def more(_: str, kept: Kept, numbers: Sequence[int]) -> list[list[Triple]]:
+        asked.append((sorted(kept), len(numbers)))
+        jumped = eager.clone()
+        jumped[5] += 1e-2  # as ours of the second one
+        trios: dict[int, Triple] = {0: (bad, eager, exact), 1: (eager, jumped, exact)}
+        return [[trios[k] for k in kept]] * len(numbers)
+
+    first = (Step([bad, lucky], [], []), Step([eager, eager], [], []), Step([exact, exact], [], []))
+    assert not judged("results", first, more)["passed"]
+    assert asked == [([0, 1], 20), ([0], 80)]
+
+
 def test_another_shape_is_wrong_over_all_draws() -> None:
     x = torch.randn(2, 3)
     trio = (

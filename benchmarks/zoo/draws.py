@@ -123,6 +123,11 @@ def _over_draws(
         if not failed or (late and time.monotonic() - start > PATIENCE):
             break
         if late:
+            chosen = [*failed, *range(doubtful, len(kept))]  # a hundred draws of all tensors are gigabytes
+            kept = {places[n]: kept[places[n]] for n in chosen}
+            draws = [[draw[n] for n in chosen] for draw in draws]
+            runs = [[[draw[n] for n in chosen] for draw in run] for run in runs]
+            places, doubtful, failed = list(kept), len(failed), [*range(len(failed))]
             draws += more(name, kept, numbers)
             verdicts |= {places[n]: _plainly(n, draws) for n in failed}
             failed = [n for n in failed if not verdicts[places[n]].passed]
@@ -130,7 +135,7 @@ def _over_draws(
         runs = [[*before, *after] for before, after in zip(runs or [[]] * len(made), made, strict=True)]
         found = _again(failed, range(doubtful, len(kept)), draws, runs) if failed else {}
         verdicts |= {places[n]: verdict for n, verdict in found.items()}
-        jumping |= set(found)
+        jumping |= {places[n] for n in found}
     return verdicts, len(jumping)
 
 
