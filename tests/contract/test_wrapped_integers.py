@@ -59,3 +59,14 @@ def test_places_that_exceed_an_integer() -> None:
     got = torch.compile(far, backend=tilewright.backend)(x)
     for ours, eagers in zip(got, far(x), strict=True):
         assert torch.equal(ours, eagers)
+
+
+def test_narrow_data_times_a_large_number() -> None:
+    def far(x: Tensor) -> tuple[Tensor, ...]:
+        i = x.long() * 2**42 + 3
+        return i // 2, i % 5, i > 2, torch.maximum(i, i * 2)
+
+    x = torch.tensor([0, 1, 2**30, 2**31 - 1, -(2**31), 12345678, 3, -7], dtype=torch.int32)
+    got = torch.compile(far, backend=tilewright.backend)(x)
+    for ours, eagers in zip(got, far(x), strict=True):
+        assert torch.equal(ours, eagers)

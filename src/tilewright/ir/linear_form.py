@@ -14,6 +14,7 @@ Monomial = tuple[Expr, ...]
 _READABLE = 256
 """Nodes of an atom that is ordered by its text; the text of one that shares its parts may have no end."""
 _LARGEST = (1 << 63) - 1
+_DATA = ("read", "value", "var")
 
 Linear = dict[Monomial, int]
 
@@ -64,11 +65,11 @@ def beyond(form: Linear) -> bool:
 
 
 def _ends(form: Linear) -> tuple[int, int]:
-    """Numbers between which the terms lie that sizes and data do not decide."""
+    """Numbers between which the terms lie that sizes and data of any size do not decide."""
     low = high = 0
     for m, c in form.items():
         size = c * prod(map(_most, m))
-        signed = any(atom.op == "floordiv" for atom in m)
+        signed = any(atom.op in ("floordiv", "cast", *_DATA) for atom in m)
         low += -abs(size) if signed else min(size, 0)
         high += abs(size) if signed else max(size, 0)
     return low, high
@@ -76,7 +77,11 @@ def _ends(form: Linear) -> tuple[int, int]:
 
 @lru_cache(1 << 14)
 def _most(e: Expr) -> int:
-    """The largest magnitude of an atom that numbers alone decide; 0 if sizes or data do."""
+    """The largest magnitude of an atom that numbers or a narrow type decide; 0 if sizes or data do."""
+    if e.op == "cast" or e.op in _DATA:
+        narrow = e.args[0] if e.op == "cast" else e
+        held = narrow.op in _DATA and narrow.dtype.kind in (Kind.INT, Kind.UINT)
+        return 1 << 8 * narrow.dtype.bytes if held and narrow.dtype.bytes < i64.bytes else 0
     if isinstance(e.value, Axis):
         last = linear(e.value.extent)
         return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else 0
@@ -91,7 +96,7 @@ def _most(e: Expr) -> int:
 
 @lru_cache(1 << 14)
 def _any_size(e: Expr) -> bool:
-    if e.op in ("read", "value", "var"):
+    if e.op in _DATA:
         return e.dtype.kind is Kind.FLOAT or e.dtype.bytes >= i64.bytes
     if e.op == "checked":
         return False
