@@ -3,6 +3,7 @@ tensors that jump (`chaos`) where eager does."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ DRAWS = 20
 """Other inputs over which a tensor is judged that does not pass with the first ones alone. Where a gradient jumps, as
 at the edge of a ReLU, one input may meet our rounding or eager's, and neither errs by little then. A jump meets one
 element in a million, so a few draws may show it on one side only."""
-MANY = 100
-"""Draws over which is judged what these refuse: an error that either may meet shows on both sides over so many, and
+MANY = (100, 400)
+"""Draws over which is judged what fewer refuse: an error that either may meet shows on both sides over so many, and
 what always errs stays. None is allowed to be larger for it."""
-PATIENCE = 120.0
-"""Seconds that the first draws may take if so many are to follow."""
+PATIENCE = 600.0
+"""Seconds of a processor that the draws before may take if so many are to follow."""
 NEAR = 1.5
 """So many times the k of the plain rule may be chance, where exchanging the roles shows it."""
 PROBES = 8
@@ -114,13 +115,14 @@ def _over_draws(
 ) -> tuple[Verdicts, int]:
     """Verdicts on the `doubtful` first ones of the tensors that are kept, by place, and how many of them are judged by
     more than the plain rule."""
-    places, start = list(kept), time.monotonic()
+    places, start = list(kept), time.process_time()
     draws, runs = [first_draw, *more(name, kept, range(1, DRAWS + 1))], list[list[list[Tensor]]]()
     verdicts: Verdicts = {places[n]: _plainly(n, draws) for n in range(doubtful)}
     jumping: set[int] = set()
-    for late, numbers in enumerate((range(DRAWS + 1), range(DRAWS + 1, MANY + 1))):
+    for late, (before, last) in enumerate(itertools.pairwise((-1, DRAWS, *MANY))):
+        numbers = range(before + 1, last + 1)
         failed = [n for n in range(doubtful) if not verdicts[places[n]].passed]
-        if not failed or (late and time.monotonic() - start > PATIENCE):
+        if not failed or (late and time.process_time() - start > PATIENCE):
             break
         if late:
             chosen = [*failed, *range(doubtful, len(kept))]  # a hundred draws of all tensors are gigabytes
@@ -132,7 +134,7 @@ def _over_draws(
             verdicts |= {places[n]: _plainly(n, draws) for n in failed}
             failed = [n for n in failed if not verdicts[places[n]].passed]
         made = others(name, kept, numbers)
-        runs = [[*before, *after] for before, after in zip(runs or [[]] * len(made), made, strict=True)]
+        runs = [[*old, *new] for old, new in zip(runs or [[]] * len(made), made, strict=True)]
         found = _again(failed, range(doubtful, len(kept)), draws, runs) if failed else {}
         verdicts |= {places[n]: verdict for n, verdict in found.items()}
         jumping |= {places[n] for n in found}
