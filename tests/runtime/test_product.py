@@ -47,6 +47,19 @@ def test_any_number_of_rows_columns_and_inputs(rows: int) -> None:
         close(linear(w, b, x).function(x), F.linear(x.double(), w.double(), b.double()))
 
 
+@pytest.mark.parametrize("rows", [1, 5, 97])
+def test_rows_of_zeros_are_not_multiplied(rows: int) -> None:
+    w, b = torch.randn(65, 400), torch.randn(65)
+    for x in (torch.zeros(rows, 400), -torch.zeros(rows, 400)):
+        assert torch.equal(linear(w, b, x).function(x), b.expand(rows, 65))  # type: ignore[arg-type]
+        bare = linear(w, None, x).function(x)
+        assert isinstance(bare, Tensor) and not bare.any() and not bare.signbit().any()
+    x = torch.zeros(rows, 400)
+    x[-1, -1] = torch.nan
+    made = linear(w, b, x).function(x)
+    assert isinstance(made, Tensor) and bool(made[-1].isnan().all())
+
+
 @pytest.mark.parametrize("activation", [None, "tanh"])
 def test_a_single_row_is_summed_as_among_others(activation: str | None) -> None:
     for columns, inner in itertools.product((1, 31, 33, 65, 129, 300), (1, 127, 129, 400)):

@@ -43,6 +43,7 @@ struct Run {
   const float* added;
   float* out;
   i64 rows, stride, blocks, block_rows, panels, by_panel;
+  bool zero;  // whether all of x is: weights are finite, so that all sums are zero as well
 };
 
 inline R broadcast(float a) { return a - R{}; }
@@ -211,7 +212,7 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
     for (i64 c = 0; c < pieces; c += some_pieces) {
       const i64 k = c * piece, taps = min(some_taps, p.taps - t), parts = min(some_pieces, pieces - c);
       const i64 inputs = taps * min(parts * piece, p.inner - k);
-      const Walk walk = {taps * parts, piece, min(piece, p.inner - (c + parts - 1) * piece), group};
+      const Walk walk = {run.zero ? 0 : taps * parts, piece, min(piece, p.inner - (c + parts - 1) * piece), group};
       const bool ended = t + taps == p.taps && c + parts == pieces;
       const float* here = weights + (t * p.inner + k) * panel;
       for (i64 s = 0; s < strips; s++) {
@@ -238,7 +239,7 @@ template <int J> void work(const Run& run, i64 column, i64 first, i64 last) {
 // panel alone would wait for each sum to be ready for the next one.
 template <int A, int P, int J> TW_INLINE void alone(const Run& run, i64 column) {
   const Product& p = *run.p;
-  const i64 length = p.inner, pieces = max(i64(1), (length + chain - 1) / chain), piece = (length + pieces - 1) / pieces;
+  const i64 length = run.zero ? 0 : p.inner, pieces = max(i64(1), (length + chain - 1) / chain), piece = (length + pieces - 1) / pieces;
   const float* w[P];
 #pragma GCC unroll 8
   for (int q = 0; q < P; q++) w[q] = p.weights + (column + q) * length * panel;
@@ -374,6 +375,14 @@ i64 blocks_for(i64 rows, i64 most, i64 panels, i64 threads) {
   return best;
 }
 
+// Whether rows of floats are all zero, as the first state of a recurrent layer is. Nearly always the first float tells.
+bool all_zero(const float* x, i64 rows, i64 stride, i64 length) {
+  for (i64 r = 0; r < rows; r++)
+    for (i64 k = 0; k < length; k++)
+      if (!(x[r * stride + k] == 0.f)) return false;
+  return true;
+}
+
 // How many tasks a thread takes at least, each of so many operations: few tasks are dealt out evenly, to no more threads
 // than have enough to do.
 i64 grain_for(i64 tasks, i64 work_of_task, i64 threads) {
@@ -422,7 +431,8 @@ TW_API void tw_product(const Product* p, const float* x, i64 rows, i64 stride, c
   // Threads that are held share out what follows by rows, too: each then reads what it has made itself.
   const bool apart = held() && rows >= rows_apart * threads && rows <= most * threads && length * p->columns <= weights_apart;
   const i64 blocks = apart ? threads : blocks_for(rows, most, panels, threads), block = (rows + blocks - 1) / blocks;
-  Run run = {p, x, added, out, rows, stride, (rows + block - 1) / block, block, panels, 0};
+  const bool zero = p->height == 0 && all_zero(x, rows, stride, length);
+  Run run = {p, x, added, out, rows, stride, (rows + block - 1) / block, block, panels, 0, zero};
   run.by_panel = !apart && length * p->columns > rows * p->inner;
   if (rows == 1 && p->taps == 1 && p->height == 0) {
     parallel(one_row, &run, panels, grain_for(panels, 2 * panel * length, threads), 0);
