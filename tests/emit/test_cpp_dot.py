@@ -12,7 +12,7 @@ from tests.emit.programs import Vars, below
 from tilewright.emit.cpp import emit_unit
 from tilewright.ir import dims
 from tilewright.ir.dtype import f16, f32
-from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer
+from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, make
 from tilewright.ir.program import (
     Buffer,
     Declare,
@@ -87,11 +87,12 @@ def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
         same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
 
 
-def sums(program: TileProgram, summed: bool = True) -> Form:
-    """A form with the folds of a program's products."""
+def sums(program: TileProgram, *, summed: bool = True, read: bool = False) -> Form:
+    """A form with the folds of a program's products, and if they are `read`, with a fold over them."""
     dots = [s for s in program.statements() if isinstance(s, Dot)]
     items = [Item(n, s.acc.axes, (), (s.k,), sum_(f32), summed=summed) for n, s in enumerate(dots)]
-    return Form((), (), tuple(items))
+    reader = Item(len(dots), (), (make("value", (), f32, (0, 0)),), dots[0].acc.axes, sum_(f32))
+    return Form((), (), (*items, reader) if read else tuple(items))
 
 
 @pytest.mark.parametrize("depth", [204, 256])
@@ -115,9 +116,11 @@ def test_a_class_in_pieces_is_one_chain() -> None:
         assert chained(program, sums(program), 32) == program
     whole = product(16, 200, 16, step=256)
     assert chained(whole, sums(whole), 0) == whole
-    assert chained(whole, sums(whole, summed=False), 32) == whole, "a product of matrices is one chain"
-    (dot,) = [s for s in chained(whole, sums(whole), 32).statements() if isinstance(s, Dot)]
-    assert dot.chain == 32
+    scores = sums(whole, summed=False, read=True)
+    assert chained(whole, scores, 32) == whole, "a product of matrices that a fold reads is one chain"
+    for form in (sums(whole), sums(whole, read=True), sums(whole, summed=False)):
+        (dot,) = [s for s in chained(whole, form, 32).statements() if isinstance(s, Dot)]
+        assert dot.chain == 32
 
 
 def test_inputs_are_read_in_place_and_sums_are_scaled_on_the_way() -> None:

@@ -1,10 +1,11 @@
 """How products of a block are added up: in chains, where a block holds a class whole.
 
 A chain of n sums rounds n times by the size of what it has so far; sums of chains of c products round n / c + c times.
-A program that adds up products of its own has them added in levels by eager; a product of matrices is one chain there,
-and scores that decide a softmax are as close as eager's if they round alike. All that computes a product again must
-round as the first did: equal scores stay equal from pass to pass. So a class is cut in chains only where sums of such
-products alone run over it, each has all of it in one block, and nothing else sums over it.
+A program that adds up products of its own has them added in levels by eager, and so has a small product of matrices; a
+large one is one chain there, and scores that decide a softmax are as close as eager's if they round alike. All that
+computes a product again must round as the first did: equal scores stay equal from pass to pass. So a class is cut in
+chains only where such sums run over it, or products that no other fold reads, each has all of it in one block, and
+nothing else sums over it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from dataclasses import replace
 from ..ir import dims
 from ..ir.expr import Axis
 from ..ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrite_body
-from .form import Form
+from .form import Form, folds_read
 
 
 def chained(program: TileProgram, form: Form, chain: int) -> TileProgram:
     """The program of a form with `chain` products (0: no limit) in a chain."""
     folds = [t for t in form.items if t.is_fold]
-    summed = {a for t in folds if t.summed for a in t.reduce} - {
-        a for t in folds if not t.summed for a in t.reduce
+    read = {number for t in folds for number in folds_read(t.roots)}
+    cut = [t.summed or t.id not in read for t in folds]
+    summed = {a for t, c in zip(folds, cut, strict=True) if c for a in t.reduce} - {
+        a for t, c in zip(folds, cut, strict=True) if not c for a in t.reduce
     }
     whole = {s.k for s in program.statements() if isinstance(s, Dot)} & summed if chain else set[Axis]()
     for s in program.statements():
