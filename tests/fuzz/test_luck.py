@@ -115,6 +115,7 @@ def program_of(text: str) -> Program:
 
 STEEP = program_of("1 / ({0} - {1})")
 """Where x0 and x1 lie close together, the last bit of either moves the result far."""
+SIGNED = program_of("F.mish(torch.sign({0} * {1}))")
 LOST = program_of("({0} + 10000.0) - 10000.0 + {1}")
 Ours = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 KEPT: Ours = lambda seed, eager, exact: eager  # noqa: E731
@@ -155,6 +156,19 @@ def test_one_steep_place_may_err_as_far_as_a_rounding_moves_it(moved: float, exc
     pooled = [torch.cat([d.outcomes[i].results[0] for d in draws]) for i in range(3)]
     assert not accuracy.compare(*pooled).passed
     assert chance(draws, STEEP) == excused
+
+
+@pytest.mark.parametrize(("units", "excused"), [(1.4, True), (20.0, False)])
+def test_few_different_numbers_are_few_samples(units: float, excused: bool) -> None:
+    """What follows a sign errs alike wherever it stands: ours by a last bit everywhere, eager by less."""
+
+    def ours(seed: int, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        return (exact * (1 + units * 2**-23)).to(eager.dtype)
+
+    draws = draws_of(SIGNED, ours)
+    pooled = [torch.cat([d.outcomes[i].results[0] for d in draws]) for i in range(3)]
+    assert len(pooled[2].unique()) <= 4 and not accuracy.compare(*pooled).passed
+    assert chance(draws, SIGNED) == excused
 
 
 @pytest.mark.parametrize(("times", "excused"), [(3, True), (30, False)])
