@@ -8,7 +8,7 @@ an empty domain, on which everything holds. No sympy: capture translates at the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import lcm
 
 from . import host
@@ -19,6 +19,7 @@ from .linear_form import (
     Monomial,
     beyond,
     common_factors,
+    is_short,
     key_of,
     linear,
     may_wrap,
@@ -26,6 +27,8 @@ from .linear_form import (
     needs_bound,
     product_of,
     quotient_of,
+    shifted_nonnegative,
+    short_product,
     split_by,
     sum_of,
 )
@@ -35,6 +38,7 @@ _MEMO = 1 << 16
 
 ZERO, ONE = integer(0), integer(1)
 _EXTREMA = ("maximum", "minimum")
+_LONG = ("add", "sub", "mul")
 
 
 def from_linear(form: Linear) -> Expr:
@@ -57,7 +61,8 @@ def from_linear(form: Linear) -> Expr:
     total = terms[0]
     for term in terms[1:]:
         total = make("add", (total, term), i64)
-    total.linear_memo = form
+    if is_short(form):
+        total.linear_memo = form
     return total
 
 
@@ -71,33 +76,41 @@ def _joined(form: Linear) -> Linear:
             rest: Linear = {m[:k] + m[k + 1 :]: form[m]}
             quotient = product_of(rest, product_of(linear(b), linear(floordiv(r, b))))
             if quotient and all(form.get(n) == c for n, c in quotient.items()):
-                form = sum_of(sum_of(form, quotient, -1), product_of(rest, {(atom,): 1}), -1)
-                return _joined(sum_of(form, product_of(rest, linear(r)), 1))
+                joined = sum_of(sum_of(form, quotient, -1), product_of(rest, {(atom,): 1}), -1)
+                joined = sum_of(joined, product_of(rest, linear(r)), 1)
+                return _joined(joined) if is_short(joined) else form
     return form
 
 
 @lru_cache(_MEMO)
 def add(*terms: Expr) -> Expr:
-    """The sum of index expressions, in normal form."""
+    """The sum of index expressions, in normal form if that is short."""
     form: Linear = {}
     for t in terms:
         form = sum_of(form, linear(t), 1)
-    return from_linear(form)
+    return from_linear(form) if len(terms) < 2 or is_short(form) else reduce(_plus, terms)
+
+
+def _plus(a: Expr, b: Expr) -> Expr:
+    form = sum_of(linear(a), linear(b), 1)
+    return from_linear(form) if is_short(form) else make("add", (a, b), i64)
 
 
 @lru_cache(_MEMO)
 def sub(a: Expr, b: Expr) -> Expr:
-    """`a - b` in normal form."""
-    return from_linear(sum_of(linear(a), linear(b), -1))
+    """`a - b` in normal form if that is short."""
+    form = sum_of(linear(a), linear(b), -1)
+    return from_linear(form) if is_short(form) else make("sub", (a, b), i64)
 
 
 @lru_cache(_MEMO)
 def mul(*factors: Expr) -> Expr:
-    """The product of index expressions, in normal form."""
-    form: Linear = {(): 1}
+    """The product of index expressions, in normal form if that is short."""
+    total = ONE
     for f in factors:
-        form = product_of(form, linear(f))
-    return from_linear(form)
+        form = short_product(linear(total), linear(f))
+        total = make("mul", (total, f), i64) if form is None else from_linear(form)
+    return total
 
 
 def prod(factors: Iterable[Expr]) -> Expr:
@@ -224,16 +237,33 @@ def exact_div(a: Expr, b: Expr) -> Expr | None:
 
 def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
     """Inclusive bounds of `e` as expressions over symbols only (None = unknown)."""
-    if isinstance(e.bounds_memo, tuple):
-        return e.bounds_memo  # pyright: ignore[reportReturnType]
-    low, high = (None, None) if beyond(linear(e)) else (ZERO, ZERO)
-    for m, c in linear(e).items():
+    todo = [e]
+    while todo:  # parts first: expressions may be of any depth
+        x = todo.pop()
+        if x.bounds_memo is None:
+            parts = [a for m in linear(x) for atom in m for a in _bounded_by(atom) if a.bounds_memo is None]
+            if parts:
+                todo += [x, *parts]
+            else:
+                x.bounds_memo = _form_bounds(linear(x))
+    return e.bounds_memo or (None, None)
+
+
+def _bounded_by(atom: Expr) -> tuple[Expr, ...]:
+    """The expressions whose bounds `_atom_bounds` asks for."""
+    if atom.op in ("floordiv", "checked"):
+        return atom.args[:1]
+    return atom.args if atom.op in _EXTREMA or atom.op in _LONG else ()
+
+
+def _form_bounds(form: Linear) -> tuple[Expr | None, Expr | None]:
+    low, high = (None, None) if beyond(form) else (ZERO, ZERO)
+    for m, c in form.items():
         lo, hi = _monomial_bounds(m)
         if c < 0:
             lo, hi = hi, lo
         low = None if low is None or lo is None else add(low, mul(lo, integer(c)))
         high = None if high is None or hi is None else add(high, mul(hi, integer(c)))
-    e.bounds_memo = (low, high)
     return low, high
 
 
@@ -264,11 +294,27 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
             None if hi is None else floordiv(hi, atom.args[1]))  # fmt: skip
     if atom.op in _EXTREMA:
         return _extremum_bounds(atom)
+    if atom.op in _LONG:
+        return _long_bounds(atom)
     if atom.op == "checked":
         return bounds(atom.args[0])
     if atom.op == "cast" and atom.args[0].dtype is bool_:
         return ZERO, ONE
     return None, None
+
+
+def _long_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
+    """Bounds of a sum or product that has too many terms to be one of those."""
+    if beyond({(atom,): 1}):
+        return None, None
+    (alo, ahi), (blo, bhi) = bounds(atom.args[0]), bounds(atom.args[1])
+    if atom.op == "sub":
+        blo, bhi = bhi, blo
+    if atom.op == "mul" and not all(x is not None and at_least(x, 0) for x in (alo, blo)):
+        return None, None
+    join = {"add": add, "sub": sub, "mul": mul}[atom.op]
+    return (None if alo is None or blo is None else join(alo, blo)), (
+        None if ahi is None or bhi is None else join(ahi, bhi))  # fmt: skip
 
 
 def _extremum_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
@@ -293,17 +339,19 @@ def at_least(e: Expr, bound: int) -> bool:
         return e.value.low >= bound
     form = linear(e)
     if any(needs_bound(atom) for m in form for atom in m):
+        if beyond(form):
+            return False
         low, _ = bounds(e)
         if low is not None and low is not e:
             least = linear(low)
             if any(not isinstance(atom.value, Symbol) for m in least for atom in m):
                 proved = _low_of_atoms(least, bound)
             else:
-                proved = _shifted_nonnegative(least, bound)
+                proved = shifted_nonnegative(least, bound)
             if proved:
                 return True
         return _by_quotients(form, bound)
-    return _shifted_nonnegative(form, bound)
+    return shifted_nonnegative(form, bound)
 
 
 def _by_quotients(form: Linear, bound: int) -> bool:
@@ -349,31 +397,6 @@ def _low_of_atoms(form: Linear, bound: int) -> bool:
     return total >= bound
 
 
-def _shifted_nonnegative(form: Linear, bound: int) -> bool:
-    """Substitute s = low + s' (s' >= 0); the form is nonnegative if no coefficient is negative and the constant holds.
-    Negative terms may also be bounded by the symbols' highs."""
-    shifted: Linear = {(): -bound}
-    for m, c in form.items():
-        part: Linear = {(): c}
-        for atom in m:
-            value = atom.value
-            assert isinstance(value, Symbol)
-            part = product_of(part, {(atom,): 1, (): value.low} if value.low else {(atom,): 1})
-        shifted = sum_of(shifted, part, 1)
-    constant = shifted.pop((), 0)
-    for m, c in shifted.items():
-        if c < 0:
-            high = 1
-            for atom in m:
-                value = atom.value
-                assert isinstance(value, Symbol)
-                if value.high is None:
-                    return False
-                high *= value.high - value.low
-            constant += c * high
-    return constant >= 0
-
-
 def int_range(e: Expr) -> tuple[int | None, int | None]:
     """Inclusive numeric bounds of `e` (None = unbounded or unknown)."""
     low, high = bounds(e)
@@ -416,15 +439,16 @@ def _without_mod(form: Linear) -> Linear:
     """Remainders written as `r - b*(r // b)`, which makes sums with them canonical (but hides their bounds)."""
     for m in [m for m in form if any(atom.op == "mod" for atom in m)]:
         c = form[m]
-        term: Linear = {(): c}
+        term: Linear | None = {(): c}
         for atom in m:
-            if atom.op == "mod":
+            if term is not None and atom.op == "mod":
                 r, b = atom.args
-                factor = sum_of(linear(r), product_of(linear(b), linear(floordiv(r, b))), -1)
-            else:
-                factor = {(atom,): 1}
-            term = product_of(term, factor)
-        form = sum_of(sum_of(form, {m: c}, -1), term, 1)
+                whole = sum_of(linear(r), product_of(linear(b), linear(floordiv(r, b))), -1)
+                term = short_product(term, whole)
+            elif term is not None:
+                term = product_of(term, {(atom,): 1})
+        if term is not None:
+            form = sum_of(sum_of(form, {m: c}, -1), term, 1)
     return form
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -59,16 +59,20 @@ class Expr:
         "identity_memo",
         "linear_memo",
         "op",
+        "reach_memo",
         "value",
+        "written_memo",
     )
     op: str
     args: tuple[Expr, ...]
     dtype: DType
     value: Leaf
-    linear_memo: object
-    bounds_memo: object
+    linear_memo: dict[tuple[Expr, ...], int] | None
+    bounds_memo: tuple[Expr | None, Expr | None] | None
     below_memo: tuple[Expr, ...] | None
     identity_memo: bytes | None
+    reach_memo: object
+    written_memo: int
 
     def __repr__(self) -> str:
         return show(self)
@@ -95,7 +99,8 @@ def make(op: str, args: tuple[Expr, ...], dtype: DType, value: Leaf = None) -> E
         return found
     node = Expr()
     node.op, node.args, node.dtype, node.value = op, args, dtype, value
-    node.linear_memo = node.bounds_memo = node.below_memo = node.identity_memo = None
+    node.linear_memo = node.bounds_memo = node.below_memo = node.identity_memo = node.reach_memo = None
+    node.written_memo = 0
     _interned[key] = weakref.KeyedRef(node, _forget, key)
     return node
 
@@ -371,6 +376,21 @@ def _below(e: Expr) -> tuple[Expr, ...]:
     return e.below_memo or ()
 
 
+def unsettled(e: Expr, settled: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """Nodes below and including `e` that are not `settled`, arguments first; settled ones are not entered. The caller
+    settles each before it asks for the next: what is remembered node by node costs each node once, at any depth."""
+    todo = [e]
+    while todo:
+        x = todo[-1]
+        missing = [] if settled(x) else [a for a in x.args if not settled(a)]
+        if missing:
+            todo += missing
+            continue
+        todo.pop()
+        if not settled(x):
+            yield x
+
+
 def leaves(e: Expr, op: str) -> list[Expr]:
     """The distinct leaves (or reads) of kind `op` in `e`, in order of first use."""
     return [x for x in walk(e) if x.op == op]
@@ -388,13 +408,11 @@ def cost(e: Expr) -> int:
     return sum(SCALARS[x.op].cost for x in walk(e) if x.op in SCALARS and x.dtype is not i64)
 
 
-@lru_cache(1 << 14)
 def written(e: Expr) -> int:
     """Nodes of `e` written out, where a shared node stands as often as it is used."""
-    count: dict[Expr, int] = {}
-    for x in walk(e):
-        count[x] = 1 + sum(count[a] for a in x.args)
-    return count[e]
+    for x in unsettled(e, lambda x: x.written_memo > 0):
+        x.written_memo = 1 + sum(a.written_memo for a in x.args)
+    return e.written_memo
 
 
 MOST_WRITTEN = 512

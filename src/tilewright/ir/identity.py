@@ -27,7 +27,7 @@ from typing import cast
 import torch
 from torch._ops import OpOverload
 
-from .expr import Expr, walk
+from .expr import Expr, unsettled
 
 VERSION = "identity 1"
 """Part of every identity. Raised when what is written down here changes its meaning."""
@@ -178,14 +178,12 @@ def _parts_of(x: object) -> _Parts:
 
 def expr_identity(e: Expr) -> bytes:
     """The identity of one expression, which remembers it."""
-    if e.identity_memo is None:
-        for x in walk(e):
-            if x.identity_memo is None:
-                own = _Collected()
-                own.add((x.op, x.dtype, x.value))
-                (data,) = own.finished()
-                assert isinstance(data, bytes)
-                x.identity_memo = _hash(data + b"".join(a.identity_memo or b"" for a in x.args))
+    for x in unsettled(e, lambda x: x.identity_memo is not None):
+        own = _Collected()
+        own.add((x.op, x.dtype, x.value))
+        (data,) = own.finished()
+        assert isinstance(data, bytes)
+        x.identity_memo = _hash(data + b"".join(a.identity_memo or b"" for a in x.args))
     return e.identity_memo or b""
 
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd, prod
+from typing import NamedTuple
 
 from .dtype import Kind, i64
-from .expr import Axis, Expr, Symbol, show, written
+from .expr import Axis, Expr, Symbol, show, unsettled, written
 from .identity import expr_identity
 
 Monomial = tuple[Expr, ...]
 
+MOST_TERMS = 32
+"""Terms of a form that axes or data decide. Places have a few per dim; arithmetic of a program may square its terms
+with each step, so what has more stays a sum or product of its parts, which is an atom of what is made of it."""
+MOST_FACTORS = 16
+"""Atoms of such a term: repeated squares have few terms, but twice the atoms with each step."""
+MOST_SIZES = 256
+"""Terms, and atoms of a term, that sizes alone decide: a join of many parts has one for each, and whether sizes are
+equal is asked of all."""
+MOST_BITS = 256
+"""Bits of a coefficient, which repeated squares double."""
 _READABLE = 256
 """Nodes of an atom that is ordered by its text; the text of one that shares its parts may have no end."""
 _LARGEST = (1 << 63) - 1
+_ANY = 1 << 64
+"""The largest magnitude that is told from others: more is not needed to say that something wraps around."""
 _DATA = ("read", "value", "var")
+_RING = ("add", "sub", "neg", "mul")
 
 Linear = dict[Monomial, int]
 
@@ -28,33 +41,85 @@ def key_of(atom: Expr) -> str:
 
 
 def linear(e: Expr) -> Linear:
-    """The normal form of index expression `e`: monomial (sorted atoms) -> coefficient. Do not change the result."""
-    if isinstance(e.linear_memo, dict):
+    """The normal form of index expression `e`: monomial (sorted atoms) -> coefficient. Do not change the result.
+    Expressions may be of any depth. A sum or product that would have too many terms is an atom itself."""
+    if e.linear_memo is not None:
         return e.linear_memo
-    if e.op == "const":
-        assert isinstance(e.value, int)
-        form: Linear = {(): e.value} if e.value else {}
-    elif e.op == "add":
-        form = sum_of(linear(e.args[0]), linear(e.args[1]), 1)
-    elif e.op == "sub":
-        form = sum_of(linear(e.args[0]), linear(e.args[1]), -1)
-    elif e.op == "neg":
-        form = {m: -c for m, c in linear(e.args[0]).items()}
-    elif e.op == "mul":
-        form = product_of(linear(e.args[0]), linear(e.args[1]))
-    else:
-        form = {(e,): 1}
-    e.linear_memo = form
-    return form
+    if e.op not in _RING:
+        form: Linear = {(e,): 1}
+        if e.op == "const":
+            assert isinstance(e.value, int)
+            form = {(): e.value} if e.value else {}
+        e.linear_memo = form
+        return form
+    for x in unsettled(e, lambda x: x.linear_memo is not None or x.op not in _RING):
+        whole = _of_parts(x.op, [linear(a) for a in x.args])
+        x.linear_memo = {(x,): 1} if whole is None else whole
+    return linear(e)
+
+
+def _of_parts(op: str, parts: list[Linear]) -> Linear | None:
+    """The form of a sum, difference, negation or product of forms; None if it has too many terms."""
+    if op == "mul":
+        return short_product(*parts)
+    form = parts[0] if op != "neg" else sum_of({}, parts[0], -1)
+    if op != "neg":
+        form = sum_of(form, parts[1], 1 if op == "add" else -1)
+    return form if is_short(form) else None
+
+
+def short_product(a: Linear, b: Linear) -> Linear | None:
+    """a * b; None if it has too many terms. What has them before some cancel is not multiplied out."""
+    if len(a) * len(b) > MOST_TERMS:
+        moving, others = (sum(map(_moves, form)) for form in (a, b))
+        if max(len(a) * len(b) - MOST_SIZES, moving * len(b) + others * (len(a) - moving) - MOST_TERMS) > 0:
+            return None
+    form = product_of(a, b)
+    return form if is_short(form) else None
+
+
+def is_short(form: Linear) -> bool:
+    """Whether a form is kept as a sum of its terms."""
+    if len(form) > MOST_SIZES or any(abs(c) >> MOST_BITS for c in form.values()):
+        return False
+    if any(len(m) > MOST_FACTORS and (len(m) > MOST_SIZES or _moves(m)) for m in form):
+        return False
+    return len(form) <= MOST_TERMS or sum(map(_moves, form)) <= MOST_TERMS
+
+
+def _moves(m: Monomial) -> bool:
+    """Whether axes or data decide a term, not sizes alone."""
+    return any(not isinstance(a.value, Symbol) and _reach(a).moves for a in m)
+
+
+class _Reach(NamedTuple):
+    """What is known of an integer: the largest magnitude that numbers or a narrow type decide (0 if sizes or data do),
+    whether data of any size are in it, and whether axes or data are."""
+
+    most: int
+    any_size: bool
+    moves: bool
+
+
+def _reach(e: Expr) -> _Reach:
+    for x in unsettled(e, lambda x: x.reach_memo is not None):
+        below = [_reach(a) for a in (x.args[1:] if x.op == "mod" else x.args)]
+        any_size = x.op != "checked" and any(r.any_size for r in below)
+        if x.op in _DATA:
+            any_size = x.dtype.kind is Kind.FLOAT or x.dtype.bytes >= i64.bytes
+        moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
+        x.reach_memo = _Reach(min(_most(x), _ANY), any_size, moves)
+    assert isinstance(e.reach_memo, _Reach)
+    return e.reach_memo
 
 
 def may_wrap(e: Expr) -> bool:
     """Whether `e` is arithmetic of integers from data that may be of any size, or of places that exceeds an int64: then
     it may have wrapped around, and the quotients of its terms are not the terms of its quotient."""
     form = linear(e)
-    if form == {(e,): 1}:
+    if e.op not in _RING and form == {(e,): 1}:
         return False
-    return beyond(form) or any(_any_size(atom) for m in form for atom in m)
+    return beyond(form) or any(_reach(atom).any_size for m in form for atom in m)
 
 
 def beyond(form: Linear) -> bool:
@@ -68,16 +133,15 @@ def _ends(form: Linear) -> tuple[int, int]:
     """Numbers between which the terms lie that sizes and data of any size do not decide."""
     low = high = 0
     for m, c in form.items():
-        size = c * prod(map(_most, m))
-        signed = any(atom.op in ("floordiv", "cast", *_DATA) for atom in m)
+        size = c * prod(_reach(atom).most for atom in m)
+        signed = any(atom.op in ("floordiv", "cast", *_RING, *_DATA) for atom in m)
         low += -abs(size) if signed else min(size, 0)
         high += abs(size) if signed else max(size, 0)
     return low, high
 
 
-@lru_cache(1 << 14)
 def _most(e: Expr) -> int:
-    """The largest magnitude of an atom that numbers or a narrow type decide; 0 if sizes or data do."""
+    """The magnitude of `_Reach`, for an expression whose parts have theirs."""
     if e.op == "cast" or e.op in _DATA:
         narrow = e.args[0] if e.op == "cast" else e
         held = narrow.op in _DATA and narrow.dtype.kind in (Kind.INT, Kind.UINT)
@@ -85,6 +149,8 @@ def _most(e: Expr) -> int:
     if isinstance(e.value, Axis):
         last = linear(e.value.extent)
         return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else 0
+    if e.op in _RING:
+        return _most_of_parts(e)
     by = e.args[1].value if e.op in ("floordiv", "mod") and e.args[1].op == "const" else 0
     if not isinstance(by, int) or by == 0:
         return 0
@@ -94,13 +160,13 @@ def _most(e: Expr) -> int:
     return -(-size // abs(by)) if e.op == "floordiv" else abs(by) - 1 if low < 0 else min(size, abs(by) - 1)
 
 
-@lru_cache(1 << 14)
-def _any_size(e: Expr) -> bool:
-    if e.op in _DATA:
-        return e.dtype.kind is Kind.FLOAT or e.dtype.bytes >= i64.bytes
-    if e.op == "checked":
-        return False
-    return any(map(_any_size, e.args[1:] if e.op == "mod" else e.args))
+def _most_of_parts(e: Expr) -> int:
+    """The magnitude of a sum or product that is an atom; of another one, nothing that its terms do not say."""
+    if e.dtype is not i64:
+        return 0
+    ends = [_ends(linear(a)) for a in e.args]
+    sizes = [max(-low, high) for low, high in ends]
+    return prod(sizes) if e.op == "mul" else sum(sizes)
 
 
 def sum_of(a: Linear, b: Linear, sign: int) -> Linear:
@@ -184,3 +250,28 @@ def common_factors(form: Linear, m: Monomial, c: int) -> list[tuple[Monomial, in
 def needs_bound(atom: Expr) -> bool:
     """Whether an atom says nothing about its sign by itself."""
     return not isinstance(atom.value, Symbol)
+
+
+def shifted_nonnegative(form: Linear, bound: int) -> bool:
+    """Substitute s = low + s' (s' >= 0); the form is nonnegative if no coefficient is negative and the constant holds.
+    Negative terms may also be bounded by the symbols' highs."""
+    shifted: Linear = {(): -bound}
+    for m, c in form.items():
+        part: Linear = {(): c}
+        for atom in m:
+            value = atom.value
+            assert isinstance(value, Symbol)
+            part = product_of(part, {(atom,): 1, (): value.low} if value.low else {(atom,): 1})
+        shifted = sum_of(shifted, part, 1)
+    constant = shifted.pop((), 0)
+    for m, c in shifted.items():
+        if c < 0:
+            high = 1
+            for atom in m:
+                value = atom.value
+                assert isinstance(value, Symbol)
+                if value.high is None:
+                    return False
+                high *= value.high - value.low
+            constant += c * high
+    return constant >= 0
