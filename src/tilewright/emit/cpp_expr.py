@@ -11,7 +11,7 @@ from fractions import Fraction
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, i32, i64
-from tilewright.ir.expr import Axis, Expr, Symbol, axes_of, transform, written
+from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, unsettled, walk, written
 from tilewright.ir.program import Var
 
 from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, variables
@@ -34,6 +34,9 @@ BOUNDS = {"maximum": "at_least", "minimum": "at_most"}
 NATURAL = {"floordiv": "div_natural", "mod": "mod_natural"}
 MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 INT32 = 1 << 31
+DEEP = 96
+"""Levels of an expression up to which it is printed from its outside; the shared parts of a deeper one are printed
+first, from the innermost on: the printer takes a few calls for each level."""
 SHORT = 64
 """Nodes of lanes of an index written out, up to which each use of them is written out: compilers find the parts that
 are shared, but what shares its parts step by step has no end as text."""
@@ -94,6 +97,9 @@ class Expressions:
         self.definitions: dict[Expr, Expr] = {}
         """Values that an expression defined for good, for questions about their range."""
         self._facts: dict[Expr, tuple[set[Axis], set[int]]] = {}
+        self._depths: dict[Expr, int] = {}
+        self._parts_first = True
+        """Whether the shared parts of a deep expression are still to be printed."""
         self.reciprocals = False
         """Whether one number divides lanes through its reciprocal."""
         self.checked = True
@@ -165,6 +171,7 @@ class Expressions:
             return self._leaf(e, wide)
         name = self._known(e, wide)
         if name is None:
+            self._print_parts(e, wide)
             text = self._call_vector(e) if wide else self._call_scalar(e)
             if self.counts[e] < 2:
                 return text
@@ -173,6 +180,26 @@ class Expressions:
             self.lines.put(f"const {kind} {name} = {bare(text)};")
             self.scope.names[e, wide] = name
         return name
+
+    def _print_parts(self, e: Expr, wide: bool) -> None:
+        """Gives the shared parts of a deep expression their names, the innermost first."""
+        if not self._parts_first or written(e) <= DEEP or self._depth(e) <= DEEP:
+            return
+        self._parts_first = False
+        for x in walk(e)[:-1]:
+            if self.counts[x] > 1 and x.op in SCALARS:
+                if not wide:
+                    self.scalar(x)
+                elif x.dtype is i64 and self._plain_index(x):
+                    self.narrow_index(x)
+                else:
+                    self.vector(x)
+        self._parts_first = True
+
+    def _depth(self, e: Expr) -> int:
+        for x in unsettled(e, self._depths.__contains__):
+            self._depths[x] = 1 + max((self._depths[a] for a in x.args), default=0)
+        return self._depths[e]
 
     def _known(self, e: Expr, wide: bool | DType) -> str | None:
         axes, values = self.facts(e)
@@ -350,6 +377,7 @@ class Expressions:
             return f"recast<i32>({bare(self._shared(e, True))})"
         name = self._known(e, i32)
         if name is None:
+            self._print_parts(e, True)
             text = self._narrow_call(e)
             if self.counts[e] < 2 or written(e) <= SHORT:
                 return text

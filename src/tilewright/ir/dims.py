@@ -33,6 +33,7 @@ from .linear_form import (
     sum_of,
 )
 
+evaluate = host.evaluate
 _MEMO = 1 << 16
 """Results that each operation remembers: expressions are interned, so a look-up is by identity."""
 
@@ -479,30 +480,6 @@ def coefficient(e: Expr, of: Expr) -> Expr | None:
 def symbols_of(e: Expr) -> list[Expr]:
     """The size symbols of `e` in order of first use."""
     return leaves(e, "symbol")
-
-
-def evaluate(e: Expr, values: dict[str, int]) -> int:
-    """The number that an index expression over symbols has under `values` (name -> size). Raises KeyError if
-    unbound."""
-    if e.op == "const":
-        assert isinstance(e.value, int)
-        return e.value
-    if isinstance(e.value, (Symbol, Axis)):
-        return values[e.value.name]
-    rule = _EVALUATE.get(e.op)
-    return host.size(e, values) if rule is None else rule(*(evaluate(a, values) for a in e.args))
-
-
-_EVALUATE = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "neg": lambda a: -a,
-    "floordiv": lambda a, b: a // b if b else 0,
-    "mod": lambda a, b: a % b if b else 0,
-    "maximum": max,
-    "minimum": min,
-}
 
 
 def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import bool_
-from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.expr import Axis, Expr, Symbol
 
 Number = int | float | bool
 
@@ -68,3 +68,20 @@ def number(e: Expr, sizes: Mapping[str, Number]) -> Number:
 def size(e: Expr, sizes: Mapping[str, Number]) -> int:
     """The same for an index expression."""
     return int(number(e, sizes))
+
+
+def evaluate(e: Expr, values: Mapping[str, int]) -> int:
+    """The number that an index expression over symbols has under `values` (name -> size). Raises KeyError if
+    unbound."""
+    if e.op == "const":
+        assert isinstance(e.value, int)
+        return e.value
+    if isinstance(e.value, (Symbol, Axis)):
+        return values[e.value.name]
+    if e.op not in _WHOLE:
+        return size(e, values)
+    return _OPS[e.op](*(evaluate(a, values) for a in e.args))
+
+
+_WHOLE = ("add", "sub", "mul", "neg", "floordiv", "mod", "maximum", "minimum")
+"""Operations of integers whose arguments may be axes."""
