@@ -243,10 +243,8 @@ def bounds(e: Expr) -> tuple[Expr | None, Expr | None]:
         x = todo.pop()
         if x.bounds_memo is None:
             parts = [a for m in linear(x) for atom in m for a in _bounded_by(atom) if a.bounds_memo is None]
-            if parts:
-                todo += [x, *parts]
-            else:
-                x.bounds_memo = _form_bounds(linear(x))
+            todo += [x, *parts] if parts else []
+            x.bounds_memo = None if parts else _form_bounds(linear(x))
     return e.bounds_memo or (None, None)
 
 

@@ -26,6 +26,9 @@ _READABLE = 256
 _LARGEST = (1 << 63) - 1
 _ANY = 1 << 64
 """The largest magnitude that is told from others: more is not needed to say that something wraps around."""
+_UNKNOWN = 1 << 32
+"""The magnitude that an axis of unknown extent counts as: a product of two may wrap around, one times a stride may
+not, as it is a place of a tensor."""
 _DATA = ("read", "value", "var")
 _RING = ("add", "sub", "neg", "mul")
 
@@ -93,8 +96,8 @@ def _moves(m: Monomial) -> bool:
 
 
 class _Reach(NamedTuple):
-    """What is known of an integer: the largest magnitude that numbers or a narrow type decide (0 if sizes or data do),
-    whether data of any size are in it, and whether axes or data are."""
+    """What is known of an integer: the largest magnitude that numbers, axes or a narrow type decide (0 if data do),
+    whether data of any size are in it, and whether axes or data are, or numbers alone (that wrapped around)."""
 
     most: int
     any_size: bool
@@ -108,6 +111,7 @@ def _reach(e: Expr) -> _Reach:
         if x.op in _DATA:
             any_size = x.dtype.kind is Kind.FLOAT or x.dtype.bytes >= i64.bytes
         moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
+        moves = moves or (bool(x.args) and all(a.op == "const" for a in x.args))
         x.reach_memo = _Reach(min(_most(x), _ANY), any_size, moves)
     assert isinstance(e.reach_memo, _Reach)
     return e.reach_memo
@@ -123,14 +127,14 @@ def may_wrap(e: Expr) -> bool:
 
 
 def beyond(form: Linear) -> bool:
-    """Whether terms without sizes that are unknown may together exceed an int64: a sum that is no place of anything.
-    What is known of the range of such a sum does not hold once it has wrapped around."""
+    """Whether terms that data of any size do not decide may together exceed an int64: a sum that is no place. What is
+    known of the range of such a sum does not hold once it has wrapped around."""
     low, high = _ends(form)
     return high > _LARGEST or low < -_LARGEST - 1
 
 
 def _ends(form: Linear) -> tuple[int, int]:
-    """Numbers between which the terms lie that sizes and data of any size do not decide."""
+    """Numbers between which the terms lie that data of any size do not decide."""
     low = high = 0
     for m, c in form.items():
         size = c * prod(_reach(atom).most for atom in m)
@@ -148,24 +152,34 @@ def _most(e: Expr) -> int:
         return 1 << 8 * narrow.dtype.bytes if held and narrow.dtype.bytes < i64.bytes else 0
     if isinstance(e.value, Axis):
         last = linear(e.value.extent)
-        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else 0
+        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else _UNKNOWN
+    if isinstance(e.value, Symbol):
+        return 1  # it is part of a stride
+    if e.op in ("maximum", "minimum"):
+        return max(_magnitude(a) for a in e.args)
     if e.op in _RING:
         return _most_of_parts(e)
-    by = e.args[1].value if e.op in ("floordiv", "mod") and e.args[1].op == "const" else 0
-    if not isinstance(by, int) or by == 0:
+    if e.op not in ("floordiv", "mod") or e.dtype is not i64:
         return 0
+    by = e.args[1].value if e.args[1].op == "const" else None
+    if not isinstance(by, int) or by == 0:  # a size, or data
+        return min(max(_magnitude(e.args[0]), _UNKNOWN if e.op == "mod" else 0), 1 << 63)
     low, high = _ends(linear(e.args[0]))
     size = min(max(-low, high), 1 << 63)
     # What wraps around, or lies below zero, may have any remainder.
     return -(-size // abs(by)) if e.op == "floordiv" else abs(by) - 1 if low < 0 else min(size, abs(by) - 1)
 
 
+def _magnitude(e: Expr) -> int:
+    low, high = _ends(linear(e))
+    return max(-low, high)
+
+
 def _most_of_parts(e: Expr) -> int:
     """The magnitude of a sum or product that is an atom; of another one, nothing that its terms do not say."""
     if e.dtype is not i64:
         return 0
-    ends = [_ends(linear(a)) for a in e.args]
-    sizes = [max(-low, high) for low, high in ends]
+    sizes = [_magnitude(a) for a in e.args]
     return prod(sizes) if e.op == "mul" else sum(sizes)
 
 
