@@ -244,6 +244,13 @@ def _power(base: Expr, exponent: Expr) -> Expr:
     return call("pow", _float(base), _float(exponent))
 
 
+def _natural_power(base: Expr, exponent: Expr) -> Expr:
+    """An integer, as torch marks powers whose exponent is one and not negative; its shifts are made of them."""
+    if base.dtype is exponent.dtype is i64 and dims.static(exponent) is None:
+        return call("pow", base, exponent)
+    return _power(base, exponent)
+
+
 def _divide(a: Expr, b: Expr) -> Expr:
     return call("div", _float(a), _float(b))
 
@@ -308,7 +315,7 @@ _BUILD: dict[object, Callable[..., Expr]] = {
     fn.Min: _fold("minimum", _pairs(dims.minimum)),
     sympy.Max: _fold("maximum", _pairs(dims.maximum)),
     sympy.Min: _fold("minimum", _pairs(dims.minimum)),
-    fn.PowByNatural: _power,
+    fn.PowByNatural: _natural_power,
     fn.FloatPow: _power,
     fn.FloatTrueDiv: _divide,
     fn.IntTrueDiv: _divide,

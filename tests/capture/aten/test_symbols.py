@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
+from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
 
 
@@ -35,6 +36,9 @@ FUNCTIONS: dict[str, Callable[[torch.SymInt, torch.SymInt], torch.SymInt]] = {
     "ceil_of_ratio": lambda a, b: torch.sym_int((a + b) / 2 + 0.5),
     "scaled": lambda a, b: torch.sym_int(a * 1.5),
     "power": lambda a, b: a**2 * b,
+    "power_of_size": lambda a, b: a ** torch.sym_min(b, 3),
+    "shift_left": lambda a, b: a << torch.sym_min(b, 9),
+    "shift_right": lambda a, b: (a * a) >> torch.sym_min(b, 3),
     "negative": lambda a, b: -a + b,
 }
 
@@ -46,8 +50,9 @@ def test_values(name: str) -> None:
     before = len(env.guards)
     e = Symbols(env).expr(made)
     assert len(env.guards) == before
+    assert e.dtype is i64
     keys = (a.node.expr, b.node.expr)
-    for values in ((12, 35), (7, 3), (64, 64)):
+    for values in ((12, 35), (7, 3), (64, 64), (3, 2)):
         plain = made.node.expr.xreplace(dict(zip(keys, map(sympy.Integer, values), strict=True)))
         assert dims.evaluate(e, {str(k): v for k, v in zip(keys, values, strict=True)}) == int(plain)
 
