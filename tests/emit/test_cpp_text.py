@@ -13,6 +13,7 @@ from tests.emit.harness import FLAGS
 from tests.emit.programs import M, N, dot_tiles, elementwise, row_sum, softmax
 
 from tilewright.emit.cpp import INCLUDE, emit_unit
+from tilewright.emit.cpp_expr import float_literal
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
 from tilewright.ir.dtype import f16, f32
@@ -78,6 +79,15 @@ def test_names_of_a_model_do_not_reach_the_text() -> None:
     body = (Load(v, x, axis(c)), Store(y, axis(c), value_of(v), (c,)))
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, body),), lane=c, notes=(odd,))
     assert "system" not in emit_unit([program], (), WIDE).text
+
+
+def test_numbers_beyond_the_largest_single_are_infinite() -> None:
+    largest = 3.4028234663852886e38
+    assert float(float_literal(largest, True).rstrip("f")) == pytest.approx(largest, rel=1e-7)
+    for beyond in (3.4028236e38, 1e39, 1e300):
+        assert float_literal(beyond, True) == "__builtin_inff()"
+        assert float_literal(-beyond, True) == "-__builtin_inff()"
+        assert float_literal(beyond, False) == repr(beyond)
 
 
 def test_what_cannot_be_printed_is_refused() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
+
+import numpy as np
 
 from tilewright.errors import UnsupportedError
 from tilewright.ir import dims
@@ -64,21 +65,21 @@ def float_literal(value: float, single: bool) -> str:
         return ("-" if value < 0 else "") + f"__builtin_inf{suffix}()"
     if not single:
         return repr(value)
-    try:
-        rounded = struct.unpack("f", struct.pack("f", value))[0]
-    except OverflowError:
-        return float_literal(math.copysign(math.inf, value), single)
+    rounded = _single(value)
+    if math.isinf(rounded):
+        return float_literal(rounded, single)
     text = next(
-        t for t in (f"{rounded:.{d}g}" for d in range(1, 18)) if float(t) == value or _same_single(t, rounded)
+        t
+        for t in (f"{rounded:.{d}g}" for d in range(1, 18))
+        if float(t) == value or _single(float(t)) == rounded
     )
     return (text if "." in text or "e" in text else text + ".0") + suffix
 
 
-def _same_single(text: str, rounded: float) -> bool:
-    try:
-        return struct.unpack("f", struct.pack("f", float(text)))[0] == rounded
-    except OverflowError:
-        return False
+def _single(value: float) -> float:
+    """The nearest single; infinite beyond the largest (Python's struct says so in its own byte order only)."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 class Expressions:
