@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -257,6 +258,37 @@ def test_views_of_intermediates() -> None:
         return y[1:], y.view(-1), y.t()[:2], y.unsqueeze(0).expand(4, -1, -1)
 
     got, wanted, *_ = both(program, torch.randn(3, 4))
+    same(got, wanted)
+
+
+def _written(x: Tensor) -> Tensor:
+    """A tensor whose column was written through its transpose: the program makes it as the transpose of another."""
+    y = x * 2
+    y.t()[1].neg_()
+    return y
+
+
+def _part_of_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = _written(x)
+    return y[:2], y
+
+
+def _flat_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = _written(x)
+    return y.view(2, 8), y
+
+
+def _two_parts_of_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = _written(x)
+    return y[1:], y[:3]
+
+
+@pytest.mark.parametrize("program", [_part_of_written, _flat_written, _two_parts_of_written])
+def test_views_of_a_transposed_result_share_its_memory(program: Program) -> None:
+    got, wanted, _, _ = both(program, torch.randn(4, 4))
+    same(got, wanted)
+    for pair in (got, wanted):
+        cast("tuple[Tensor, Tensor]", pair)[0].fill_(7.0)
     same(got, wanted)
 
 

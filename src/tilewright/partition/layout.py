@@ -70,6 +70,30 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
     return found
 
 
+def returned_layouts(
+    graph: Graph, known: Mapping[Value, Layout], storages: Mapping[Value, int]
+) -> dict[Value, Layout]:
+    """Layouts of kernel results of which the program returns several views in one of its `storages`: as the first that
+    tells lies. A dense one could not show them at the strides that the program promises, and each would be copied."""
+    made = {v for op in graph.ops if op.expr is not None and not op.expr.is_view() for v in op.outputs}
+    views: dict[tuple[Value, int], list[Op]] = {}
+    for op in graph.ops:
+        if op.expr is not None and op.kernel < 0 and op.expr.is_view() and len(op.inputs) == 1:
+            if op.output in storages and op.inputs[0] in made and op.inputs[0] not in known:
+                views.setdefault((op.inputs[0], storages[op.output]), []).append(op)
+    found: dict[Value, Layout] = {}
+    for (source, _), ops in views.items():
+        if source in found or len(ops) == 1:
+            continue
+        for op in ops:
+            promised = known.get(op.output) or Layout(dims.dense_strides(op.output.shape))
+            strides = _behind(op.expr, source, promised.strides) if op.expr is not None else None
+            if strides is not None and Lying(strides, dims.ZERO, source.numel).fills(source.shape):
+                found[source] = Layout(strides)
+                break
+    return found
+
+
 def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """The strides of [batch, channel, space...] with the channel innermost."""
     inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))

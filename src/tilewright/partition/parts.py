@@ -11,7 +11,7 @@ from ..ir.expr import Expr
 from ..ir.graph import Graph, Layout, Op, Value
 from ..ir.kernel import Kernel, ViewStep
 from ..tile.sizes import estimate
-from .layout import settled_layouts, shown
+from .layout import returned_layouts, settled_layouts, shown
 from .recompute import recomputed
 
 
@@ -32,6 +32,7 @@ class Parts:
         self.producer = graph.producer()
         self.consumers = graph.consumers()
         self.layouts = settled_layouts(graph)
+        self.layouts |= returned_layouts(graph, self.layouts, storages or {})
         self.kept_values = graph.kept()
         self.views = self.strided_views()
         parts = self.returned_parts(storages or {}, fuse=fuse)
