@@ -64,6 +64,19 @@ def test_a_block_of_two_axes_is_summed_at_once(tmp_path: Path) -> None:
     np.testing.assert_allclose(outcome.arrays[1], x.double().sum((0, 2)).numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_the_mean_of_equal_singles_is_that_single(tmp_path: Path) -> None:
+    """A sum of three, rounded before it is divided, may be a bit beside: times 316, where nothing varies in a norm."""
+    case = Case("norm", lambda x: torch.nn.functional.layer_norm(x, (3,)), ((64, 3),))
+    graph = capture(case, False)
+    program = Solver(HOPPER, Options()).solve(one_kernel(graph), graph.layouts).program
+    rows = np.random.default_rng(0).standard_normal((64, 1), np.float32)
+    assert np.any((rows + rows + rows) / np.float32(3) != rows)
+    job = Job(program, [np.repeat(rows, 3, 1), None], {})
+    (outcome,) = interpret(tmp_path, [job])
+    same_as_interpreter(job, outcome)
+    assert not outcome.arrays[1].any()
+
+
 def column_sums(x: Tensor) -> Tensor:
     return x.float().sum(0)
 

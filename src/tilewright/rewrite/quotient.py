@@ -37,10 +37,11 @@ def undivided(region: Graph) -> tuple[Graph, int]:
     """The region with quotients by a row's statistic, that only folds across rows read, without a division per
     element; and how many there were.
 
-    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if the region reads halves; else exp(a) / b = exp(a) * (1 / b)
-    (field), since the logarithm of a sum has fewer digits left behind the point than the sum had."""
+    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if folds of the region read halves; else exp(a) / b =
+    exp(a) * (1 / b) (field), since the logarithm of a sum has fewer digits left behind the point than the sum had."""
     signs = _signs(region)
-    coarse = any(isinstance(v, Value) and v.dtype.is_half for v in region.inputs)
+    folds = [op for op in region.ops if op.expr is not None and op.expr.reduction is not None]
+    coarse = any(v.dtype.is_half for op in folds for v in op.inputs)
     consumers = region.consumers()
     fresh = 1 + max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
     producer = region.producer()

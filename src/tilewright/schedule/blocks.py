@@ -183,7 +183,7 @@ def _made(
         stages=stages if streamed else 1,
         apart=not shape.inner and not form.folds and _open(form, tiles),
         joined=not form.folds,
-        close=not any(v.dtype.is_half for v in form.params),
+        close=not any(v.dtype.is_half for v in form.params) or (products is not None and not products.halves),
         contracted=products is not None,
     )
 

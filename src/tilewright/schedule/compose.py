@@ -8,6 +8,7 @@ in another piece of a concatenation) nothing is tested."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import IllegalSchedule
 from ..ir import dims
@@ -122,7 +123,8 @@ class _Composer:
         source = self.kernel.ops.index(op)
         summed = not any(x.op == "mul" for b in expr.body for x in walk(b))
         kept, over = live(expr.axes), live(expr.reduce)
-        self.items.append(Item(number, kept, body, over, expr.reduction, scan, source=source, summed=summed))
+        item = Item(number, kept, body, over, expr.reduction, scan, source=source, summed=summed)
+        self.items.append(replace(item, halves=_halves_read(op)))
         for r, v in enumerate(op.outputs):
             self.folded[v] = (number, r)
 
@@ -216,6 +218,12 @@ def _moved(body: Expr, table: Mapping[Expr, Expr]) -> Expr:
 
 def _places(body: Expr) -> list[Expr]:
     return [i for x in walk(body) if x.op in ("read", "value") for i in x.args]
+
+
+def _halves_read(op: Op) -> DType | None:
+    """The half type of all floats that an op reads, if they are of one."""
+    read = {v.dtype for v in op.inputs if v.dtype.is_float}
+    return next(iter(read)) if len(read) == 1 and next(iter(read)).is_half else None
 
 
 def _jumps(x: Expr) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axes_of, call, is_const, walk
+from ..ir.expr import Axis, Expr, axes_of, call, is_const
 from ..ir.graph import Value
 from .form import Item
 
@@ -61,7 +61,7 @@ def contraction(item: Item, params: Sequence[Value], tile: Callable[[Axis], int]
     if not all(_reaches(side, {k, own}, large) for side, own in ((left, m), (right, n))):
         return None
     one, two = _product(left), _product(right)
-    return Contraction(m, n, k, one, two, _operand((one, two), params))
+    return Contraction(m, n, k, one, two, _operand((one, two), params, item.halves))
 
 
 def sides(item: Item) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
@@ -142,15 +142,11 @@ def _rounded(e: Expr) -> DType | None:
     return e.args[0].dtype if e.op == "cast" and e.args[0].op == "cast" and e.args[0].dtype.is_half else None
 
 
-def _operand(both: tuple[Expr, Expr], params: Sequence[Value]) -> DType:
-    """The half type in which a side is stored, if the other one is rounded to it, or nothing that either side reads is
-    wider: then a computed side was of this type in the program too."""
+def _operand(both: tuple[Expr, Expr], params: Sequence[Value], read: DType | None) -> DType:
+    """The half type in which a side is stored, if the other one is rounded to it, or the program multiplies numbers of
+    this type only (`read`): then a computed side was of this type there too."""
     whole = {stored_half(e, params) or _rounded(e) for e in both}
     if len(whole) == 1 and (same := whole.pop()) is not None:
         return same
     halves = {h for e in both if (h := stored_half(e, params)) is not None}
-    read = {
-        params[x.value].dtype for e in both for x in walk(e) if x.op == "read" and isinstance(x.value, int)
-    }
-    wide = {t for t in read if t.is_float} - halves
-    return next(iter(halves)) if len(halves) == 1 and not wide else both[0].dtype
+    return read if read is not None and halves == {read} else both[0].dtype

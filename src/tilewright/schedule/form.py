@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import dims
+from ..ir.dtype import DType
 from ..ir.expr import Axis, Expr, walk
 from ..ir.graph import Value
 from ..ir.reduction import Reduction
@@ -25,7 +26,8 @@ class Item:
     `kept` are the classes that index its result, `reduce` those it folds over; `scan` is a kept class along which the
     fold is an inclusive running one. `source` is the place of a fold's op in the kernel (-1: it stems from none).
     `summed`: its op adds up products that another op makes, as libraries do in levels; a product of matrices is one
-    chain there."""
+    chain there. `halves`: the half type of all floats that its op reads, if they are of one: what the kernel makes of
+    them was rounded to it in the program, and may be rounded again; None keeps what is computed as it is."""
 
     id: int
     kept: tuple[Axis, ...]
@@ -37,6 +39,7 @@ class Item:
     offset: Expr = dims.ZERO
     source: int = -1
     summed: bool = False
+    halves: DType | None = None
 
     @property
     def is_fold(self) -> bool:

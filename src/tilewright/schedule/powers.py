@@ -112,7 +112,9 @@ def quick_logarithms(form: Form) -> Form:
     products = {
         i.id
         for i in form.folds.values()
-        if sides(i) is not None and any(stored_half(f, form.params) for f in factors(i.body[0]))
+        if i.halves is not None
+        and sides(i) is not None
+        and any(stored_half(f, form.params) for f in factors(i.body[0]))
     }
 
     def rounded(x: Expr) -> bool:

@@ -1,6 +1,7 @@
 """Sums of singles in doubles, where terms may cancel.
 
     s[i] = sum over r of x(i, r)        in doubles, rounded once
+    s[i] / n                            in doubles, rounded once, where a program divides the sum
 
 Each addition of singles rounds to half a unit of what has been summed so far, so a sum that comes out small keeps few
 digits, and the mean of equal elements is not that element: no distance from it is 0 then, and a norm with a small
@@ -11,10 +12,11 @@ halves, or corrected while it is summed (an online law), stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from ..ir.dtype import f32, f64
-from ..ir.expr import call, cast, const, slot, walk
+from ..ir.expr import Expr, call, cast, const, make, slot, transform, walk
 from ..ir.reduction import Reduction, sum_
 from ..rewrite.sign import sign_of
 from .contract import contraction, sides
@@ -24,33 +26,67 @@ from .schedule import Schedule
 _SINGLES = sum_(f32)
 
 
-def _in_doubles() -> Reduction:
+def _in_doubles(name: str, *, rounded: bool) -> Reduction:
     a, b, e = slot("a", 0, f64), slot("b", 0, f64), slot("e", 0, f32)
     return Reduction(
-        "sum in doubles",
+        name,
         (f32,),
         (f64,),
         (const(0, f64),),
         (cast(e, f64),),
         (call("add", a, b),),
-        (cast(a, f32),),
+        (cast(a, f32) if rounded else a,),
     )
 
 
-IN_DOUBLES = _in_doubles()
+IN_DOUBLES = _in_doubles("sum in doubles", rounded=True)
 """The sum of singles over a state of a double."""
+TO_DOUBLES = _in_doubles("sum to doubles", rounded=False)
+"""The same, which its readers round: a sum of n equal singles, divided by n, is that single only if it was not rounded
+before."""
 
 
 def with_wide_sums(form: Form, schedule: Schedule) -> Form:
     """The form with `IN_DOUBLES` for the sums of singles whose terms may cancel."""
     followed = _followed(form)
-    items = tuple(
-        replace(i, reduction=IN_DOUBLES)
+    wide = {
+        i.id
+        for i in form.items
         if i.id not in followed and _may_cancel(i, form) and not _is_product(i, form, schedule)
-        else i
+    }
+    if not wide:
+        return form
+    divided = {d for i in form.items for b in i.roots for x in walk(b) for d in _divided(x)} & wide
+    items = tuple(
+        replace(i, body=tuple(_read_late(b, divided) for b in i.body), reduction=_of(i, wide, divided))
         for i in form.items
     )
-    return replace(form, items=items) if items != form.items else form
+    return replace(form, items=items)
+
+
+def _of(item: Item, wide: Set[int], divided: Set[int]) -> Reduction | None:
+    if item.id not in wide or not item.is_fold:
+        return item.reduction
+    return TO_DOUBLES if item.id in divided else IN_DOUBLES
+
+
+def _divided(x: Expr) -> Sequence[int]:
+    """The fold that `x` divides, by what reads none."""
+    plain = x.op == "div" and x.args[0].op == "value" and not folds_read(x.args[1:])
+    return folds_read(x.args[:1]) if plain else ()
+
+
+def _read_late(body: Expr, divided: Set[int]) -> Expr:
+    """The body with the sums that are doubles rounded where they are read, behind a division."""
+
+    def visit(x: Expr) -> Expr | None:
+        sum_at = x.args[0] if _divided(x) else x
+        if sum_at.op != "value" or not isinstance(sum_at.value, tuple) or sum_at.value[0] not in divided:
+            return None
+        kept = make("value", sum_at.args, f64, sum_at.value)
+        return cast(kept if x is sum_at else call("div", kept, cast(x.args[1], f64)), f32)
+
+    return transform(body, visit)
 
 
 def _may_cancel(item: Item, form: Form) -> bool:
