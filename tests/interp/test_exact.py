@@ -222,6 +222,11 @@ def test_what_cannot_be_followed_is_an_error():
         A.exp.log.log  # noqa: B018
     with pytest.raises(ResidueError):
         A / POSITIVE.log
+    lowest = from_floats(np.full(A.a.shape, -3.4028234663852886e38))
+    for op in ("maximum", "eq"):  # two numbers whose shadows are the lowest float
+        EXACT.apply(op, [lowest, lowest], f32, f32)
+        with pytest.raises(ResidueError):
+            EXACT.apply(op, [(X(lowest) - A).a, (X(lowest) - B).a], f32, f32)
     three = A.exp.exp.exp
     with pytest.raises(ResidueError):
         equal(three.a, three.a)

@@ -232,8 +232,25 @@ def _choose(condition: Array, yes: Array, no: Array) -> Array:
     return np.where(condition, yes, no)
 
 
+TRACELESS = 2.0**60
+"""Numbers to whose shadows unknowns of size 1 add nothing."""
+
+
+def _told_apart(a: Array, b: Array | None = None) -> None:
+    """Raises ResidueError where shadows are so large that what is added to them leaves no trace, and residues differ:
+    a comparison would take two numbers for one."""
+    if b is None:
+        return
+    a, b = np.broadcast_arrays(a, b)
+    large = (a["v"] == b["v"]) & (np.abs(a["v"]) >= TRACELESS) & np.isfinite(a["v"])
+    known = (a["w"] != LOST) & (b["w"] != LOST)
+    if np.any(large & (known & (a["w"] != b["w"])).any(-1)):
+        raise ResidueError("numbers too large to be told apart")
+
+
 def _extremum(better: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     def apply(a: Array, b: Array) -> Array:
+        _told_apart(a, b)
         first = np.isnan(a["v"]) | (~np.isnan(b["v"]) & better(a["v"], b["v"]))
         return _choose(first, a, b)
 
@@ -334,6 +351,7 @@ class Exact:
             if not dtype.is_float:
                 return FLOATS.apply(op, args, dtype, result)
             if op in _BY_SHADOW:
+                _told_apart(*args)
                 return FLOATS.apply(op, [a["v"] for a in args], f64, result)
             return _OPS[op](*args)
 
