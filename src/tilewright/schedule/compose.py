@@ -221,9 +221,9 @@ def _places(body: Expr) -> list[Expr]:
 
 
 def _halves_read(op: Op) -> DType | None:
-    """The half type of all floats that an op reads, if they are of one."""
-    read = {v.dtype for v in op.inputs if v.dtype.is_float}
-    return next(iter(read)) if len(read) == 1 and next(iter(read)).is_half else None
+    """The half type of floats that an op reads, if they are of one. A program that widens halves reads singles."""
+    read = {v.dtype for v in op.inputs if v.dtype.is_half}
+    return next(iter(read)) if len(read) == 1 else None
 
 
 def _jumps(x: Expr) -> bool:

@@ -143,8 +143,8 @@ def _rounded(e: Expr) -> DType | None:
 
 
 def _operand(both: tuple[Expr, Expr], params: Sequence[Value], read: DType | None) -> DType:
-    """The half type in which a side is stored, if the other one is rounded to it, or the program multiplies numbers of
-    this type only (`read`): then a computed side was of this type there too."""
+    """The half type in which a side is stored, if the other one is rounded to it, or the op itself reads numbers of
+    this type (`read`): no product takes two types, so that a computed side was of this one there too."""
     whole = {stored_half(e, params) or _rounded(e) for e in both}
     if len(whole) == 1 and (same := whole.pop()) is not None:
         return same

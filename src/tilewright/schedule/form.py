@@ -26,8 +26,8 @@ class Item:
     `kept` are the classes that index its result, `reduce` those it folds over; `scan` is a kept class along which the
     fold is an inclusive running one. `source` is the place of a fold's op in the kernel (-1: it stems from none).
     `summed`: its op adds up products that another op makes, as libraries do in levels; a product of matrices is one
-    chain there. `halves`: the half type of all floats that its op reads, if they are of one: what the kernel makes of
-    them was rounded to it in the program, and may be rounded again; None keeps what is computed as it is."""
+    chain there. `halves`: the half type of floats that its op reads, if they are of one: what the kernel multiplies
+    them with was rounded to it in the program, or in the library's routine; None keeps what is computed as it is."""
 
     id: int
     kept: tuple[Axis, ...]
