@@ -45,3 +45,29 @@ def test_what_is_made_of_widened_halves_is_no_half(
         exact = program(x.double())
     verdict = accuracy.compare(made, program(x), exact)
     assert verdict.passed, str(verdict)
+
+
+def column_weights(x: Tensor) -> Tensor:
+    return (x @ x.mT / 4).softmax(-2) @ x
+
+
+def columns_and_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    p = (x @ x.mT / 4).softmax(-1)
+    return p @ x, p.sum(-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("program", [column_weights, columns_and_sums])
+def test_a_maximum_that_two_kernels_read_is_one_number(
+    program: Callable[[Tensor], object], dtype: torch.dtype
+) -> None:
+    """The maximum of half scores is stored as a half: the sum of exponentials beside it must take the same."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 300, 64).to(dtype)
+    compiled = torch.compile(program, backend="tilewright", options={"contractions": "inside"})
+    with accuracy._WideCalls(), accuracy._Wide():  # pyright: ignore[reportPrivateUsage]
+        exact = program(x.double())
+    made = [t if isinstance(t, tuple) else (t,) for t in (compiled(x), program(x), exact)]
+    for ours, eager, r in zip(*made, strict=True):
+        verdict = accuracy.compare(ours, eager, r)
+        assert verdict.passed, str(verdict)

@@ -34,7 +34,7 @@ from ..ir.pattern import Rewriter
 from ..ir.tensor import TensorExpr
 from ..rewrite.rules import CASTS, SETTLED
 from .checks import checked_index, checked_where, inside_of, with_tests
-from .form import Form, Item
+from .form import Form, Item, folds_read
 
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
 """Functions of floats that jump."""
@@ -174,8 +174,12 @@ class _Composer:
         return rebuild(x, args) if x.args else x
 
     def rounded(self, e: Expr, v: Value) -> Expr:
-        """What computes an element of `v`, rounded as it would be in memory if that is asked for."""
-        if not self.round_halves or not v.dtype.is_half or e.op in ("read", "const"):
+        """What computes an element of `v`, rounded as it would be in memory if that is asked for, or if it is stored
+        and made of folds: a maximum that is read here is to be the one that other kernels read, or what either makes
+        with it does not fit."""
+        if not v.dtype.is_half or e.op in ("read", "const"):
+            return e
+        if not self.round_halves and not (v in self.kernel.outputs and folds_read((e,))):
             return e
         if e.op == "cast" and e.args[0].op == "cast" and e.args[0].dtype is v.dtype:
             return e
