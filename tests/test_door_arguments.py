@@ -97,3 +97,28 @@ def test_what_an_exported_program_holds_cannot_be_another() -> None:
             tilewright.compile(masked, given)
     with pytest.raises(InputError, match="must be a tensor"):
         compiled(None, X, True, 3.0)
+
+
+class Writing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.add_(y)
+        y[0] = 7
+        self.count += 1
+        return x * 2, y, y[1:] * 1, self.count
+
+
+def test_a_written_argument_that_an_exported_program_returns_is_itself() -> None:
+    program = torch.export.export(Writing(), (torch.randn(3, 4), torch.randn(3, 4)))
+    compiled, module = tilewright.compile(program), program.module()
+    for _ in range(2):
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        x2, y2 = x.clone(), y.clone()
+        ours, theirs = compiled(x, y), module(x2, y2)
+        assert isinstance(ours, tuple) and ours[1] is y and theirs[1] is y2
+        for a, b in zip((*ours[:3], x, y), (*theirs[:3], x2, y2), strict=True):
+            torch.testing.assert_close(a, b)
+    assert ours[3].data_ptr() == compiled(x, y)[3].data_ptr(), "the buffer itself"

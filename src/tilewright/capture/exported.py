@@ -25,7 +25,8 @@ class Exported:
     `weights` are tensors by placeholder name (parameters, buffers and constants that nothing writes to); `state` are
     those that the program writes to. `inputs` name the placeholders of the caller's flat arguments.
     Result k of the graph is copied into `writes[k]` (a tensor of the state, or the number of a flat argument), or is
-    the next output.
+    the next output. Where it is the value that result `written[k]` is, the output is what that was copied into, as in
+    torch's module of the program.
     """
 
     gm: fx.GraphModule
@@ -33,6 +34,7 @@ class Exported:
     state: Mapping[str, Tensor]
     inputs: tuple[str, ...]
     writes: Mapping[int, Tensor | int]
+    written: Mapping[int, int]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     conditions: tuple[Expr, ...] = ()
@@ -95,9 +97,23 @@ def exported(program: ExportedProgram) -> Exported:
     call = program.call_spec
     assert call.in_spec is not None and call.out_spec is not None
     gm = program.graph_module
+    (results,) = gm.graph.output_node().args
+    assert isinstance(results, (tuple, list))
+    places = {results[k]: k for k in writes}
+    written = {k: places[r] for k, r in enumerate(results) if k not in writes and r in places}
     # A trace takes every free size for more than 1; torch runs the program at whatever its author has allowed.
     ranges = program.range_constraints
     needed = conditions(shape_env(gm), ranges)
     return Exported(
-        gm, weights, state, tuple(inputs), writes, call.in_spec, call.out_spec, needed, ranges, constants
+        gm,
+        weights,
+        state,
+        tuple(inputs),
+        writes,
+        written,
+        call.in_spec,
+        call.out_spec,
+        needed,
+        ranges,
+        constants,
     )

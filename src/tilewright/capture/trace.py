@@ -77,7 +77,7 @@ def trace(
         ) from error  # fmt: skip
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     _, in_spec = pytree.tree_flatten((tuple(inputs), {}))
-    return Exported(gm, {}, {}, tuple(names), {}, in_spec, spec[-1], conditions(env))
+    return Exported(gm, {}, {}, tuple(names), {}, {}, in_spec, spec[-1], conditions(env))
 
 
 def _apart(inputs: Sequence[Tensor]) -> list[Tensor]:

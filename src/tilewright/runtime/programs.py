@@ -152,9 +152,11 @@ class ProgramWay:
                 results = self.built.executable(given, out)
             else:
                 results = self.built.executable(given)
-            for k, target in writes.items():
-                self._write(leaves, target, results[k])
-        returned = [r for k, r in enumerate(results) if k not in writes]
+            places = {k: self._write(leaves, target, results[k]) for k, target in writes.items()}
+        written = self.program.written
+        returned = [
+            places[written[k]] if k in written else r for k, r in enumerate(results) if k not in writes
+        ]
         result = pytree.tree_unflatten(returned, self.program.out_spec)
         if out is not None and writes:
             return deliver(result, out, [x for x in leaves if isinstance(x, Tensor)])
@@ -175,8 +177,8 @@ class ProgramWay:
 
         return short
 
-    def _write(self, leaves: Sequence[object], target: Tensor | int, value: Result) -> None:
+    def _write(self, leaves: Sequence[object], target: Tensor | int, value: Result) -> Tensor:
         place = leaves[target] if isinstance(target, int) else target
         if not isinstance(place, Tensor) or not isinstance(value, Tensor):
             raise InputError("the program writes to an argument that is no tensor", phase="input")
-        place.copy_(value)
+        return place.copy_(value)
