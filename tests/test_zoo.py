@@ -89,7 +89,7 @@ def test_of_a_hundred_draws_only_what_still_fails_is_kept() -> None:
 
     first = (Step([bad, lucky], [], []), Step([eager, eager], [], []), Step([exact, exact], [], []))
     assert not judged("results", first, more)["passed"]
-    assert asked == [([0, 1], 20), ([0], 80)]
+    assert asked == [([0, 1], 20), ([0], 80), ([0], 300)]
 
 
 def test_another_shape_is_wrong_over_all_draws() -> None:

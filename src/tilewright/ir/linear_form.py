@@ -155,7 +155,7 @@ def _most(e: Expr) -> int:
         return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else _UNKNOWN
     if isinstance(e.value, Symbol):
         return 1  # it is part of a stride
-    if e.op in ("maximum", "minimum"):
+    if e.op in ("maximum", "minimum") and e.dtype is i64:
         return max(_magnitude(a) for a in e.args)
     if e.op in _RING:
         return _most_of_parts(e)
