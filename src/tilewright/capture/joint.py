@@ -31,7 +31,7 @@ from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.regained import in_place
 from tilewright.capture.rolled import rolled
 from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved, save_sources
-from tilewright.capture.shares import as_traced, told_apart
+from tilewright.capture.shares import told_apart
 from tilewright.capture.sides import around_sides
 from tilewright.errors import UnsupportedError
 
@@ -114,8 +114,9 @@ def through_autograd(
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
                 runner: Runner = Frozen(graph, build, fixed) if fixed else build(graph, kind, {})
-            runner = in_place(graph, runner) if kind != "backward" else runner
-            return _boxed(as_traced(graph, told_apart(graph, runner)), kind, recorder)
+            return _boxed(
+                told_apart(graph, in_place(graph, runner) if kind != "backward" else runner), kind, recorder
+            )
 
         return compile_one
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, fx
-from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput
 from torch._ops import OpOverload
 
-from ..errors import InputError
 from ..ir.graph import Share, Shares
 from .memory import storage_of
 from .opaque import Runner, returned
@@ -64,35 +62,6 @@ def told_apart(gm: fx.GraphModule, runner: Runner) -> Runner:
             if isinstance(made, Tensor) and any(made is t for t in (*(results[j] for j in others), *seen)):
                 results[k] = made.detach()
         return results
-
-    run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
-    return run
-
-
-def as_traced(gm: fx.GraphModule, runner: Runner) -> Runner:
-    """`runner` for inputs that share a storage and are no views by torch's books: torch gives the storage in their
-    place, all of it, but traced the program with as much of it as they reach."""
-    places = [
-        (i, int(n.meta["val"].shape[0]))
-        for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")
-        if isinstance(n.meta.get("desc"), SyntheticBaseAOTInput) and isinstance(n.meta["val"].shape[0], int)
-    ]
-    if not places:
-        return runner
-    plain: Callable[[], Runner] | None = getattr(runner, "entry", None)
-    inner = runner if plain is None else plain()
-
-    def run(args: list[object]) -> list[object]:
-        for i, size in places:
-            storage = args[i]
-            assert isinstance(storage, Tensor)
-            if storage.numel() < size:  # torch does not guard that these inputs share a storage
-                raise InputError(
-                    f"inputs shared a storage of {size} elements when they were compiled, and lie otherwise now",
-                    phase="run", hint="compile the program for them anew, or give it copies",
-                )  # fmt: skip
-            args[i] = storage[:size]
-        return inner(args)
 
     run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return run
