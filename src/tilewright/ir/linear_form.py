@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import NamedTuple
 
-from .dtype import Kind, i64
+from .dtype import Kind, bool_, i64
 from .expr import Axis, Expr, Symbol, show, unsettled, written
 from .identity import expr_identity
 
@@ -31,6 +31,8 @@ _UNKNOWN = 1 << 32
 not, as it is a place of a tensor."""
 _DATA = ("read", "value", "var")
 _RING = ("add", "sub", "neg", "mul")
+_BOUNDED = (*_RING, "floordiv", "mod", "maximum", "minimum", "where", "abs")
+"""Operations on integers whose results are no larger than their arguments say."""
 
 Linear = dict[Monomial, int]
 
@@ -96,8 +98,9 @@ def _moves(m: Monomial) -> bool:
 
 
 class _Reach(NamedTuple):
-    """What is known of an integer: the largest magnitude that numbers, axes or a narrow type decide (0 if data do),
-    whether data of any size are in it, and whether axes or data are, or numbers alone (that wrapped around)."""
+    """What is known of an integer: the largest magnitude that numbers, axes or a narrow type decide (0 if data of any
+    size do), whether data of any size are in it, and whether axes or data are, or numbers alone (that wrapped
+    around)."""
 
     most: int
     any_size: bool
@@ -106,15 +109,30 @@ class _Reach(NamedTuple):
 
 def _reach(e: Expr) -> _Reach:
     for x in unsettled(e, lambda x: x.reach_memo is not None):
-        below = [_reach(a) for a in (x.args[1:] if x.op == "mod" else x.args)]
-        any_size = x.op != "checked" and any(r.any_size for r in below)
-        if x.op in _DATA:
-            any_size = x.dtype.kind is Kind.FLOAT or x.dtype.bytes >= i64.bytes
         moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
         moves = moves or (bool(x.args) and all(a.op == "const" for a in x.args))
-        x.reach_memo = _Reach(min(_most(x), _ANY), any_size, moves)
+        x.reach_memo = _Reach(min(_most(x), _ANY), _is_any_size(x), moves)
     assert isinstance(e.reach_memo, _Reach)
     return e.reach_memo
+
+
+def _is_any_size(e: Expr) -> bool:
+    """Whether an integer may be of any size, for an expression whose parts are known: what no rule here bounds is."""
+    if e.op in _DATA:
+        return e.dtype.kind is Kind.FLOAT or e.dtype.bytes >= i64.bytes
+    if e.op == "cast" and e.dtype is i64:
+        return e.args[0].dtype.is_float or (not _is_narrow(e.args[0]) and _reach(e.args[0]).any_size)
+    if e.op == "checked":
+        return False
+    if e.dtype is i64 and e.args and e.op not in _BOUNDED:
+        return True
+    parts = e.args[1:] if e.op in ("mod", "where") else e.args
+    return any(_reach(a).any_size for a in parts)
+
+
+def _is_narrow(e: Expr) -> bool:
+    """Whether the type of an expression bounds it within an int64."""
+    return e.dtype is bool_ or (e.dtype.kind in (Kind.INT, Kind.UINT) and e.dtype.bytes < i64.bytes)
 
 
 def may_wrap(e: Expr) -> bool:
@@ -138,7 +156,7 @@ def _ends(form: Linear) -> tuple[int, int]:
     low = high = 0
     for m, c in form.items():
         size = c * prod(_reach(atom).most for atom in m)
-        signed = any(atom.op in ("floordiv", "cast", *_RING, *_DATA) for atom in m)
+        signed = any(atom.op not in ("axis", "symbol", "mod", "abs") for atom in m)
         low += -abs(size) if signed else min(size, 0)
         high += abs(size) if signed else max(size, 0)
     return low, high
@@ -147,16 +165,19 @@ def _ends(form: Linear) -> tuple[int, int]:
 def _most(e: Expr) -> int:
     """The magnitude of `_Reach`, for an expression whose parts have theirs."""
     if e.op == "cast" or e.op in _DATA:
-        narrow = e.args[0] if e.op == "cast" else e
-        held = narrow.op in _DATA and narrow.dtype.kind in (Kind.INT, Kind.UINT)
-        return 1 << 8 * narrow.dtype.bytes if held and narrow.dtype.bytes < i64.bytes else 0
+        held = e.args[0] if e.op == "cast" else e
+        if held.dtype is bool_:
+            return 1
+        if _is_narrow(held):
+            return 1 << 8 * held.dtype.bytes
+        return _magnitude(held) if e.op == "cast" and held.dtype is i64 else 0
     if isinstance(e.value, Axis):
         last = linear(e.value.extent)
         return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else _UNKNOWN
     if isinstance(e.value, Symbol):
         return 1  # it is part of a stride
-    if e.op in ("maximum", "minimum") and e.dtype is i64:
-        return max(_magnitude(a) for a in e.args)
+    if e.op in ("maximum", "minimum", "where", "abs") and e.dtype is i64:
+        return max(_magnitude(a) for a in (e.args[1:] if e.op == "where" else e.args))
     if e.op in _RING:
         return _most_of_parts(e)
     if e.op not in ("floordiv", "mod") or e.dtype is not i64:
