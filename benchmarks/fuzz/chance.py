@@ -27,7 +27,7 @@ from tilewright import accuracy
 SIGMAS = 2.0
 """Standard deviations by which the draws that are refused may outnumber those that are with the roles exchanged."""
 FEW = 8
-"""Results of so many different numbers say as much as so many elements."""
+"""Elements that are the same few numbers again and again are that many samples of an error, however many there are."""
 ROUNDED = 8
 """Ways to round the inputs of a draw, and what is computed of them, at random."""
 ROUNDINGS = 4.0

@@ -125,7 +125,7 @@ def _over_draws(
         if not failed or (late and time.process_time() - start > PATIENCE):
             break
         if late:
-            chosen = [*failed, *range(doubtful, len(kept))]  # a hundred draws of all tensors are gigabytes
+            chosen = [*failed, *range(doubtful, len(kept))]  # so many draws of all tensors are gigabytes
             kept = {places[n]: kept[places[n]] for n in chosen}
             draws = [[draw[n] for n in chosen] for draw in draws]
             runs = [[[draw[n] for n in chosen] for draw in run] for run in runs]

@@ -87,12 +87,16 @@ def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
         same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
 
 
-def sums(program: TileProgram, *, summed: bool = True, read: bool = False) -> Form:
-    """A form with the folds of a program's products, and if they are `read`, with a fold over them."""
+def sums(
+    program: TileProgram, *, summed: bool = True, read: bool = False, stored: bool = False
+) -> Form:  # fmt: skip
+    """A form with the folds of a program's products, if they are `read`, with a fold over them, and if they are
+    `stored`, with an output that is the first one."""
     dots = [s for s in program.statements() if isinstance(s, Dot)]
     items = [Item(n, s.acc.axes, (), (s.k,), sum_(f32), summed=summed) for n, s in enumerate(dots)]
     reader = Item(len(dots), (), (make("value", (), f32, (0, 0)),), dots[0].acc.axes, sum_(f32))
-    return Form((), (), (*items, reader) if read else tuple(items))
+    output = Item(len(dots) + 1, dots[0].acc.axes, (make("value", (), f32, (0, 0)),), param=0)
+    return Form((), (), (*items, *([reader] if read else []), *([output] if stored else [])))
 
 
 @pytest.mark.parametrize("depth", [204, 256])
@@ -116,9 +120,9 @@ def test_a_class_in_pieces_is_one_chain() -> None:
         assert chained(program, sums(program), 32) == program
     whole = product(16, 200, 16, step=256)
     assert chained(whole, sums(whole), 0) == whole
-    scores = sums(whole, summed=False, read=True)
-    assert chained(whole, scores, 32) == whole, "a product of matrices that a fold reads is one chain"
-    for form in (sums(whole), sums(whole, read=True), sums(whole, summed=False)):
+    for scores in (sums(whole, summed=False, read=True, stored=True), sums(whole, summed=False)):
+        assert chained(whole, scores, 32) == whole, "a product that may be computed again is one chain"
+    for form in (sums(whole), sums(whole, read=True), sums(whole, summed=False, stored=True)):
         (dot,) = [s for s in chained(whole, form, 32).statements() if isinstance(s, Dot)]
         assert dot.chain == 32
 

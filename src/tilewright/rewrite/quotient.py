@@ -37,7 +37,7 @@ def undivided(region: Graph) -> tuple[Graph, int]:
     """The region with quotients by a row's statistic, that only folds across rows read, without a division per
     element; and how many there were.
 
-    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if folds of the region read halves; else exp(a) / b =
+    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if any fold of the region reads halves; else exp(a) / b =
     exp(a) * (1 / b) (field), since the logarithm of a sum has fewer digits left behind the point than the sum had."""
     signs = _signs(region)
     folds = [op for op in region.ops if op.expr is not None and op.expr.reduction is not None]

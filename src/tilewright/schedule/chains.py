@@ -3,9 +3,10 @@
 A chain of n sums rounds n times by the size of what it has so far; sums of chains of c products round n / c + c times.
 A program that adds up products of its own has them added in levels by eager, and so has a small product of matrices; a
 large one is one chain there, and scores that decide a softmax are as close as eager's if they round alike. All that
-computes a product again must round as the first did: equal scores stay equal from pass to pass. So a class is cut in
-chains only where such sums run over it, or products that no other fold reads, each has all of it in one block, and
-nothing else sums over it.
+computes a product again must round as the first did: equal scores stay equal from pass to pass and from kernel to
+kernel. So a class is cut in chains only where such sums run over it, or products that are stored as they are, so that
+nobody computes them again, and that no other fold of the kernel reads; each has all of it in one block, and nothing
+else sums over it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir import dims
-from ..ir.expr import Axis
+from ..ir.expr import Axis, Expr
 from ..ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrite_body
 from .form import Form, folds_read
 
@@ -22,7 +23,8 @@ def chained(program: TileProgram, form: Form, chain: int) -> TileProgram:
     """The program of a form with `chain` products (0: no limit) in a chain."""
     folds = [t for t in form.items if t.is_fold]
     read = {number for t in folds for number in folds_read(t.roots)}
-    cut = [t.summed or t.id not in read for t in folds]
+    stored = {number for o in form.outputs for number in _stored(o.body[0])}
+    cut = [t.summed or (t.id in stored and t.id not in read) for t in folds]
     summed = {a for t, c in zip(folds, cut, strict=True) if c for a in t.reduce} - {
         a for t, c in zip(folds, cut, strict=True) if not c for a in t.reduce
     }
@@ -38,6 +40,13 @@ def chained(program: TileProgram, form: Form, chain: int) -> TileProgram:
 
     whole = {k for k in whole if not _fits(k, chain)}
     return replace(program, body=rewrite_body(program.body, change)) if whole else program
+
+
+def _stored(body: Expr) -> list[int]:
+    """The fold that an output is, but for its type."""
+    while body.op in ("cast", "narrow"):
+        body = body.args[0]
+    return folds_read((body,)) if body.op == "value" else []
 
 
 def _is_one_step(loop: Loop) -> bool:

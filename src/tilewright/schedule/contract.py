@@ -144,7 +144,8 @@ def _rounded(e: Expr) -> DType | None:
 
 def _operand(both: tuple[Expr, Expr], params: Sequence[Value], read: DType | None) -> DType:
     """The half type in which a side is stored, if the other one is rounded to it, or the op itself reads numbers of
-    this type (`read`): no product takes two types, so that a computed side was of this one there too."""
+    this type (`read`): a product of matrices takes one type, so that a computed side was of it there too, or is
+    rounded to it by the library's routine, as the weights of attention are."""
     whole = {stored_half(e, params) or _rounded(e) for e in both}
     if len(whole) == 1 and (same := whole.pop()) is not None:
         return same

@@ -71,13 +71,13 @@ def _of(item: Item, wide: Set[int], divided: Set[int]) -> Reduction | None:
 
 
 def _divided(x: Expr) -> Sequence[int]:
-    """The fold that `x` divides, by what reads none."""
+    """The sum of which `x` is a quotient, if what divides it reads no fold."""
     plain = x.op == "div" and x.args[0].op == "value" and not folds_read(x.args[1:])
     return folds_read(x.args[:1]) if plain else ()
 
 
 def _read_late(body: Expr, divided: Set[int]) -> Expr:
-    """The body with the sums that are doubles rounded where they are read, behind a division."""
+    """The body with the sums that are doubles rounded where they are read: behind a division, or at once."""
 
     def visit(x: Expr) -> Expr | None:
         sum_at = x.args[0] if _divided(x) else x
