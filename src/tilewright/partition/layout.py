@@ -73,8 +73,9 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
 def returned_layouts(
     graph: Graph, known: Mapping[Value, Layout], storages: Mapping[Value, int]
 ) -> dict[Value, Layout]:
-    """Layouts of kernel results of which the program returns several views in one of its `storages`: as the first that
-    tells lies. A dense one could not show them at the strides that the program promises, and each would be copied."""
+    """Layouts of kernel results of which the program returns several views in one of its `storages`, read off the first
+    view whose strides fill the whole of it; none if no view does, and then each is copied. A dense result could not
+    show them at the strides that the program promises."""
     made = {v for op in graph.ops if op.expr is not None and not op.expr.is_view() for v in op.outputs}
     views: dict[tuple[Value, int], list[Op]] = {}
     for op in graph.ops:

@@ -43,7 +43,7 @@ struct Run {
   const float* added;
   float* out;
   i64 rows, stride, blocks, block_rows, panels, by_panel;
-  bool zero;  // whether all of x is: weights are finite, so that all sums are zero as well
+  bool zero;  // whether all of x is: weights are finite (others are not packed), so that all sums are zero as well
 };
 
 inline R broadcast(float a) { return a - R{}; }
