@@ -1,8 +1,9 @@
 """`python -m benchmarks.device_check [--json FILE] [--parts N]`: whether compiled graphs are right on a GPU.
 
-The corpus of `tests.schedule` and the attention cores in three types by the fp64 rule, sizes that are nothing, one, odd
-or large, memory that is misaligned, expanded or strided, streams, threads, CUDA graphs, bad input, and what a launch
-costs. Prints one line for each check that fails, and a count. Parts run side by side in processes of their own.
+The corpus of `tests.schedule` and the attention cores in three types by the fp64 rule, programs of halves, sizes that
+are nothing, one, odd or large, memory that is misaligned, expanded or strided, streams, threads, CUDA graphs, bad
+input, and what a launch costs. Prints one line for each check that fails, and a count. Parts run side by side in
+processes of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.schedule.corpus import CASES, Case
 from torch import Tensor
 
 import tilewright
-from benchmarks import device_attention, device_cases, device_loops, record
+from benchmarks import device_attention, device_cases, device_halves, device_loops, record
 from tilewright.accuracy import compare_trees, in_float64
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -111,7 +112,8 @@ def checks() -> list[Check]:
     """All of them, those that take longest first."""
     others = [Check(f.__name__, f) for f in OTHERS]
     attention = [Check(name, run) for name, run in device_attention.checks()]
-    return [*attention, *others, *corpus()]
+    halves = [Check(name, run) for name, run in device_halves.checks()]
+    return [*attention, *others, *halves, *corpus()]
 
 
 def run(check: Check) -> Outcome:

@@ -6,34 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.contract.half_programs import HALVES, SHARED, WIDENED
 from torch import Tensor
-from torch.nn import functional as F
 
 from tilewright import accuracy
 
 
-def columns(x: Tensor) -> Tensor:
-    v = x.float()
-    return (v @ v.mT / 4).softmax(-2).mT @ v
-
-
-def rows(x: Tensor) -> Tensor:
-    v = x.float()
-    return (v @ v.mT / 4).softmax(-1) @ v
-
-
-def fused(x: Tensor) -> Tensor:
-    v = x.float()
-    return F.scaled_dot_product_attention(v, v, v)
-
-
-def written_out(x: Tensor) -> Tensor:
-    v = x.float()
-    return ((v @ v.mT).sigmoid().unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("program", [columns, rows, fused, written_out])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("program", WIDENED)
 @pytest.mark.parametrize("shape", [(2, 3, 8), (2, 64, 32)])
 def test_what_is_made_of_widened_halves_is_no_half(
     program: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype
@@ -47,23 +27,15 @@ def test_what_is_made_of_widened_halves_is_no_half(
     assert verdict.passed, str(verdict)
 
 
-def column_weights(x: Tensor) -> Tensor:
-    return (x @ x.mT / 4).softmax(-2) @ x
-
-
-def columns_and_sums(x: Tensor) -> tuple[Tensor, Tensor]:
-    p = (x @ x.mT / 4).softmax(-1)
-    return p @ x, p.sum(-2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("program", [column_weights, columns_and_sums])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("program", SHARED)
+@pytest.mark.parametrize("scale", [1, 3])
 def test_a_maximum_that_two_kernels_read_is_one_number(
-    program: Callable[[Tensor], object], dtype: torch.dtype
+    program: Callable[[Tensor], object], scale: int, dtype: torch.dtype
 ) -> None:
     """The maximum of half scores is stored as a half: the sum of exponentials beside it must take the same."""
     torch.manual_seed(0)
-    x = torch.randn(2, 300, 64).to(dtype)
+    x = (torch.randn(2, 300, 64) * scale).to(dtype)
     compiled = torch.compile(program, backend="tilewright", options={"contractions": "inside"})
     with accuracy._WideCalls(), accuracy._Wide():  # pyright: ignore[reportPrivateUsage]
         exact = program(x.double())
