@@ -69,21 +69,28 @@ def sides(item: Item) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
     whose factors can be told apart by what they keep."""
     if item.scan is not None or item.reduction is None or item.reduction.combiner != "add":
         return None
-    factors = _factors(item.body[0], False)
+    return factored(item.body[0], item.kept, item.reduce)
+
+
+def factored(
+    term: Expr, kept_axes: Sequence[Axis], reduce: Sequence[Axis]
+) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
+    """The same of the term of a sum over the axes `reduce`."""
+    factors = _factors(term, False)
     used = [f.classes(lambda a: True) for f in factors]
     if len(factors) < 2:
         return None
-    kept = set(item.kept)
-    first = next((u for u in used if u & kept and u & set(item.reduce)), None)
+    kept = set(kept_axes)
+    first = next((u for u in used if u & kept and u & set(reduce)), None)
     if first is None:
         return None
     other = [u for u in used if not u & kept <= first]
     if not other:
         return None
     second = set[Axis]().union(*other)
-    left = [a for a in item.kept if a in first and a not in second]
-    right = [a for a in item.kept if a in second and a not in first]
-    folded = [a for a in item.reduce if a in first and a in second]
+    left = [a for a in kept_axes if a in first and a not in second]
+    right = [a for a in kept_axes if a in second and a not in first]
+    folded = [a for a in reduce if a in first and a in second]
     return (left, right, folded) if left and right and folded else None
 
 

@@ -25,6 +25,7 @@ from ..tile.sizes import estimate
 from .cascades import cascades_in_parts, extents
 from .joined import Inside, joined_axes
 from .moments import moments_in_parts
+from .wide_sums import may_cancel, with_wide_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -130,12 +131,14 @@ def split_fold(op: Op, fresh: int, target: Target, inside: Inside | None = None)
     neutral = _neutral(expr.reduction)
     if neutral is None:
         return []
+    term = inside.whole(inside.body(op)) if inside is not None else expr.body[0]
+    wide = target.wide_sums and may_cancel(expr, term)
     if inside is not None and target.lanes > 1 and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
-    wide = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]
-    r = wide[0] if wide else max(expr.reduce, key=lambda a: estimate(a.extent))
+    long = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]
+    r = long[0] if long else max(expr.reduce, key=lambda a: estimate(a.extent))
     even = EVEN if target.lanes > 1 and dims.static(r.extent) is None else 1
-    return [_halves(op, expr, r, p, even, neutral, fresh) for p in _parts(expr, r, target)]
+    return [_halves(op, expr, r, p, even, neutral, fresh, wide=wide) for p in _parts(expr, r, target)]
 
 
 def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
@@ -164,8 +167,9 @@ def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:
 
 
 def _halves(
-    op: Op, expr: TensorExpr, r: Axis, count: int, even: int, neutral: tuple[Expr, ...], fresh: int
-) -> tuple[Op, Op]:
+    op: Op, expr: TensorExpr, r: Axis, count: int, even: int, neutral: tuple[Expr, ...], fresh: int,
+    *, wide: bool,
+) -> tuple[Op, Op]:  # fmt: skip
     assert expr.reduction is not None
     parts = dims.integer(count)
     length = dims.mul(dims.ceildiv(r.extent, dims.integer(count * even)), dims.integer(even))
@@ -178,15 +182,15 @@ def _halves(
     state = replace(expr.reduction, finish=_slots(expr.reduction))
     reduce = tuple(q if a == r else a for a in expr.reduce)
     partial = TensorExpr((p, *expr.axes), tuple(body), reduce, state)
-    values = tuple(Value(fresh + k, partial.shape, t) for k, t in enumerate(state.results))
-    first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
     index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in expr.axes]
-    merge = TensorExpr(
-        expr.axes,
-        tuple(read(k, (axis(p), *index), v.dtype) for k, v in enumerate(values)),
-        (p,),
-        expr.reduction,
-    )
+    parts_read = tuple(read(k, (axis(p), *index), t) for k, t in enumerate(state.results))
+    merge = TensorExpr(expr.axes, parts_read, (p,), expr.reduction)
+    if wide:
+        partial, merge = with_wide_parts(partial, merge)
+    assert partial.reduction is not None
+    kinds = partial.reduction.results
+    values = tuple(Value(fresh + k, partial.shape, t) for k, t in enumerate(kinds))
+    first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
     return first, Op(op.name, values, op.outputs, expr=merge, origin=op.origin)
 
 

@@ -8,6 +8,9 @@ digits, and the mean of equal elements is not that element: no distance from it 
 variance makes the error large. Where a machine adds doubles as fast as memory brings singles, they cost nothing.
 Sums of what is never negative keep their digits, products of blocks have units of their own, and what is made of
 halves, or corrected while it is summed (an online law), stays as it is.
+
+Where a sum is taken in parts (`split`), the parts are doubles in memory: rounded there, what cancels between them would
+be lost after all.
 """
 
 from __future__ import annotations
@@ -15,22 +18,23 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from ..ir.dtype import f32, f64
-from ..ir.expr import Expr, call, cast, const, make, slot, transform, walk
+from ..ir.dtype import DType, f32, f64
+from ..ir.expr import Expr, call, cast, const, make, read, slot, transform, walk
 from ..ir.reduction import Reduction, sum_
+from ..ir.tensor import TensorExpr
 from ..rewrite.sign import sign_of
-from .contract import contraction, sides
+from .contract import contraction, factored, sides
 from .form import Form, Item, folds_read
 from .schedule import Schedule
 
 _SINGLES = sum_(f32)
 
 
-def _in_doubles(name: str, *, rounded: bool) -> Reduction:
-    a, b, e = slot("a", 0, f64), slot("b", 0, f64), slot("e", 0, f32)
+def _in_doubles(name: str, element: DType, *, rounded: bool) -> Reduction:
+    a, b, e = slot("a", 0, f64), slot("b", 0, f64), slot("e", 0, element)
     return Reduction(
         name,
-        (f32,),
+        (element,),
         (f64,),
         (const(0, f64),),
         (cast(e, f64),),
@@ -39,11 +43,30 @@ def _in_doubles(name: str, *, rounded: bool) -> Reduction:
     )
 
 
-IN_DOUBLES = _in_doubles("sum in doubles", rounded=True)
+IN_DOUBLES = _in_doubles("sum in doubles", f32, rounded=True)
 """The sum of singles over a state of a double."""
-TO_DOUBLES = _in_doubles("sum to doubles", rounded=False)
+TO_DOUBLES = _in_doubles("sum to doubles", f32, rounded=False)
 """The same, which its readers round: a sum of n equal singles, divided by n, is that single only if it was not rounded
 before."""
+OF_PARTS = _in_doubles("sum of parts", f64, rounded=True)
+"""The sum of singles from its parts, each a double."""
+
+
+def with_wide_parts(part: TensorExpr, merge: TensorExpr) -> tuple[TensorExpr, TensorExpr]:
+    """A sum in two steps, what it keeps of each part in doubles. `merge` reads the parts as its first operand."""
+    return (
+        replace(part, body=(cast(part.body[0], f64),), reduction=sum_(f64)),
+        replace(merge, body=(read(0, merge.body[0].args, f64),), reduction=OF_PARTS),
+    )
+
+
+def may_cancel(expr: TensorExpr, term: Expr) -> bool:
+    """Whether a fold sums singles of both signs that were no halves, and no products of blocks. `term` is what it sums,
+    seen through the pointwise ops before it."""
+    if expr.reduction != _SINGLES or expr.scan is not None:
+        return False
+    halves = any(x.op == "read" and x.dtype.is_half for x in walk(term))
+    return _cancels(term, halves) and not factored(term, expr.axes, expr.reduce)
 
 
 def with_wide_sums(form: Form, schedule: Schedule) -> Form:
@@ -67,6 +90,8 @@ def with_wide_sums(form: Form, schedule: Schedule) -> Form:
 def _of(item: Item, wide: Set[int], divided: Set[int]) -> Reduction | None:
     if item.id not in wide or not item.is_fold:
         return item.reduction
+    if item.reduction == OF_PARTS:
+        return sum_(f64) if item.id in divided else OF_PARTS
     return TO_DOUBLES if item.id in divided else IN_DOUBLES
 
 
@@ -90,11 +115,16 @@ def _read_late(body: Expr, divided: Set[int]) -> Expr:
 
 
 def _may_cancel(item: Item, form: Form) -> bool:
-    """Whether a fold sums singles of both signs that were no halves."""
+    """Whether a fold sums singles of both signs that were no halves, or parts of such a sum."""
+    if item.reduction == OF_PARTS:
+        return True
     if item.reduction != _SINGLES or item.scan is not None:
         return False
-    halves = any(form.params[p].dtype.is_half for p, _ in item.accesses())
-    sign = sign_of(item.body[0])
+    return _cancels(item.body[0], any(form.params[p].dtype.is_half for p, _ in item.accesses()))
+
+
+def _cancels(term: Expr, halves: bool) -> bool:
+    sign = sign_of(term)
     return not halves and not sign.nonnegative and not sign.nonpositive
 
 
