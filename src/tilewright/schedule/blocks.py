@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call
+from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
 from ..target import Target
 from ..tile.sizes import also_seen, estimate, likely
 from .block_shape import Shape, is_narrow, shape_of
@@ -117,7 +117,8 @@ def blocks(
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         beside = _product(t for a, t in inner.items() if a != shape.lane)
-        inner[shape.lane] = min(max(1, found.elements // beside), _longest(shape.lane))
+        held = found.elements // (2 if _chooses(form, shape.lane) else 1)
+        inner[shape.lane] = min(max(1, held // beside), _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
         inner, entry = _chunk_blocks(shape, most, ODD_CELLS if misaligned else access, target)
@@ -127,8 +128,7 @@ def blocks(
         wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
         if wide < ENOUGH:
             inner = {a: power(most[a]) if t < most.get(a, 0) <= FEW_ROWS else t for a, t in inner.items()}
-        held = any(a in most and t >= most[a] > 1 for a, t in inner.items())
-        if held:
+        if any(a in most and t >= most[a] > 1 for a, t in inner.items()):
             entry = replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
         else:
             reductions = [i.reduction for i in form.items if i.reduction is not None]
@@ -147,6 +147,13 @@ def blocks(
     made = _made(form, shape, tiles, most, warps, entry.stages)
     early = EARLY * made.warps * target.lanes
     return replace(made, descriptors=entry.descriptors and target.descriptors, early=early)
+
+
+def _chooses(form: Form, lane: Axis) -> bool:
+    """Whether what a fold over `lane` takes depends on the place: conditions take registers beside the elements."""
+    folds = (item for item in form.folds.values() if lane in item.reduce)
+    chosen = (x.args[0] for item in folds for b in item.body for x in walk(b) if x.op == "where")
+    return any(axis(lane) in axes_of(c) and not any(y.op == "read" for y in walk(c)) for c in chosen)
 
 
 def _filling(form: Form, tiles: Mapping[Axis, int], warps: int, access: int, target: Target) -> int:
