@@ -35,3 +35,19 @@ def test_strict_refuses_it() -> None:
     call = torch.compile(net, backend=tilewright.backend, options={"strict": True})
     with pytest.raises(UnsupportedError, match="torch.sparse_coo"):
         _step(net, call, torch.tensor([[1, 2], [2, 5]]))
+
+
+@pytest.mark.parametrize("scale", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_a_quantised_tensor_is_eagers_and_its_graph_says_that_it_runs_as_captured(scale: object) -> None:
+    """Torch's fake kernel of it promises plain floats."""
+
+    def program(x: Tensor) -> Tensor:
+        zero = 10 if isinstance(scale, float) else torch.tensor(10)
+        q = torch.quantize_per_tensor(x * 2, scale, zero, torch.quint8)  # type: ignore[call-overload]
+        return q.dequantize() + 1
+
+    tilewright.reset()
+    x = torch.randn(5, 3)
+    y = torch.compile(program, backend=tilewright.backend)(x)
+    torch.testing.assert_close(y, program(x))
+    assert any("torch.quint8" in str(g) for g in tilewright.compilations())

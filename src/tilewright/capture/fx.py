@@ -34,6 +34,7 @@ from .node import (
     mutations,
     place_of,
     plain_number,
+    quantised_types,
     shaped_like,
     used_results,
     values_in,
@@ -227,6 +228,11 @@ class _Importer:
         """The declaration of the node's op if it has one, else its library call."""
         if node.target is loop_op:
             return self.loop(node, origin)
+        if quantised := quantised_types(node):
+            raise UnsupportedError(
+                f"a result of type {quantised[0]}", phase="capture", op=display_name(node.target), place=place_of(node),
+                hint="the decomposed form of quantisation, of plain integers, is compiled",
+            )  # fmt: skip
         metas, nested = leaves_of(val)
         results = [self.result(t) if isinstance(t, torch.Tensor) else None for t in metas]
         entry = TABLE.get(node.target)

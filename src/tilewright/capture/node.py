@@ -89,6 +89,15 @@ def used_results(node: fx.Node) -> frozenset[int]:
     return frozenset(k for k in taken if isinstance(k, int))
 
 
+_QUANTISED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def quantised_types(node: fx.Node) -> list[torch.dtype]:
+    """Types of numbers with a scale that a node is told to make. Torch's fake kernels make plain floats of them."""
+    told = (*node.args, *node.kwargs.values())
+    return [t for t in told if isinstance(t, torch.dtype) and t in _QUANTISED]
+
+
 def display_name(target: object) -> str:
     """What is called, as people know it: `aten.mm`."""
     if isinstance(target, OpOverload):
