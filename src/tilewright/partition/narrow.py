@@ -18,7 +18,7 @@ from ..ir.kernel import Kernel
 from ..tile.sizes import estimate
 from .merging import Group, Price
 from .parts import Parts
-from .recompute import MOST_INSTRUCTIONS, is_cheap, size_bytes
+from .recompute import MOST_INSTRUCTIONS, MOST_TOGETHER, is_cheap, size_bytes
 
 
 def without_recomputed(parts: Parts, groups: Sequence[Group], price: Price) -> list[Group]:
@@ -98,7 +98,7 @@ class _Search:
             now = todo.pop()
             assert now.expr is not None
             instructions += cost(now.expr.body[0])
-            if instructions >= MOST_INSTRUCTIONS:
+            if instructions >= MOST_INSTRUCTIONS or len(path) > MOST_TOGETHER:
                 return None
             for v in now.inputs:
                 maker = self.parts.producer.get(v)

@@ -69,12 +69,14 @@ def _sources(
     in the same kernel."""
     found: dict[Value, frozenset[Value]] = {}
     spent: dict[Value, int] = {}
+    together: dict[Value, frozenset[Op]] = {}
     for op in graph.ops:
         if not is_cheap(op, views):
             continue
         assert op.expr is not None
         instructions = cost(op.expr.body[0]) + sum(spent.get(v, 0) for v in op.inputs)
-        if instructions >= MOST_INSTRUCTIONS:
+        ops = frozenset([op]).union(*(together[v] for v in op.inputs if v in together))
+        if instructions >= MOST_INSTRUCTIONS or len(ops) > MOST_TOGETHER:
             continue
         behind: set[Value] = set()
         for v in op.inputs:
@@ -86,7 +88,7 @@ def _sources(
             else:
                 break
         else:
-            found[op.output], spent[op.output] = frozenset(behind), instructions
+            found[op.output], spent[op.output], together[op.output] = frozenset(behind), instructions, ops
     return found
 
 

@@ -7,7 +7,7 @@ a scope of its own and forgets it afterwards.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -33,6 +33,7 @@ from ..rewrite.factors import constant_value, number
 from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from .choices import joined
 from .form import Form, Item
+from .needed import needed_parts, repeated_parts
 from .powers import power_of_two, quick_power
 from .predicate import decide
 from .regions import End
@@ -88,7 +89,9 @@ class Evaluation(ABC):
         self.out: list[Stmt] = []
         self.scope = Scope()
         self.vars: dict[int, Var] = {}
-        self.shared = _shared([r for i in form.items for r in i.roots])
+        roots = [r for i in form.items for r in i.roots]
+        self.shared = _shared(roots)
+        self.repeated = repeated_parts(roots, form.sizes)
         self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
         self.written: set[Expr] = set()
         self.fetching: set[int] = {s.param for s in self.schedule.ahead}
@@ -122,18 +125,35 @@ class Evaluation(ABC):
         return value_of(v)
 
     def eval(self, e: Expr, guard: Expr | None = None) -> Expr:
-        """`e` with reads loaded and folds resolved; `guard` is the condition under which its reads are meant."""
+        """`e` with reads loaded and folds resolved; `guard` is the condition under which its reads are meant. What may
+        fail and is needed on several ways is computed first, so that sides of choices find it."""
+        if self.repeated and (self.repeated & set(walk(e))):
+            asked = lambda c: decide(c, self.scope.truths)  # noqa: E731
+            needed = needed_parts(e, self.repeated, asked, self._is_known)[e]
+            for x in walk(e):
+                if x in needed:
+                    self.part(x, guard)
+        return self.part(e, guard)
+
+    def _is_known(self, e: Expr) -> bool:
+        return e.op == "value" or (e in self.scope.kept and e in self.scope.ready)
+
+    def part(self, e: Expr, guard: Expr | None) -> Expr:
+        """`eval` where what is needed is computed. What was computed under a part of the guard is so where it holds."""
         if e.op in ("const", "symbol", "axis"):
             return e
         key = (e, guard if guard is not None and unsafe(e, self.params) else None)
         done = self.scope.memo.get(key)
+        if done is None and e in self.repeated:
+            weaker = (self.scope.memo.get((e, g)) for g in _weaker(key[1]))
+            done = next((found for found in weaker if found is not None), None)
         if done is None:
             done = self.evaluated(e, key[1])
             self.scope.memo[key] = done
         return done
 
     def evaluated(self, e: Expr, guard: Expr | None) -> Expr:
-        """`eval` without the memo."""
+        """`part` without the memo."""
         if e in self.scope.kept and e in self.scope.ready:
             return self.reload(e)
         if e.op == "value" and isinstance(e.value, tuple):
@@ -144,18 +164,18 @@ class Evaluation(ABC):
             return self.load(e, guard)
         if e.op == "checked":
             self.check(self.eval(e.args[1]), INDEX_ERROR, None)
-            return self.eval(e.args[0], guard)
+            return self.part(e.args[0], guard)
         if e.op == "where":
             asked = decide(e.args[0], self.scope.truths)
             if asked.op == "const":
-                chosen = self.eval(e.args[1] if asked.value else e.args[2], guard)
+                chosen = self.part(e.args[1] if asked.value else e.args[2], guard)
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
                 return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
             one = joined(rebuild(e, (asked, *e.args[1:]))) if self.schedule.joined else None
             if one is not None and e not in self.scope.kept:
-                return self.eval(one, guard)
-            condition = self.eval(asked, guard)
+                return self.part(one, guard)
+            condition = self.part(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
             no = self.eval(e.args[2], both(guard, call("not", condition)))
             masked = e.args[1].op == "read" and unsafe(e.args[1], self.params) and is_const(no, 0)
@@ -163,17 +183,17 @@ class Evaluation(ABC):
         elif e.op == "exp" and self.schedule.powers and e.dtype.compute is f32:
             quick = "exp2" in self.schedule.quick
             result = power_of_two(
-                self.eval(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
+                self.part(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
             )
         elif e.op == "exp" and "exp2" in self.schedule.quick and e.dtype.compute is f32:
-            result = quick_power(self.eval(e.args[0], guard))
+            result = quick_power(self.part(e.args[0], guard))
         elif e.op == "exp" and self.schedule.close and e.dtype is f32:
-            result = call("close_exp", self.eval(e.args[0], guard))
+            result = call("close_exp", self.part(e.args[0], guard))
         elif e.op == "sigmoid" and self.schedule.close and e.dtype is f32:
-            power = call("close_exp", call("neg", self.eval(e.args[0], guard)))
+            power = call("close_exp", call("neg", self.part(e.args[0], guard)))
             result = call("close_div", const(1, f32), call("add", const(1, f32), power))
         else:
-            result = self.applied(e, tuple(self.eval(a, guard) for a in e.args))
+            result = self.applied(e, tuple(self.part(a, guard) for a in e.args))
             if divisor(e) is not None:
                 tested = call("ne", result.args[1], const(0, e.dtype))
                 self.check(tested, DIVISION_ERROR, guard)
@@ -299,6 +319,13 @@ class Evaluation(ABC):
         blocks = tuple(dict.fromkeys((*self.blocks(o.offset), *self.blocks(value))))
         stream = next((s.when for s in self.schedule.stream if s.param == o.param), None)
         self.out.append(Store(self.params[o.param], o.offset, value, blocks, self.tail(blocks), stream))
+
+
+def _weaker(guard: Expr | None) -> Iterator[Expr | None]:
+    """The conditions that a guard was made from by adding others, and none."""
+    while guard is not None:
+        guard = guard.args[0] if guard.op == "and" else None
+        yield guard
 
 
 def plain_reads(e: Expr) -> list[Expr]:

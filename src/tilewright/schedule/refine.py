@@ -15,6 +15,7 @@ from ..ir.kernel import Kernel
 from .checks import inside_of
 from .compose import compose
 from .form import Form, Item, folds_read
+from .needed import check_repeated
 
 _PLAIN = "a fold in a kernel is read at its own classes"
 
@@ -30,6 +31,7 @@ def make_form(
     read through a map that no refinement makes plain, or more than `clones` folds would be recomputed. See
     `compose` for `round_halves` and `coarse`."""
     form = compose(kernel, layouts, round_halves, coarse)
+    check_repeated([r for i in form.items for r in i.roots], form.sizes)
     for _ in range(4):
         form = _settle(form)
         fitted = _clone_misfits(form, clones)
