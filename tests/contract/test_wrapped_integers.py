@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 import tilewright
+from tilewright.ir import dims
+from tilewright.ir.expr import Axis, axis, symbol
+from tilewright.ir.linear_form import may_wrap
 
 HUGE = torch.tensor([2**63 - 1, -(2**63), 2**62, 2**61 + 3, -(2**62) - 7, 5])
 
@@ -73,3 +76,57 @@ def test_narrow_data_times_a_large_number() -> None:
     got = torch.compile(far, backend=tilewright.backend)(x)
     for ours, eagers in zip(got, far(x), strict=True):
         assert torch.equal(ours, eagers)
+
+
+def test_constants_that_exceed_an_integer_on_the_way() -> None:
+    def far(i: Tensor) -> tuple[Tensor, ...]:
+        big = torch.full_like(i, 2**62)
+        chosen = (
+            torch.where(i > 1, 2**62, 0) * 2 // 2,
+            torch.where(torch.arange(8) > 1, 2**62, 0) * 2 // 2 + i,
+        )
+        least = torch.full_like(i, -(2**63)) * -1
+        return (
+            *chosen,
+            big * 2 // 2,
+            big * 2 // 2 + i,
+            big * 2 % 7,
+            least // 3 + i,
+            big * 2 > i,
+            (big * 2).abs(),
+            -least,
+        )
+
+    i = torch.arange(-2, 6)
+    got = torch.compile(far, backend=tilewright.backend)(i)
+    for ours, eagers in zip(got, far(i), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_sizes_times_more_sizes_than_a_tensor_has() -> None:
+    def far(x: Tensor) -> tuple[Tensor, ...]:
+        n, i = x.shape[0], torch.arange(x.shape[0])
+        stepwise = i
+        for _ in range(6):
+            stepwise = stepwise * n
+        same = torch.full((5,), n)
+        return (
+            i * n**6 * 2 // 2,
+            i * n**5 * 2000 // 2000,
+            stepwise * 2 // 2,
+            same**6 * 20 // 20,
+            i * n**6 * 3 > i,
+        )
+
+    x = torch.zeros(1000)
+    got = torch.compile(far, backend=tilewright.backend, dynamic=True)(x)
+    for ours, eagers in zip(got, far(x), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_places_of_tensors_with_sizes_stay_places() -> None:
+    n, m = symbol("n"), symbol("m")
+    places = [axis(Axis(f"a{k}", n)) for k in range(3)]
+    flat = dims.add(*(dims.mul(a, *([n] * k)) for k, a in enumerate(places)))
+    assert dims.mod(flat, n) is places[0] and not may_wrap(dims.mul(flat, m, symbol("k")))
+    assert may_wrap(dims.mul(places[0], *([n] * 6)))

@@ -7,7 +7,7 @@ an empty domain, on which everything holds. No sympy: capture translates at the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
 from math import lcm
 
@@ -19,6 +19,7 @@ from .linear_form import (
     Monomial,
     beyond,
     common_factors,
+    held,
     is_short,
     key_of,
     linear,
@@ -156,9 +157,7 @@ def mod(a: Expr, b: Expr) -> Expr:
 
 def _divides(d: Expr, n: Expr) -> bool:
     mono = monomial_of(d)
-    if mono is None:
-        return False
-    return not split_by(linear(n), *mono)[1]
+    return mono is not None and not split_by(linear(n), *mono)[1]
 
 
 def _reduced(op: str, r: Expr, b: Expr) -> Expr:
@@ -343,11 +342,8 @@ def at_least(e: Expr, bound: int) -> bool:
         low, _ = bounds(e)
         if low is not None and low is not e:
             least = linear(low)
-            if any(not isinstance(atom.value, Symbol) for m in least for atom in m):
-                proved = _low_of_atoms(least, bound)
-            else:
-                proved = shifted_nonnegative(least, bound)
-            if proved:
+            moves = any(not isinstance(atom.value, Symbol) for m in least for atom in m)
+            if (_low_of_atoms if moves else shifted_nonnegative)(least, bound):
                 return True
         return _by_quotients(form, bound)
     return shifted_nonnegative(form, bound)
@@ -490,10 +486,12 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(reversed(out))
 
 
-def _negate(a: Expr) -> Expr:
-    return mul(a, integer(-1))
+def _of_program(build: Callable[..., Expr], args: tuple[Expr, ...]) -> Expr:
+    """Arithmetic of a program, which wraps around. (Proofs are of differences that none makes, and exact.)"""
+    form = held(linear(e := build(*args)))
+    return e if form is None else from_linear(form)
 
 
-for _name, _build in (("add", add), ("sub", sub), ("mul", mul), ("floordiv", floordiv), ("mod", mod), ("neg", _negate),
-                      ("maximum", maximum), ("minimum", minimum)):  # fmt: skip
-    register_index(_name, _build)
+for _name, _build in (("add", add), ("sub", sub), ("mul", mul), ("floordiv", floordiv), ("mod", mod),
+                      ("neg", lambda a: mul(a, integer(-1))), ("maximum", maximum), ("minimum", minimum)):  # fmt: skip
+    register_index(_name, lambda *args, build=_build: _of_program(build, args))

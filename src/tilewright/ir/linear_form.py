@@ -29,6 +29,11 @@ _ANY = 1 << 64
 _UNKNOWN = 1 << 32
 """The magnitude that an axis of unknown extent counts as: a product of two may wrap around, one times a stride may
 not, as it is a place of a tensor."""
+MOST_POWER = 3
+"""Dims of one tensor that have the same size: a place in it is an index times such sizes, and fits an integer."""
+MOST_DIMS = 6
+"""Dims of one tensor of sizes that are not known. A product of more sizes, or of a higher power of one, is no stride of
+a tensor but arithmetic of a program, which may wrap around."""
 _DATA = ("read", "value", "var")
 _RING = ("add", "sub", "neg", "mul")
 _BOUNDED = (*_RING, "floordiv", "mod", "maximum", "minimum", "where", "abs")
@@ -155,11 +160,21 @@ def _ends(form: Linear) -> tuple[int, int]:
     """Numbers between which the terms lie that data of any size do not decide."""
     low = high = 0
     for m, c in form.items():
-        size = c * prod(_reach(atom).most for atom in m)
+        size = c * (_ANY if is_arithmetic(m) else prod(_reach(atom).most for atom in m))
         signed = any(atom.op not in ("axis", "symbol", "mod", "abs") for atom in m)
         low += -abs(size) if signed else min(size, 0)
         high += abs(size) if signed else max(size, 0)
     return low, high
+
+
+def is_arithmetic(m: Monomial) -> bool:
+    """Whether a product has more sizes than a place of a tensor: what is indexed by an axis is one of its dims."""
+    if len(m) < MOST_POWER:
+        return False
+    sizes = [atom for atom in m if isinstance(atom.value, Symbol)]
+    moving = any(atom.op == "axis" for atom in m)
+    most = max(map(sizes.count, sizes), default=0)
+    return most + moving > MOST_POWER or len(sizes) + moving > MOST_DIMS
 
 
 def _most(e: Expr) -> int:
@@ -202,6 +217,15 @@ def _most_of_parts(e: Expr) -> int:
         return 0
     sizes = [_magnitude(a) for a in e.args]
     return prod(sizes) if e.op == "mul" else sum(sizes)
+
+
+def held(form: Linear) -> Linear | None:
+    """The same number to an int64, which is whole up to multiples of 2^64, with coefficients that it holds: a constant
+    that arithmetic gives has wrapped around. None if all are so."""
+    if all(-_LARGEST <= c <= _LARGEST for c in form.values()):
+        return None
+    wrapped = {m: (c + _LARGEST + 1) % _ANY - _LARGEST - 1 for m, c in form.items()}
+    return {m: c for m, c in wrapped.items() if c}
 
 
 def sum_of(a: Linear, b: Linear, sign: int) -> Linear:
