@@ -39,7 +39,7 @@ from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import APART, CONTRADICTION, FAKE, PROMISE, REFUSED, Failure, Setting, judged
 from benchmarks.fuzz.program import Program, read
 from benchmarks.fuzz.shrink import shrunk
-from benchmarks.fuzz.workers import Worker
+from benchmarks.fuzz.workers import DEVICE_ERROR, Worker
 
 SHRINKING = 240.0
 """Most seconds that one finding is shrunk."""
@@ -242,6 +242,8 @@ class Campaign:
             total = sum(self.counts.values())
             if total % 25 == 0:
                 print(f"{total} programs, {time.monotonic() - self.start:.0f} s", flush=True)
+        if failure is not None and failure.kind == REFUSED and DEVICE_ERROR in failure.text:
+            print(f"seed {seed}: refused: {failure.text[:200]}", flush=True)
         if not found or failure is None:
             return
         print(f"seed {seed}: {failure.kind}: {failure.text[:300]}", flush=True)

@@ -35,7 +35,7 @@ def ran(
     draw: int = 0,
 ) -> Outcome:
     """Run, and where an input wants a gradient, differentiate a sum of all results, weighted by the numbers of a
-    `draw`."""
+    `draw`. Raises what the program raises, on its device too."""
     asked = [x for x in inputs if x.requires_grad]
     leaves = list(inputs)
     with nullcontext() if training and asked else torch.no_grad():
@@ -46,6 +46,8 @@ def ran(
         weights = [_weights(r, k, draw) for k, r in enumerate(live)]
         found = torch.autograd.grad(live, asked, weights, allow_unused=True)
         gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(asked, found, strict=True)]
+    if any(r.is_cuda for r in results):
+        torch.cuda.synchronize()  # what a kernel did wrong is told here, not in the next program
     return Outcome([r.detach() for r in results], gradients, [x.detach() for x in inputs])
 
 

@@ -22,6 +22,9 @@ PROGRAMS = 100
 STARTING = 240.0
 SECONDS = 300.0
 """On the clock, for one program."""
+DEVICE_ERROR = "CUDA error"
+"""In the text of an error after which a process computes nothing more on its device. Where eager is refused by it (an
+index that a device checks), all that the process judged next was refused as well, in silence."""
 
 
 class NoWorker(RuntimeError):
@@ -49,8 +52,8 @@ class Worker:
             status = self.end()
             return Failure("crash", f"the process died with status {status}")
         found = json.loads(reply)
-        if self.judged >= PROGRAMS or found and found[0] == "crash":
-            self.end()  # an error of the device stays with its process
+        if self.judged >= PROGRAMS or found and (found[0] == "crash" or DEVICE_ERROR in found[1]):
+            self.end()  # an error of the device stays with its process, whoever made it
         return Failure(*found) if found else None
 
     def grow(self, seed: int) -> str | None:
