@@ -55,7 +55,13 @@ for _name, _function in {
 }.items():
     _unary(_name, _function)
 
-for _name, _function in {"Abs": torch.abs, "Neg": torch.neg, "Sign": torch.sign}.items():
+
+def _sign(x: Tensor) -> Tensor:
+    """NaN has no sign, and stays NaN as in the standard's reference; torch gives 0."""
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
+
+
+for _name, _function in {"Abs": torch.abs, "Neg": torch.neg, "Sign": _sign}.items():
     _unary(_name, _function, floats_only=False)
 
 

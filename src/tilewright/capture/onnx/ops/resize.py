@@ -79,7 +79,17 @@ def _coordinates(axis: Axis, how: How, device: torch.device) -> Tensor:
     )
 
 
-def _nearest_index(x: Tensor, mode: str) -> Tensor:
+OPSET_10 = "opset 10"
+"""The one nearest mode of opset 10: down where an axis grows, up where it shrinks, as the standard's tests say."""
+
+
+def _nearest_index(x: Tensor, mode: str, scale: float) -> Tensor:
+    # Scales are singles: what is a whole number or a half is told in singles, as the standard's reference does.
+    x = x.to(torch.float32).to(torch.float64)
+    if mode == OPSET_10:
+        if not is_symbolic(scale):
+            return torch.ceil(x) if scale < 1 else torch.floor(x)
+        return torch.where(torch.zeros_like(x) + scale < 1, torch.ceil(x), torch.floor(x))
     if mode == "round_prefer_floor":
         return torch.ceil(x - 0.5)
     if mode == "round_prefer_ceil":
@@ -123,7 +133,7 @@ def _resample(x: Tensor, axis: Axis, how: How) -> Tensor:
     """Resample one axis."""
     where = _coordinates(axis, how, x.device)
     if how.mode == "nearest":
-        index = _nearest_index(where, how.nearest).clamp(0, axis.size - 1).to(torch.int64)
+        index = _nearest_index(where, how.nearest, axis.scale).clamp(0, axis.size - 1).to(torch.int64)
         return x.index_select(axis.dim, index)
     index, weights = _taps(axis, how, where)
     shape = [1] * x.dim()
@@ -154,7 +164,7 @@ def _direct(x: Tensor, axes: Sequence[Axis], how: How) -> Tensor | None:
     exact = all(a.whole is not None for a in axes)
     if how.mode == "nearest":
         powers = exact and all((a.whole or 0) & ((a.whole or 0) - 1) == 0 for a in axes)
-        floors = how.coordinates == "asymmetric" and how.nearest == "floor"
+        floors = how.coordinates == "asymmetric" and how.nearest in ("floor", OPSET_10)
         rounds = how.coordinates in ("half_pixel", "pytorch_half_pixel") and how.nearest.startswith("round")
         if powers and (floors or rounds):
             return F.interpolate(x, size=sizes, mode="nearest")  # type: ignore[arg-type]
@@ -268,9 +278,9 @@ def resize(
 
 @op("Resize", since=10, host=(1,))
 def resize_10(x: Tensor, scales: Host, *, mode: str = "nearest") -> Tensor:
-    """Opset 10: asymmetric coordinates, rounded down."""
+    """Opset 10: asymmetric coordinates."""
     return resize(
-        x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+        x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode=OPSET_10
     )
 
 
