@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tilewright
 from tests.emit.harness import host_target
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
@@ -45,3 +46,28 @@ def added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_a_mask_that_is_added_costs_half_too() -> None:
     assert 0.5 < instructions(added, 2048) / instructions(PLAIN, 2048) < 0.65
+
+
+def tagging(x: Tensor, moves: Tensor) -> Tensor:
+    """The best path through tags, step by step: each maximum reads the one before at every tag."""
+    s = x[0]
+    for step in x[1:]:
+        s = (s[:, None] + moves).amax(0) + step
+    return s
+
+
+def test_folds_inside_folds_inside_folds_cost_all_their_steps() -> None:
+    """A fold that another computes again at each of its steps is computed again as often as that one is."""
+
+    def price(steps: int) -> float:
+        graph = capture(Case("tags", tagging, ((steps, 4), (4, 4))), False)
+        return Solver(host_target(), Options()).price(one_kernel(graph), graph.layouts)
+
+    assert price(12) > 500 * price(4)
+
+
+def test_a_chain_of_folds_is_cut_before_its_work_explodes() -> None:
+    x, moves = torch.randn(24, 4), torch.randn(4, 4)
+    compiled = tilewright.compile(tagging, (x, moves))
+    assert len(compiled.kernels) > 2
+    torch.testing.assert_close(compiled(x, moves), tagging(x, moves))

@@ -6,7 +6,7 @@ The model filters and ranks; measurement decides where it is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..ir import dims
 from ..ir.dtype import i64
@@ -29,6 +29,9 @@ OVERLAP = 4
 ISSUE = 8e9
 """Vector instructions per second of one core."""
 
+MOST_SETS = 32
+"""Sets of loops around one fold that are told apart; where there are more, it is taken to stand in all of them."""
+
 
 def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     """Estimated seconds of one launch, symbols taken as typical sizes."""
@@ -40,7 +43,8 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):
         work = issued(lower(form, schedule), width)
     else:
-        work = sum(_instructions(i, schedule, width) * _repeats(i, form, schedule) for i in form.items)
+        repeats = _repeats(form, schedule)
+        work = sum(_instructions(i, schedule, width) * repeats[k] for k, i in enumerate(form.items))
     tasks = 1
     for c in schedule.classes:
         if c.role is Role.GRID:
@@ -52,16 +56,50 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     return max(slow, work / (ISSUE * busy)) + target.launch_seconds
 
 
-def _repeats(item: Item, form: Form, schedule: Schedule) -> int:
-    """How often a fold is computed again: once per step of the loops, over classes that it does not use, between which
-    and the fold stands a loop over a class that it keeps."""
-    order = [c for c in schedule.classes if c.role is Role.STREAMED]
-    places = [k for k, c in enumerate(order) if c.axis in item.kept]
-    if not item.is_fold or not places:
-        return 1
-    around = {a for i in form.items if item.id in folds_read(i.roots) for a in i.axes}
-    loops = [c for c in order[: max(places)] if c.axis in around and c.axis not in item.axes]
-    return math.prod(-(-estimate(c.axis.extent) // c.tile) for c in loops)
+def _repeats(form: Form, schedule: Schedule) -> dict[int, int]:
+    """How often each item is computed again: once per step of the loops around it over classes that it does not use."""
+    trips = {c.axis: -(-estimate(c.axis.extent) // c.tile) for c in schedule.classes}
+    return {
+        k: sum(math.prod(trips[a] for a in loops if a not in form.items[k].axes) for loops in around)
+        for k, around in _loops_around(form, schedule).items()
+    }
+
+
+def _loops_around(form: Form, schedule: Schedule) -> dict[int, list[frozenset[Axis]]]:
+    """By an item's place, the sets of loops in which it is evaluated. A fold stands in those of what reads it, and of
+    what reads that in turn, as far as a loop over a class that it keeps lies inside; none of the sets holds another."""
+    order = [c.axis for c in schedule.classes if c.role is Role.STREAMED]
+    place = {a: k for k, a in enumerate(order)}
+    readers = dict[int, list[int]]()
+    for k, i in enumerate(form.items):
+        for read in folds_read(i.roots):
+            readers.setdefault(read, []).append(k)
+    found: dict[int, list[frozenset[Axis]]] = {}
+    for k in _readers_first(form, readers):
+        item = form.items[k]
+        innermost = max((place[a] for a in item.kept if a in place), default=0)
+        sets = {
+            frozenset(a for a in (*loops, *form.items[r].axes) if place.get(a, innermost) < innermost)
+            for r in (readers.get(item.id, ()) if item.is_fold else ())
+            for loops in found[r]
+        }
+        if len(sets) > MOST_SETS:
+            sets = {frozenset[Axis]().union(*sets)}
+        found[k] = [s for s in sets if not any(s < other for other in sets)] or [frozenset()]
+    return found
+
+
+def _readers_first(form: Form, readers: Mapping[int, Sequence[int]]) -> list[int]:
+    """Places of items, each behind those of all that read it."""
+    waiting = {k: len(readers.get(i.id, ())) if i.is_fold else 0 for k, i in enumerate(form.items)}
+    places = {i.id: k for k, i in enumerate(form.items) if i.is_fold}
+    ready = [k for k, n in waiting.items() if n == 0]
+    for k in ready:
+        for read in folds_read(form.items[k].roots):
+            waiting[places[read]] -= 1
+            if waiting[places[read]] == 0:
+                ready.append(places[read])
+    return ready
 
 
 def _instructions(item: Item, schedule: Schedule, width: int) -> float:
