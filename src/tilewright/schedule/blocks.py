@@ -150,7 +150,10 @@ def blocks(
 
 
 def _chooses(form: Form, lane: Axis) -> bool:
-    """Whether what a fold over `lane` takes depends on the place: conditions take registers beside the elements."""
+    """Whether what a fold over `lane` of unknown extent takes depends on the place: conditions take registers beside
+    the elements, and beside the mask of the last ones."""
+    if dims.static(lane.extent) is not None:
+        return False
     folds = (item for item in form.folds.values() if lane in item.reduce)
     chosen = (x.args[0] for item in folds for b in item.body for x in walk(b) if x.op == "where")
     return any(axis(lane) in axes_of(c) and not any(y.op == "read" for y in walk(c)) for c in chosen)
