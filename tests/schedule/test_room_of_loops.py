@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.attention import device
 from tests.attention.device import compiled
 from tests.emit.triton_harness import build
 from tilewright.emit.triton import emit_triton
@@ -21,7 +22,7 @@ from tilewright.schedule import room, solver
 from tilewright.schedule.room import shared_bytes
 from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
-from tilewright.target import MemoryKind, Target, preset
+from tilewright.target import MemoryKind, preset
 
 
 def joined(x: Tensor, y: Tensor, *norms: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,12 +48,6 @@ def norms(channels: int, side: int = 16) -> list[Tensor]:
     return [images(channels, side), images(channels // 2, side), *per]
 
 
-def capacity(target: Target) -> int:
-    level = target.level(MemoryKind.SHARED)
-    assert level is not None
-    return level.capacity
-
-
 def needed(made: Scheduled, machine: str, folder: Path) -> int:
     source = emit_triton(made.program, (), preset(machine), variants(made.program)[0], "k0")
     return build(folder, source, machine).facts.shared
@@ -60,6 +55,14 @@ def needed(made: Scheduled, machine: str, folder: Path) -> int:
 
 def stages(made: Scheduled) -> int:
     return made.program.stages
+
+
+def little(monkeypatch: pytest.MonkeyPatch) -> int:
+    """From here on machines have so many bytes of shared memory."""
+    most = 64 << 10
+    resized = {MemoryKind.SHARED: most}
+    monkeypatch.setattr(device, "preset", lambda name: preset(name).resized(capacities=resized))
+    return most
 
 
 def unfitted(monkeypatch: pytest.MonkeyPatch, channels: int, machine: str) -> list[Scheduled]:
@@ -71,7 +74,7 @@ def unfitted(monkeypatch: pytest.MonkeyPatch, channels: int, machine: str) -> li
 
 @pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
 def test_blocks_of_later_steps_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str) -> None:
-    most = capacity(preset(machine))
+    most = little(monkeypatch)
     (greedy,) = unfitted(monkeypatch, 256, machine)
     assert needed(greedy, machine, tmp_path / "a") > most  # else this shows nothing
     (made,) = compiled(joined, norms(256), machine=machine).kernels
@@ -118,10 +121,11 @@ def test_a_kernel_that_needs_more_than_estimated_gets_another(monkeypatch: pytes
     """However little the estimate says."""
     right = room.shared_bytes
     monkeypatch.setattr(room, "shared_bytes", lambda program, target: right(program, target) // 8)
+    most = little(monkeypatch)
     made = compiled(joined, norms(256))
     (found,) = made.kernels
-    assert right(found.program, preset("sm_90")) > capacity(preset("sm_90"))
-    cramped = Solver(preset("sm_90"), Options())
+    assert right(found.program, preset("sm_90")) > most
+    cramped = Solver(device.preset("sm_90"), Options())
     assert cramped.cramp(found.kernel, made.cover.layouts, 0.9)
     again = cramped.solve(found.kernel, made.cover.layouts)
     assert right(again.program, preset("sm_90")) < right(found.program, preset("sm_90"))
