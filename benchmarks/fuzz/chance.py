@@ -3,8 +3,8 @@
 Errors of ill-conditioned programs have long tails: one number of thousands errs as far as all the others together, and
 whether it is ours or eager's is chance. That is so where both hold: with the roles exchanged the rule refuses about as
 many draws, and wherever we err further than eager does anywhere, eager errs nearly as far or the error is no outlier
-among the changes of the exact result if the inputs, and what each op computes, are rounded at random (Monte Carlo
-arithmetic: Stott Parker, 1997). Where
+(`SPREAD`) among the changes of the exact result if the inputs, and what each op computes, are rounded at random (Monte
+Carlo arithmetic: Stott Parker, 1997). Where
 all elements of all draws are the same few numbers (what follows a sign), these are all that is seen, however often,
 and the second condition decides alone."""
 
@@ -32,8 +32,9 @@ FEW = 8
 ROUNDED = 32
 """Ways to round the inputs of a draw, and what is computed of them, at random: the largest of eight changes was once
 less than their standard deviation."""
-SPREAD = 5.7
-"""Standard deviations of these changes: four times what the largest of eight normal numbers is on average."""
+SPREAD = 5.6
+"""Standard deviations of these changes within which an error is no outlier. One change among 32 roundings admits less
+than an error of its own size."""
 ROUNDINGS = 4.0
 """Times eager's error."""
 _EXACT = frozenset(
@@ -67,7 +68,7 @@ def is_chance(
             continue
         spread = _spread(program, draw, number, part, k, training=training, later=later, device=device)
         allowed = torch.maximum(SPREAD * spread, ROUNDINGS * (e - r).abs())
-        if bool((error > allowed)[far].any()):
+        if not bool((error <= allowed)[far].all()):
             return False
     return True
 
@@ -90,7 +91,9 @@ def _spread(
         return getattr(outcome, part)[k].detach()
 
     here = told(0.0, 0)
-    squares = sum(((told(unit, 1 + n) - here).square() for n in range(ROUNDED)), torch.zeros_like(here))
+    squares = torch.zeros_like(here)
+    for n in range(ROUNDED):  # a rounding that leaves no number says nothing of how far it moves
+        squares += (told(unit, 1 + n) - here).square().nan_to_num(0.0, 0.0, 0.0)
     return (squares / ROUNDED).sqrt()
 
 

@@ -130,3 +130,26 @@ def test_places_of_tensors_with_sizes_stay_places() -> None:
     flat = dims.add(*(dims.mul(a, *([n] * k)) for k, a in enumerate(places)))
     assert dims.mod(flat, n) is places[0] and not may_wrap(dims.mul(flat, m, symbol("k")))
     assert may_wrap(dims.mul(places[0], *([n] * 6)))
+    four = dims.add(*(dims.mul(a, *([n] * k)) for k, a in enumerate((*places, axis(Axis("a3", n))))))
+    assert dims.mod(four, n) is places[0]
+
+
+def test_sizes_times_large_numbers() -> None:
+    def far(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        same, i = torch.full((5,), n), torch.arange(n)
+        return (
+            same * 2**60 // 2**60,
+            same * 2**60 >= 0,
+            (same * 2**60).clamp(min=0),
+            same * 2**60 % 1000,
+            torch.maximum(same * 2**60, same),
+            (torch.arange(5) + n) * 2**60 // 2**60,
+            torch.full((3,), x.numel()) * 2**50 // 2**50,
+            i * 2**40 * n // n,
+        )
+
+    x = torch.zeros(30_000, 7)
+    got = torch.compile(far, backend=tilewright.backend, dynamic=True)(x)
+    for ours, eagers in zip(got, far(x), strict=True):
+        assert torch.equal(ours, eagers)

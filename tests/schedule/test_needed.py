@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright
@@ -110,3 +111,15 @@ def test_long_chains_of_integers(places: bool) -> None:
 
     x, d = _inputs()
     assert torch.equal(torch.compile(run, backend=tilewright.backend)(x, d), run(x, d))
+
+
+@pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder])
+def test_a_divisor_that_is_a_number_in_the_margin(divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def program(x: Tensor, d: Tensor) -> Tensor:
+        return divide(F.pad(x, (1, 1)), F.pad(d, (1, 1), value=3))
+
+    x, d = torch.randint(-50, 50, (1003,)), torch.randint(1, 9, (1003,))
+    made = torch.compile(program, backend=tilewright.backend)
+    assert torch.equal(made(x, d), program(x, d))
+    with pytest.raises(Exception, match="division by zero|ZeroDivisionError"):
+        made(x, d - d)

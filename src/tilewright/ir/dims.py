@@ -346,7 +346,7 @@ def at_least(e: Expr, bound: int) -> bool:
             if (_low_of_atoms if moves else shifted_nonnegative)(least, bound):
                 return True
         return _by_quotients(form, bound)
-    return shifted_nonnegative(form, bound)
+    return not beyond(form) and shifted_nonnegative(form, bound)
 
 
 def _by_quotients(form: Linear, bound: int) -> bool:
@@ -487,7 +487,7 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
 
 
 def _of_program(build: Callable[..., Expr], args: tuple[Expr, ...]) -> Expr:
-    """Arithmetic of a program, which wraps around. (Proofs are of differences that none makes, and exact.)"""
+    """What a program computes wraps around; what `at_least` subtracts for a proof is exact."""
     form = held(linear(e := build(*args)))
     return e if form is None else from_linear(form)
 

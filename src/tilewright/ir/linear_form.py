@@ -29,11 +29,15 @@ _ANY = 1 << 64
 _UNKNOWN = 1 << 32
 """The magnitude that an axis of unknown extent counts as: a product of two may wrap around, one times a stride may
 not, as it is a place of a tensor."""
-MOST_POWER = 3
-"""Dims of one tensor that have the same size: a place in it is an index times such sizes, and fits an integer."""
-MOST_DIMS = 6
-"""Dims of one tensor of sizes that are not known. A product of more sizes, or of a higher power of one, is no stride of
-a tensor but arithmetic of a program, which may wrap around."""
+MOST_POWER = 4
+"""Dims of one tensor that have the same size, an index being one. A product of more such sizes is taken for arithmetic
+of a program, which may wrap around; so is the place in a tensor of more equal dims, which costs its kernels speed."""
+MOST_DIMS = 8
+"""The same of dims whose sizes are not known, equal or not."""
+_FAR = 1 << 30
+"""Elements from one index of a tensor to the next: what is multiplied by as much or more is no place in memory."""
+_SIZE = 1 << 31
+"""The magnitude that a size counts as in such a product. In a place it counts as 1, as it is a part of a stride."""
 _DATA = ("read", "value", "var")
 _RING = ("add", "sub", "neg", "mul")
 _BOUNDED = (*_RING, "floordiv", "mod", "maximum", "minimum", "where", "abs")
@@ -161,6 +165,8 @@ def _ends(form: Linear) -> tuple[int, int]:
     low = high = 0
     for m, c in form.items():
         size = c * (_ANY if is_arithmetic(m) else prod(_reach(atom).most for atom in m))
+        if abs(c) >= _FAR:
+            size *= _SIZE ** sum(isinstance(atom.value, Symbol) for atom in m)
         signed = any(atom.op not in ("axis", "symbol", "mod", "abs") for atom in m)
         low += -abs(size) if signed else min(size, 0)
         high += abs(size) if signed else max(size, 0)
@@ -190,7 +196,7 @@ def _most(e: Expr) -> int:
         last = linear(e.value.extent)
         return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else _UNKNOWN
     if isinstance(e.value, Symbol):
-        return 1  # it is part of a stride
+        return 1  # it is part of a stride, see `_SIZE`
     if e.op in ("maximum", "minimum", "where", "abs") and e.dtype is i64:
         return max(_magnitude(a) for a in (e.args[1:] if e.op == "where" else e.args))
     if e.op in _RING:
@@ -222,7 +228,7 @@ def _most_of_parts(e: Expr) -> int:
 def held(form: Linear) -> Linear | None:
     """The same number to an int64, which is whole up to multiples of 2^64, with coefficients that it holds: a constant
     that arithmetic gives has wrapped around. None if all are so."""
-    if all(-_LARGEST <= c <= _LARGEST for c in form.values()):
+    if all(-_LARGEST - 1 <= c <= _LARGEST for c in form.values()):
         return None
     wrapped = {m: (c + _LARGEST + 1) % _ANY - _LARGEST - 1 for m, c in form.items()}
     return {m: c for m, c in wrapped.items() if c}

@@ -61,6 +61,9 @@ DEEP, FEW_STEPS = 512, 4
 """Rows that a block adds up at a time where there are few of them and few columns, and at most how many times; also the
 accesses of a thread each time."""
 
+CHOOSING = 2
+"""Times as few elements of a long row that a block holds while a fold chooses by place."""
+
 LINE = 128
 """Contiguous bytes that such a block takes of a row at least."""
 
@@ -117,7 +120,7 @@ def blocks(
     entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         beside = _product(t for a, t in inner.items() if a != shape.lane)
-        held = found.elements // (2 if _chooses(form, shape.lane) else 1)
+        held = found.elements // (CHOOSING if _chooses(form, shape.lane) else 1)
         inner[shape.lane] = min(max(1, held // beside), _longest(shape.lane))
         entry = replace(found, elements=per_warp * WARPS)
     elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
@@ -150,12 +153,15 @@ def blocks(
 
 
 def _chooses(form: Form, lane: Axis) -> bool:
-    """Whether what a fold over `lane` of unknown extent takes depends on the place: conditions take registers beside
-    the elements, and beside the mask of the last ones."""
+    """Whether what a fold over `lane` of unknown extent takes depends on the place: a condition is held for every
+    element, beside the mask of the last ones (with full tiles a causal softmax put 192 bytes aside). A choice between
+    the whole element and nothing is a mask."""
     if dims.static(lane.extent) is not None:
         return False
     folds = (item for item in form.folds.values() if lane in item.reduce)
-    chosen = (x.args[0] for item in folds for b in item.body for x in walk(b) if x.op == "where")
+    chosen = (
+        x.args[0] for item in folds for b in item.body for x in walk(b) if x.op == "where" and x is not b
+    )
     return any(axis(lane) in axes_of(c) and not any(y.op == "read" for y in walk(c)) for c in chosen)
 
 

@@ -139,7 +139,8 @@ class Evaluation(ABC):
         return e.op == "value" or (e in self.scope.kept and e in self.scope.ready)
 
     def part(self, e: Expr, guard: Expr | None) -> Expr:
-        """`eval` where what is needed is computed. What was computed under a part of the guard is so where it holds."""
+        """`eval` where what is needed is computed. A value that was computed under a weaker condition (the guard
+        without its last terms) serves as well."""
         if e.op in ("const", "symbol", "axis"):
             return e
         key = (e, guard if guard is not None and unsafe(e, self.params) else None)
@@ -193,10 +194,10 @@ class Evaluation(ABC):
             power = call("close_exp", call("neg", self.part(e.args[0], guard)))
             result = call("close_div", const(1, f32), call("add", const(1, f32), power))
         else:
-            result = self.applied(e, tuple(self.part(a, guard) for a in e.args))
+            parts = tuple(self.part(a, guard) for a in e.args)
+            result = self.applied(e, parts)
             if divisor(e) is not None:
-                tested = call("ne", result.args[1], const(0, e.dtype))
-                self.check(tested, DIVISION_ERROR, guard)
+                self.check(call("ne", parts[1], const(0, e.dtype)), DIVISION_ERROR, guard)
         if e in self.scope.kept:
             result = self.named(result)
             self.leave_in_scratch(e, result)

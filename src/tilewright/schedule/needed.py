@@ -98,7 +98,7 @@ class _Count:
         self.needed: dict[Expr, frozenset[Expr]] = {}
         self.seen: dict[Expr, set[_Choices]] = {}
         self.holding = set(among)
-        """What has some of those below it: each that is used more than once is one itself."""
+        """Expressions with some of those below them. One that is used twice may fail, and is one of them."""
         for r in roots:
             self.needed |= needed_parts(r, among, lambda c: c, lambda x: x.op == "value")
             self.holding.update(x for x in walk(r) if not self.holding.isdisjoint(x.args))
