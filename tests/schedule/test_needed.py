@@ -123,3 +123,18 @@ def test_a_divisor_that_is_a_number_in_the_margin(divide: Callable[[Tensor, Tens
     assert torch.equal(made(x, d), program(x, d))
     with pytest.raises(Exception, match="division by zero|ZeroDivisionError"):
         made(x, d - d)
+
+
+def test_one_divisor_under_a_condition_of_many_elements() -> None:
+    """Of the first elements the divisor is a number, whether they are divided is not."""
+
+    def program(x: Tensor, d: Tensor, at: Tensor) -> Tensor:
+        n = x.shape[0]
+        first = torch.where(torch.arange(n) < 5, x // d, x)
+        quotient = (x // torch.cat([d[5:], d[:5]]))[at]
+        chosen = torch.where(quotient > 0, quotient, first // (F.pad(x, (5, 0))[:n].abs() + 1))
+        return torch.where(first % 2 == 0, chosen, quotient + first)
+
+    x, d, at = torch.randint(-50, 50, (1003,)), torch.randint(1, 9, (1003,)), torch.randint(0, 1003, (1003,))
+    made = torch.compile(program, backend=tilewright.backend, options={"strict": True})
+    assert torch.equal(made(x, d, at), program(x, d, at))

@@ -241,8 +241,10 @@ class Evaluation(ABC):
         return value_of(var)
 
     def check(self, tested: Expr, code: int, guard: Expr | None) -> None:
-        """Test a condition in the lanes that count."""
+        """Test a condition in the lanes that count. One number is tested in each lane that a guard tells of."""
         blocks = self.blocks(tested)
+        if guard is not None:
+            blocks = tuple(dict.fromkeys(blocks + self.blocks(guard)))
         self.out.append(Check(tested, code, blocks, both(self.tail(blocks), guard)))
 
     def load(self, e: Expr, guard: Expr | None) -> Expr:
