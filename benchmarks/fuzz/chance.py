@@ -4,9 +4,8 @@ Errors of ill-conditioned programs have long tails: one number of thousands errs
 whether it is ours or eager's is chance. That is so where both hold: with the roles exchanged the rule refuses about as
 many draws, and wherever we err further than eager does anywhere, eager errs nearly as far or the error is no outlier
 (`SPREAD`) among the changes of the exact result if the inputs, and what each op computes, are rounded at random (Monte
-Carlo arithmetic: Stott Parker, 1997). Where
-all elements of all draws are the same few numbers (what follows a sign), these are all that is seen, however often,
-and the second condition decides alone."""
+Carlo arithmetic: Stott Parker, 1997). Where all elements of all draws are the same few numbers (what follows a sign),
+these are all that is seen, however often, and the second condition decides alone."""
 
 from __future__ import annotations
 

@@ -131,8 +131,9 @@ def split_fold(op: Op, fresh: int, target: Target, inside: Inside | None = None)
     neutral = _neutral(expr.reduction)
     if neutral is None:
         return []
-    term = inside.whole(inside.body(op)) if inside is not None else expr.body[0]
-    wide = target.wide_sums and may_cancel(expr, term)
+    term = expr.body[0]
+    summed = (lambda: term) if inside is None else (lambda: inside.whole(inside.body(op)))
+    wide = target.wide_sums and may_cancel(expr, summed)
     if inside is not None and target.lanes > 1 and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
     long = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]

@@ -15,7 +15,7 @@ be lost after all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from ..ir.dtype import DType, f32, f64
@@ -60,11 +60,12 @@ def with_wide_parts(part: TensorExpr, merge: TensorExpr) -> tuple[TensorExpr, Te
     )
 
 
-def may_cancel(expr: TensorExpr, term: Expr) -> bool:
-    """Whether a fold sums singles of both signs that were no halves, and no products of blocks. `term` is what it sums,
-    seen through the pointwise ops before it."""
+def may_cancel(expr: TensorExpr, summed: Callable[[], Expr]) -> bool:
+    """Whether a fold sums singles of both signs that were no halves, and no products of blocks. `summed` tells what it
+    sums, seen through the pointwise ops before it; it is asked of sums of singles alone, as it walks through them."""
     if expr.reduction != _SINGLES or expr.scan is not None:
         return False
+    term = summed()
     halves = any(x.op == "read" and x.dtype.is_half for x in walk(term))
     return _cancels(term, halves) and not factored(term, expr.axes, expr.reduce)
 
