@@ -68,6 +68,7 @@ def judged(
     """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails; at
     the direct door, as one graph. FAKE asks what torch's fake kernels promise."""
     torch._dynamo.reset()
+    torch.backends.cudnn.allow_tf32 = False  # torch allows it: of two layouts one may be rounded to eleven bits
     plain = function(program.source())
     if backend == FAKE:
         return _broken_promise(plain, program, setting, device)

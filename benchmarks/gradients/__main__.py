@@ -84,6 +84,7 @@ def main(
     """Run and print one line per case that is not right, then the sums."""
     if worker:
         warnings.simplefilter("ignore")
+        torch.backends.cudnn.allow_tf32 = False  # rules of eleven bits would hide what is wrong
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         serve(lambda name: entry(name, device, layouts.split(",")))
         return

@@ -129,6 +129,7 @@ def main(
     """Run and print one line per entry that is not all right, then the sums."""
     if worker:
         warnings.simplefilter("ignore")
+        torch.backends.cudnn.allow_tf32 = False  # rules of eleven bits would hide what is wrong
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         serve(lambda name: entry(name, device, most))
         return
