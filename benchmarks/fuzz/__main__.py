@@ -37,6 +37,7 @@ from benchmarks.fuzz.contradiction import TAKEN_APART
 from benchmarks.fuzz.exact import judged_exactly
 from benchmarks.fuzz.grow import grown
 from benchmarks.fuzz.judge import APART, CONTRADICTION, FAKE, PROMISE, REFUSED, Failure, Setting, judged
+from benchmarks.fuzz.matrix_units import UNITS
 from benchmarks.fuzz.program import Program, read
 from benchmarks.fuzz.shrink import shrunk
 from benchmarks.fuzz.workers import DEVICE_ERROR, Worker
@@ -242,9 +243,11 @@ class Campaign:
             total = sum(self.counts.values())
             if total % 25 == 0:
                 print(f"{total} programs, {time.monotonic() - self.start:.0f} s", flush=True)
-        if failure is not None and failure.kind == REFUSED and DEVICE_ERROR in failure.text:
-            print(f"seed {seed}: refused: {failure.text[:200]}", flush=True)
-        if not found or failure is None:
+        if failure is not None and (
+            failure.kind == UNITS or (failure.kind == REFUSED and DEVICE_ERROR in failure.text)
+        ):
+            print(f"seed {seed}: {failure.kind}: {failure.text[:200]}", flush=True)
+        if not found or failure is None or failure.kind == UNITS:
             return
         print(f"seed {seed}: {failure.kind}: {failure.text[:300]}", flush=True)
         if not self.arguments.no_shrink:

@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensorMode
 import tilewright
 from benchmarks.fuzz.chance import is_chance
 from benchmarks.fuzz.contradiction import contradicted
+from benchmarks.fuzz.matrix_units import UNITS, is_small, of_pieces, rounded_products
 from benchmarks.fuzz.outcome import Draw, Outcome, ran
 from benchmarks.fuzz.program import Program, function
 from benchmarks.fuzz.smooth import firm, is_smooth
@@ -68,7 +69,9 @@ def judged(
     """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails; at
     the direct door, as one graph. FAKE asks what torch's fake kernels promise."""
     torch._dynamo.reset()
-    torch.backends.cudnn.allow_tf32 = False  # torch allows it: of two layouts one may be rounded to eleven bits
+    torch.backends.cudnn.allow_tf32 = (
+        False  # torch allows it: of two layouts one may be rounded to eleven bits
+    )
     plain = function(program.source())
     if backend == FAKE:
         return _broken_promise(plain, program, setting, device)
@@ -257,8 +260,30 @@ def _pooled(
                 or _as_stepwise(program, draws, part, int(k), training=training, later=later, device=device)
             ):
                 continue
-            return Failure("wrong", f"{part}[{k}]{' at the second sizes' if later else ''}: {verdict}")
+            cut = len(draws) >= MOST and is_small(pooled[0], pooled[2])
+            cut = cut and _is_cut_off(program, setting, draws, part, int(k), later, device)
+            kind = UNITS if cut else "wrong"
+            return Failure(kind, f"{part}[{k}]{' at the second sizes' if later else ''}: {verdict}")
     return None
+
+
+def _is_cut_off(
+    program: Program, setting: Setting, draws: Sequence[Draw], part: str, k: int, later: bool, device: str
+) -> bool:
+    """Whether a tensor is right where products of fp32 are rounded, not cut off by matrix units."""
+    if device == "cpu" or not of_pieces(setting.options):
+        return False
+    with rounded_products():
+        f = _compiled(function(program.source()), program, setting, device, "tilewright")
+        again: list[Draw] = []
+        for number, draw in enumerate(draws):
+            inputs = program.inputs(draw.seed, later=later, device=device)
+            mine = ran(f, inputs, training=setting.training, draw=number)
+            again.append(Draw(draw.seed, (mine, *draw.outcomes[1:])))
+    pooled = [torch.cat([getattr(d.outcomes[i], part)[k].reshape(-1) for d in again]) for i in range(3)]
+    return accuracy.compare(*pooled).passed or is_chance(
+        program, again, part, k, training=setting.training, later=later, device=device
+    )
 
 
 def _as_stepwise(
