@@ -183,14 +183,14 @@ class Trial:
             side.zero_grad()
         found: list[list[tuple[Named, Named, Named]]] = []
         for batch in self.case.batches:
-            y = step(self.case, self.ours, self.compiled, batch, seed)
-            settle()
-            try:
+            try:  # first: what eager does to the device is not to be found by us
                 e = step(self.case, self.eager, self.eager, batch, seed)
                 settle()
             except RuntimeError as failed:
                 blame(failed, "eager")
                 raise
+            y = step(self.case, self.ours, self.compiled, batch, seed)
+            settle()
             with _double():
                 r = step(self.case, self.exact, self.exact, batch, seed, wide=True)
             found.append(list(zip(y, e, r, strict=True)))
