@@ -1,0 +1,140 @@
+"""Everything between a captured graph and its built kernels, as text. Nothing is built, and nothing runs.
+
+For a GPU the same tensors, in the memory of the host, are compiled as for a machine by name: none is needed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from unittest import mock
+
+from torch import Tensor, fx
+
+from tilewright import compiler
+from tilewright.building import Builder, Kernels, names_of
+from tilewright.compiler import Compiled, watched
+from tilewright.emit.cpp import emit_units
+from tilewright.emit.triton import emit_triton
+from tilewright.ir.expr import Expr
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step
+from tilewright.ir.program import TileProgram
+from tilewright.options import Options
+from tilewright.place import Place
+from tilewright.runtime.cuda_unit import usual
+from tilewright.runtime.fallback import Captured
+from tilewright.schedule import solver
+from tilewright.schedule.form import Form
+from tilewright.schedule.schedule import Schedule
+from tilewright.target import Target, preset
+
+Texts = dict[str, str]
+"""Parts by name: `000.cover`, `000.01.form`, `.schedule`, `.program`, `.source`."""
+
+
+class Recorder:
+    """Takes the place of what builds kernels, and keeps what it is asked to build."""
+
+    def __init__(self) -> None:
+        self.texts: Texts = {}
+        self.covers = 0
+        self.forms: dict[int, tuple[TileProgram, str]] = {}
+
+    def built(
+        self, builder: Builder, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False
+    ) -> Kernels:
+        """As `Builder.built`, without a unit."""
+        steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
+        scheduled = builder._solved(steps)
+        for cover in covers:
+            self.cover(cover, scheduled, names_of(symbols), builder.solver.target)
+        programs = list(dict.fromkeys(id(s.program) for s in scheduled))
+        return Kernels(scheduled, None, [programs.index(id(s.program)) for s in scheduled], len(programs))
+
+    def cover(
+        self, cover: Cover, scheduled: Sequence[Scheduled], names: Sequence[str], target: Target
+    ) -> None:
+        """Keep a cover, and its kernels that are `scheduled`."""
+        head = f"{self.covers:03}"
+        self.covers += 1
+        self.texts[f"{head}.cover"] = "\n".join([cover.graph.show(), *map(shown_step, cover.steps)]) + "\n"
+        for k, s in enumerate(scheduled):
+            programs = [s.program, *(p for _, p in s.buckets)]
+            forms = [self.forms[id(p)][1] for p in programs if id(p) in self.forms]
+            conditions = [repr(when) for when, _ in s.buckets]
+            name = f"{head}.{k:02}"
+            self.texts[f"{name}.form"] = "\n\n".join(forms) + "\n"
+            self.texts[f"{name}.schedule"] = "\n".join([shown(s.schedule), *conditions]) + "\n"
+            self.texts[f"{name}.program"] = "\n\n".join(p.show() for p in programs) + "\n"
+            self.texts[f"{name}.source"] = "\n".join(sources(programs, names, target)) + "\n"
+
+    def lowered(self, form: Form, schedule: Schedule, *, plain: Callable[..., TileProgram]) -> TileProgram:
+        """As `lower`; the form is kept with what became of it."""
+        made = plain(form, schedule)
+        self.forms[id(made)] = (made, form.show())
+        return made
+
+
+def sources(programs: Sequence[TileProgram], names: Sequence[str], target: Target) -> list[str]:
+    """What is printed for one kernel."""
+    if target.language == "triton":
+        return [
+            emit_triton(p, names, target, v, f"k{n}").text for n, p in enumerate(programs) for v in usual(p)
+        ]
+    return [source.text for source in emit_units(programs, names, target)]
+
+
+def shown_step(step: Step) -> str:
+    """One step of a cover."""
+    if isinstance(step, Kernel):
+        ops = ", ".join(f"%{v.id}" for op in step.ops for v in op.outputs)
+        return f"kernel {ops} -> {list(step.outputs)}"
+    if isinstance(step, LibraryStep):
+        call = step.op.call
+        return f"call {call.name if call else step.op.name} {list(step.op.inputs)} -> {list(step.op.outputs)}"
+    return f"view {step.value} of {step.source} {step.layout} {step.offset}"
+
+
+def shown(x: object) -> str:
+    """A value with every field, one a line."""
+    if not is_dataclass(x) or isinstance(x, type):
+        return str(x)
+    return "\n".join([str(x), *(f"  {f.name} = {getattr(x, f.name)!r}" for f in fields(x))])
+
+
+def as_captured(
+    gm: fx.GraphModule, frozen: Mapping[str, Tensor], done: Compiled, options: Options
+) -> Compiled:
+    """What runs of a step of training, so that its other pass is compiled as well."""
+    return replace(done, executable=Captured(gm, frozen))
+
+
+@contextmanager
+def recording(machine: str) -> Generator[Recorder]:
+    """Compile for a machine by its preset's name, and keep what is decided."""
+    recorder = Recorder()
+    target = preset(machine)
+
+    def machine_of(place: Place, options: Options) -> Target:
+        return target
+
+    plain = solver.lower
+    with (
+        mock.patch.object(compiler, "machine_of", machine_of),
+        mock.patch.object(
+            Builder, "built", lambda self, *args, **given: recorder.built(self, *args, **given)
+        ),
+        mock.patch.object(solver, "lower", partial(recorder.lowered, plain=plain)),
+        watched(as_captured),
+    ):
+        yield recorder
+
+
+def digest(texts: Texts) -> str:
+    """Of all parts."""
+    whole = hashlib.sha256()
+    for name in sorted(texts):
+        whole.update(f"{name}\n{texts[name]}\n".encode())
+    return whole.hexdigest()[:16]
