@@ -15,9 +15,10 @@ so are both corrections. But c is off by units of the distances, not of the mean
 more than distances, is summed in doubles instead. With n[i], the single next to it, in the place of m[i], the squares
 are then d[i] - N * (m[i] - n[i])^2. So is a mean of which no squares are taken: to correct would take a pass more.
 
-The squares of mostly equal elements are equal, and round alike in a chain of singles: their sum is off by units in its
-last place. Where it only scales elements, as in a norm, libraries bear that as well. A variance that is a result, or
-read by more, is summed in doubles.
+Where many elements are equal, so are their squares, and a chain of singles rounds them alike: their sum is off by units
+in its last place. Where it only scales elements, as in a norm, that is borne, as a library's layer norm bears it. A
+variance that is a result (what a norm saves for its gradient is one), is written, or is read by more, is made of
+doubles throughout.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Rewriter:
         self.folded: set[Op] = set()
         self.place = {v: k for k, op in enumerate(graph.ops) for v in op.outputs}
         self.stored = {*graph.inputs, *graph.constants}
-        self.results = set(graph.outputs)
+        self.kept = graph.kept()
 
     def add(self, op: Op) -> None:
         """Take `op` over, in doubles where it should be, and its result in singles for others."""
@@ -114,35 +115,51 @@ class _Rewriter:
         for square in filter(is_square, self.consumers.get(mean.output, [])):
             for squares in self.consumers.get(square.output, []):
                 found = Moments(total, mean, square, squares)
-                if squares not in self.folded and not _is_settled(found) and found.hold():
+                if squares in self.folded or _is_settled(found) or not found.hold():
+                    continue
+                if self.only_scales(found):
                     return found
         return None
+
+    def only_scales(self, x: Moments) -> bool:
+        """Whether all that is made of the squares is what elements are multiplied with or divided by, as in a norm."""
+        todo, seen = [x.squares.output], set[Value]()
+        while todo:
+            v = todo.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            readers = self.consumers.get(v, [])
+            if v in self.kept or any(op.expr is None or op.expr.reduction or op.expr.scan for op in readers):
+                return False
+            todo += [op.output for op in readers if not _scales(op, v, x.square.output)]
+        return True
 
     def leaves(self, mean: Value) -> bool:
         """Whether a mean is more than what is taken from elements."""
         readers = self.consumers.get(mean, [])
-        return mean in self.results or not all(_only_takes_away(op, mean) for op in readers)
+        return mean in self.kept or not all(_only_takes_away(op, mean) for op in readers)
 
     def correct(self, x: Moments) -> None:
         """The moments, corrected by the sum of all distances."""
         assert x.mean.expr and x.square.expr and x.squares.expr
         near, distance = self.new(x.mean.output, f32), self.new(x.square.output, f32)
-        left = self.new(x.squares.output, f32)
+        left, rough = (self.new(x.squares.output, f32) for _ in range(2))
         inputs = tuple(near if v is x.mean.output else v for v in x.square.inputs)
         away = replace(x.square.expr, body=(x.square.expr.body[0].args[0],))
         mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
-        rough = self.new(x.squares.output, f32 if self.only_scales(x) else f64)
         axes = output_axes(near.shape)
         index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
-        first, rest, d = (cast(read(k, index, t), f64) for k, t in enumerate((f32, f32, rough.dtype)))
+        first, rest, d = (cast(read(k, index, f32), f64) for k in range(3))
         share = call("div", rest, x.count)
         known = where(call("isnan", share), const(0, f64), share)  # of elements that are not all finite
         less = call("maximum", call("sub", d, call("mul", rest, share)), const(0, f64))
         self.ops += [
             replace(x.mean, outputs=(near,)),
+            replace(x.square, inputs=inputs),
             Op("distance", inputs, (distance,), expr=away, origin=x.square.origin),
+            replace(x.squares, outputs=(rough,)),
             replace(x.squares, inputs=(distance,), outputs=(left,)),
-            *self.sum_squares(x, inputs, rough),
             Op("mean", (near, left, rough), (mean,), expr=TensorExpr(axes, (call("add", first, known),)),
                origin=x.mean.origin),
             Op("squares", (near, left, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
@@ -153,8 +170,7 @@ class _Rewriter:
     def summed(self, x: Moments) -> None:
         """The moments over a sum in doubles."""
         assert x.total.expr and x.mean.expr and x.square.expr and x.squares.expr
-        near = self.new(x.mean.output, f32)
-        rough = self.new(x.squares.output, f32 if self.only_scales(x) else f64)
+        near, rough = self.new(x.mean.output, f32), self.new(x.squares.output, f32)
         total = self.twins.get(x.total.output)
         if total is None:
             total = self.twin_of(x.total.output)
@@ -163,50 +179,19 @@ class _Rewriter:
         mean, squares = self.twin_of(x.mean.output), self.twin_of(x.squares.output)
         axes = output_axes(near.shape)
         index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in axes]
-        first, m, d = (
-            read(0, index, f64),
-            cast(read(0, index, f32), f64),
-            cast(read(2, index, rough.dtype), f64),
-        )
+        first, m, d = read(0, index, f64), cast(read(0, index, f32), f64), cast(read(2, index, f32), f64)
         off = call("sub", read(1, index, f64), m)
         square = call("mul", x.count, call("mul", off, off))
         less = call("maximum", call("sub", d, square), const(0, f64))
         self.ops += [
             Op("mean", (total,), (mean,), expr=TensorExpr(axes, (call("div", first, x.count),)), origin=x.mean.origin),
             replace(_rounded(x.mean, mean), outputs=(near,)),
-            *self.sum_squares(x, tuple(near if v is x.mean.output else v for v in x.square.inputs), rough),
+            replace(x.square, inputs=tuple(near if v is x.mean.output else v for v in x.square.inputs)),
+            replace(x.squares, outputs=(rough,)),
             Op("squares", (near, mean, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
             _rounded(x.mean, mean), _rounded(x.squares, squares),
         ]  # fmt: skip
         self.folded |= {x.square, x.squares}
-
-    def only_scales(self, x: Moments) -> bool:
-        """Whether all that is made of the squares for each mean is what elements are scaled by, as in a norm."""
-        elements = dims.prod(x.square.output.shape)
-        todo = [x.squares.output]
-        while todo:
-            v = todo.pop()
-            if v in self.results:
-                return False
-            for op in self.consumers.get(v, []):
-                if op.expr is None or op.expr.reduction is not None or op.expr.scan is not None:
-                    return False
-                if not dims.equal(dims.prod(op.output.shape), elements):
-                    todo.append(op.output)
-        return True
-
-    def sum_squares(self, x: Moments, inputs: tuple[Value, ...], to: Value) -> tuple[Op, Op]:
-        """What sums the squares of distances, made of `inputs`, in the type of `to`."""
-        assert x.square.expr and x.squares.expr
-        if to.dtype is f32:
-            return replace(x.square, inputs=inputs), replace(x.squares, outputs=(to,))
-        d, exact = cast(x.square.expr.body[0].args[0], f64), self.new(x.square.output, f64)
-        e = replace(x.squares.expr, body=(read(0, x.squares.expr.body[0].args, f64),), reduction=sum_(f64))
-        square = replace(x.square.expr, body=(call("mul", d, d),))
-        return (
-            replace(x.square, inputs=inputs, outputs=(exact,), expr=square),
-            replace(x.squares, inputs=(exact,), outputs=(to,), expr=e),
-        )
 
     def over_twins(self, op: Op, expr: TensorExpr) -> Op:
         """`op` with `expr` over the twins of what it reads."""
@@ -289,6 +274,26 @@ def _rounded(op: Op, twin: Value) -> Op:
 def _is_distance(op: Op) -> bool:
     """Whether an op takes one element from another."""
     return op.expr is not None and op.expr.reduction is None and takes_away(op.expr.body[0])
+
+
+def _scales(op: Op, v: Value, elements: Value) -> bool:
+    """Whether an op multiplies what has the shape of `elements` with `v`, or divides it by that, and does no more with
+    it."""
+    assert op.expr is not None
+    for e in walk(op.expr.body[0]):
+        for k, part in enumerate(e.args):
+            if part.op != "read" or op.inputs[operand(part)] is not v:
+                continue
+            scaled = e.args[1 - k] if e.op == "mul" or (e.op == "div" and k) else None
+            if scaled is None or not any(
+                op.inputs[operand(r)].shape == elements.shape for r in _reads(scaled)
+            ):
+                return False
+    return op.expr.body[0].op != "read"
+
+
+def _reads(e: Expr) -> list[Expr]:
+    return [x for x in walk(e) if x.op == "read"]
 
 
 def _only_takes_away(op: Op, mean: Value) -> bool:
