@@ -28,7 +28,8 @@ LOUD_LENGTHS = ((17, 33), (129, 129), (129, 1000))
 FEW = 1 << 16
 """Below this many scores a head several draws are judged together: few elements say little about the worst."""
 MORE = 4
-"""Times as many draws judge what these refuse: of half a million elements one may err as far as no other does."""
+"""Times as many draws, the first among them, judge what these refuse: the worst of a few thousand elements is luck, of
+eager's and of ours."""
 
 
 def lengths(
@@ -71,7 +72,8 @@ def judge(
     name: str, module: nn.Module, compiled: Callable[..., object], sizes: Sizes, dtype: torch.dtype, device: str,
     scale: float,
 ) -> None:  # fmt: skip
-    """The fp64 rule for one pair of lengths. Raises AssertionError where it fails."""
+    """The fp64 rule for one pair of lengths, over more draws where it refuses some. Raises AssertionError where it
+    refuses these as well."""
     layout = getattr(module, "layout", "bshd")
     scores = sizes.queries * (sizes.keys or sizes.queries)
     count, draws, text = max(1, min(32, FEW // scores)), list[Tensors](), ""

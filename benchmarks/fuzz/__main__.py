@@ -5,7 +5,8 @@
 Each seed is one program of 5 to 40 statements (see `grow` and `ops`) and one setting: door, training, symbolic sizes,
 options, and in some cases random decisions for every kernel. Eager judges values, gradients, what is written to inputs,
 and layouts, by the fp64 rule (`judge`); with random decisions each kernel is judged by the exact oracle as well
-(`exact`). What fails is shrunk and written to FOLDER as a file that runs by itself.
+(`exact`). What fails is shrunk and written to FOLDER as a file that runs by itself. An error that only matrix units
+make is counted and told (`matrix_units`).
 
 Without `--workers`, programs on the CPU run in forked children (`apart`); with it, and always on a device, in fresh
 interpreters that stay (`workers`). A run that judged no program fails.
@@ -115,7 +116,7 @@ def torch_fails(judge: Forked | Worker, program: Program, setting: Setting, fail
     of both passes does, or a result has not the form that torch promised while it was captured, or torch contradicts
     itself and we are right by its decompositions."""
     upstream = judge.ask(program, setting, "aot_eager")
-    if upstream is not None and upstream.kind == failure.kind:
+    if upstream is not None and upstream.kind in (failure.kind, UNITS):
         return True
     if failure.kind == "crash":
         halves = judge.ask(program, setting, TAKEN_APART)

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 import tilewright
 from benchmarks.fuzz.chance import is_chance
 from benchmarks.fuzz.contradiction import contradicted
-from benchmarks.fuzz.matrix_units import UNITS, is_small, of_pieces, rounded_products
+from benchmarks.fuzz.matrix_units import UNITS, cuts_off, rounding_units, takes_pieces
 from benchmarks.fuzz.outcome import Draw, Outcome, ran
 from benchmarks.fuzz.program import Program, function
 from benchmarks.fuzz.smooth import firm, is_smooth
@@ -57,7 +57,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong. `kind` is wrong, crash, fallback, layout or slow; or refused, if nothing was judged."""
+    """What went wrong. `kind` is wrong, crash, fallback, layout or slow; or refused, if nothing was judged; or what
+    matrix units cut off (UNITS), or what torch itself is asked for (PROMISE, CONTRADICTION)."""
 
     kind: str
     text: str
@@ -69,15 +70,15 @@ def judged(
     """The first failure of a program, or None. Another `backend` of torch.compile tells whether torch itself fails; at
     the direct door, as one graph. FAKE asks what torch's fake kernels promise."""
     torch._dynamo.reset()
-    torch.backends.cudnn.allow_tf32 = (
-        False  # torch allows it: of two layouts one may be rounded to eleven bits
-    )
+    # Torch allows TF32 in convolutions: of two layouts one may be rounded to eleven bits.
+    torch.backends.cudnn.allow_tf32 = False
     plain = function(program.source())
     if backend == FAKE:
         return _broken_promise(plain, program, setting, device)
     if backend == APART:
         return _contradiction(plain, program, setting, device)
     compiled: Callable[..., tuple[Tensor, ...]] | None = None
+    excused: Failure | None = None
     for later in (False, True) if setting.dynamic and program.later else (False,):
         try:
             wanted = ran(
@@ -102,9 +103,10 @@ def judged(
         if told:
             return Failure("fallback", told[0][:600])
         found = _compared(program, setting, wanted, got, plain, compiled, later, device)
-        if found is not None:
+        if found is not None and found.kind != UNITS:
             return found
-    return None
+        excused = excused or found
+    return excused
 
 
 def _broken_promise(
@@ -238,7 +240,9 @@ def _pooled(
     later: bool,
     device: str,
 ) -> Failure | None:
-    """The verdict on the doubtful tensors of all draws, but for the places that a near tie decides."""
+    """The verdict on the doubtful tensors of all draws, but for the places that a near tie decides. That of matrix
+    units hides no other."""
+    excused: Failure | None = None
     for name in doubtful:
         part, k = name.split()
         pooled = [
@@ -260,20 +264,22 @@ def _pooled(
                 or _as_stepwise(program, draws, part, int(k), training=training, later=later, device=device)
             ):
                 continue
-            cut = len(draws) >= MOST and is_small(pooled[0], pooled[2])
-            cut = cut and _is_cut_off(program, setting, draws, part, int(k), later, device)
-            kind = UNITS if cut else "wrong"
-            return Failure(kind, f"{part}[{k}]{' at the second sizes' if later else ''}: {verdict}")
-    return None
+            place = f"{part}[{k}]{' at the second sizes' if later else ''}"
+            if len(draws) < MOST or not cuts_off(pooled[0], pooled[2]):
+                return Failure("wrong", f"{place}: {verdict}")
+            if not _is_right_rounded(program, setting, draws, part, int(k), later, device):
+                return Failure("wrong", f"{place}: {verdict}")
+            excused = excused or Failure(UNITS, f"{place}: {verdict}")
+    return excused
 
 
-def _is_cut_off(
+def _is_right_rounded(
     program: Program, setting: Setting, draws: Sequence[Draw], part: str, k: int, later: bool, device: str
 ) -> bool:
-    """Whether a tensor is right where products of fp32 are rounded, not cut off by matrix units."""
-    if device == "cpu" or not of_pieces(setting.options):
+    """Whether a tensor is right where products of fp32 are rounded, if matrix units cut them off."""
+    if not takes_pieces(device, setting.options):
         return False
-    with rounded_products():
+    with rounding_units():
         f = _compiled(function(program.source()), program, setting, device, "tilewright")
         again: list[Draw] = []
         for number, draw in enumerate(draws):

@@ -183,7 +183,7 @@ class Trial:
             side.zero_grad()
         found: list[list[tuple[Named, Named, Named]]] = []
         for batch in self.case.batches:
-            try:  # first: what eager does to the device is not to be found by us
+            try:  # first: an error that it leaves on the device would be raised by our step
                 e = step(self.case, self.eager, self.eager, batch, seed)
                 settle()
             except RuntimeError as failed:
