@@ -138,6 +138,17 @@ def test_shared_expressions_and_conditions(tmp_path: Path) -> None:
         same_as_interpreter(unit, 0, program, [*given, None], {"n": n})
 
 
+@pytest.mark.parametrize("tile", [1, 64])
+def test_a_choice_decides_a_choice(tile: int, tmp_path: Path) -> None:
+    def body(a: Expr, b: Expr, c: Expr, d: Expr) -> Expr:
+        return where(where(c, call("gt", a, b), d), call("add", a, b), call("neg", b))
+
+    program = elementwise(N, (f32, f32, bool_, bool_), f32, body, tile=tile)
+    unit = build(tmp_path, [program], ("n",))
+    given = [sample(f32, 207)[7:], sample(f32, 205)[5:], sample(bool_, 200), sample(bool_, 203)[3:]]
+    same_as_interpreter(unit, 0, program, [*given, None], {"n": 200})
+
+
 def test_mixed_types_in_one_kernel(tmp_path: Path) -> None:
     def body(a: Expr, b: Expr, c: Expr, d: Expr) -> Expr:
         total = call("add", cast(a, f64), cast(b, f64))

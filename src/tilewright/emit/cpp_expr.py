@@ -267,13 +267,19 @@ class Expressions:
         if e.dtype is i64 and e.op in ("floordiv", "mod"):
             return self._index_division(e, args)
         if e.op == "where":
-            return f"({bare(args[0])} ? {args[1]} : {args[2]})"
+            return f"({self._condition(e)} ? {args[1]} : {args[2]})"
         if e.dtype is i64 and e.op in ("truncdiv", "fmod", "pow", "shl", "shr"):
             args = [f"i64({bare(a)})" for a in args]  # a literal is an int, and these take one type
         text = self._operation(e, args, False)
         if e.dtype.bytes < 4 and e.dtype.kind in (Kind.INT, Kind.UINT):
             return f"{self.style.scalar(e.dtype)}({bare(text)})"  # C++ computes these in int
         return text
+
+    def _condition(self, e: Expr) -> str:
+        """What stands before the question mark. One that has a question mark itself keeps its parentheses: `a ? b : c ?
+        d : e` is `a ? b : (c ? d : e)`."""
+        text = self.scalar(e.args[0])
+        return text if e.args[0].op == "where" else bare(text)
 
     def _sum(self, e: Expr) -> str:
         """An index sum as `a + b - c`."""
@@ -320,7 +326,7 @@ class Expressions:
         if e.dtype is i64 and self._plain_index(e):
             return f"recast<i64>({bare(self.narrow_index(e))})"
         if e.op == "where" and not self.varies(e.args[0]):
-            return f"({bare(self.scalar(e.args[0]))} ? {self.vector(e.args[1])} : {self.vector(e.args[2])})"
+            return f"({self._condition(e)} ? {self.vector(e.args[1])} : {self.vector(e.args[2])})"
         if self._divides_naturally(e):
             return f"{NATURAL[e.op]}({bare(self.vector(e.args[0]))}, {bare(self.scalar(e.args[1]))})"
         if self._through_reciprocal(e):
