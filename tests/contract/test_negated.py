@@ -123,3 +123,34 @@ def test_weights(freeze: bool) -> None:
     for given in (x, negated(), x):
         torch.testing.assert_close(fast(given), model(given))
         torch.testing.assert_close(program(given), model(given))
+
+
+def zeros_without_memory() -> Tensor:
+    """What torch makes for tangents that are zero: it has no memory at all."""
+    return torch._efficientzerotensor((3, 2))
+
+
+def test_zeros_without_memory_inside_of_a_program() -> None:
+    """Derivatives of derivatives bring them in; a kernel that read them ended the process."""
+
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def curvature(x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.hessian(lambda z: model(z).squeeze(-1)))(x).square().mean()
+
+    gradients = []
+    for call in (curvature, torch.compile(curvature, backend="tilewright")):
+        call(torch.linspace(-1, 2, 66).reshape(33, 2)).backward()
+        gradients.append(model[0].weight.grad)
+        model.zero_grad()
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_zeros_without_memory_from_outside() -> None:
+    """They come in as plain zeros, and later calls may bring others."""
+    fast = torch.compile(lambda x, y: (x + 1, x * y), backend="tilewright")
+    for x in (zeros_without_memory(), torch.ones(3, 2), zeros_without_memory()):
+        for ours, eager in zip(fast(x, torch.full((3, 2), 2.0)), (x + 1, x * 2), strict=True):
+            torch.testing.assert_close(ours, eager + torch.zeros(3, 2))
+    whole = tilewright.compile(lambda x: x + 1, (zeros_without_memory(),))
+    assert whole(zeros_without_memory()).tolist() == whole(torch.zeros(3, 2)).tolist() == [[1.0, 1.0]] * 3

@@ -25,7 +25,7 @@ from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.draws import dropped_by_masks, save_states_apart, without_idle_draws
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.moved import around_host_results, move
-from tilewright.capture.negated import around_negated
+from tilewright.capture.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.regained import in_place
@@ -102,6 +102,7 @@ def through_autograd(
     With `freeze`, parameters and buffers of an inference graph become constants; they are compared on each call
     (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
+    as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
     lay_masks(gm)
     gm = rolled(gm)
     given = [*_held(gm), *example_inputs]
@@ -129,6 +130,7 @@ def through_autograd(
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
         )(gm, example_inputs)
+    compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
 
 

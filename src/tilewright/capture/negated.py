@@ -1,12 +1,17 @@
 """Tensors that torch keeps negated: their memory holds the numbers with the other sign, and a bit says so.
 
 The imaginary part of a conjugate is one. Kernels read memory, so no tensor inside of a graph is kept so: views of this
-kind are computed (`aten.decompose`), and what comes in is brought into plain memory before the graph runs."""
+kind are computed (`aten.decompose`), and what comes in is brought into plain memory before the graph runs.
+
+Zeros that torch keeps without any memory are brought there too. Its own tracing cannot read them, so that they are
+known at the door alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
+import torch
 from torch import Tensor, fx
 
 from .opaque import Build, Runner
@@ -58,3 +63,19 @@ def _resolved(args: list[object], taken: Mapping[int, bool]) -> list[tuple[Tenso
             args[k] = made = given.resolve_neg()
             back += [(given, made)] if writes else []
     return back
+
+
+def in_memory(x: object) -> object:
+    """Zeros in memory for zeros without memory; anything else as it is."""
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device) if _is_without(x) else x
+
+
+def around_zeros(compiled: Callable[..., object], example_inputs: Sequence[object]) -> Callable[..., object]:
+    """`compiled` for inputs that are zeros without memory where the examples are; Dynamo's guards hold to that."""
+    if not any(map(_is_without, example_inputs)):
+        return compiled
+    return lambda *args: compiled(*map(in_memory, args))
+
+
+def _is_without(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x._is_zerotensor()

@@ -303,9 +303,10 @@ def _fill(c: Call, x: Value, value: Number) -> Value:
     return ops.full(c.b, x.shape, c.number(value, c.dtype))
 
 
-@lower(aten.empty.memory_format, aten.zeros.default, aten.new_zeros.default)
+@lower(aten.empty.memory_format, aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default)
 def _empty(c: Call, *args: object, **_: object) -> Value:
-    """Contents that the program may not look at: zeros cost nothing and are repeatable."""
+    """Contents that the program may not look at: zeros cost nothing and are repeatable. What torch keeps as zeros
+    without memory (tangents of derivatives of derivatives) would be none that a kernel can read."""
     return ops.full(c.b, c.sizes_of_results[0], c.number(0, c.dtype))
 
 
