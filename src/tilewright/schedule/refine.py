@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 
 from ..errors import IllegalSchedule
 from ..ir import dims
@@ -81,9 +82,13 @@ class _Classes:
         self.form = form
         self.parent: dict[Axis, Axis] = {}
         self.members: dict[Axis, set[int]] = {}
+        self.inside: dict[Axis, set[Axis]] = {}  # D -> every C, where a fold keeps D and reduces C
         for i in form.items:
             for a in i.axes:
                 self.members.setdefault(a, set()).add(i.id)
+            for d in i.kept if i.reduce else ():
+                self.inside.setdefault(d, set()).update(i.reduce)
+        self.cyclic = _is_cyclic(self.inside)
 
     def find(self, a: Axis) -> Axis:
         while a in self.parent:
@@ -98,37 +103,39 @@ class _Classes:
             return False
         if _age(b) < _age(a):
             a, b = b, a
-        self.parent[b] = a
-        if self.cyclic():
-            del self.parent[b]
+        if self.cyclic or self.reaches(a, b) or self.reaches(b, a):
             return False
+        self.parent[b] = a
         self.members[a] |= self.members.pop(b)
+        if b in self.inside:
+            self.inside.setdefault(a, set()).update(self.inside.pop(b))
         return True
 
-    def cyclic(self) -> bool:
-        """Whether the relation "a fold keeps D and reduces C" has a cycle among classes."""
-        inside: dict[Axis, set[Axis]] = {}
-        for i in self.form.items:
-            if i.reduce:
-                inner = {self.find(c) for c in i.reduce}
-                for d in i.kept:
-                    inside.setdefault(self.find(d), set()).update(inner)
-        done: set[Axis] = set()
-
-        def loops(a: Axis, path: frozenset[Axis]) -> bool:
-            if a in path:
-                return True
-            if a in done:
-                return False
-            found = any(loops(b, path | {a}) for b in inside.get(a, ()))
-            done.add(a)
-            return found
-
-        return any(loops(a, frozenset()) for a in list(inside))
+    def reaches(self, start: Axis, end: Axis) -> bool:
+        """Whether the relation "a fold keeps D and reduces C" leads from one class to another. While there is no cycle,
+        joining two makes one just where it does."""
+        todo, seen = [start], {start}
+        while todo:
+            for inner in self.inside.get(todo.pop(), ()):
+                c = self.find(inner)
+                if c == end:
+                    return True
+                if c not in seen:
+                    seen.add(c)
+                    todo.append(c)
+        return False
 
     def apply(self) -> Form:
         mapping = {a: self.find(a) for i in self.form.items for a in i.axes if self.find(a) != a}
         return _rename(self.form, mapping) if mapping else self.form
+
+
+def _is_cyclic(inside: Mapping[Axis, set[Axis]]) -> bool:
+    try:
+        TopologicalSorter(inside).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def _age(a: Axis) -> int:
