@@ -220,8 +220,8 @@ def test_states_of_two_steps_before_stay_apart() -> None:
 
 @pytest.mark.parametrize("carried", [True, False])
 def test_integers_beside_gradients_stay_apart(carried: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch has no gradient of a scan that makes integers. Fewer steps than usual are a loop: those that stay apart take
-    long to compile."""
+    """Torch has no gradient of a scan that makes integers. Fewer steps than usual are a loop: those that stay apart
+    take long to compile."""
     monkeypatch.setattr(rolled, "MOST_UNROLLED", 8)
 
     def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
