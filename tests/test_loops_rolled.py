@@ -12,13 +12,21 @@ import tilewright
 from tilewright.capture import rolled
 from tilewright.capture.recurrent import SCANS_DIFFERENTIATE
 
-STEPS = 80
+STEPS = 20
+MANY = 80
+"""Steps that are a loop without what `fewer` does."""
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     tilewright.reset()
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer steps than usual are a loop: torch writes each of them out first, and we compile those that stay apart."""
+    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
 
 
 def loops() -> int:
@@ -49,9 +57,10 @@ def weights(n: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def test_a_last_state_alone() -> None:
-    agrees(elman, torch.randn(3, STEPS, 8), *weights(), torch.randn(3, 8))
+    agrees(elman, torch.randn(3, MANY, 8), *weights(), torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("fewer")
 def test_steps_are_cut_where_tensors_pass() -> None:
     """A cell gives one tuple, which is fewer than its two tensors, but nothing that a loop can carry."""
     cell = nn.LSTMCell(8, 8)
@@ -64,7 +73,7 @@ def test_steps_are_cut_where_tensors_pass() -> None:
             rows.append(h)
         return torch.stack(rows)
 
-    agrees(run, torch.randn(160, 3, 8), torch.zeros(3, 8))
+    agrees(run, torch.randn(40, 3, 8), torch.zeros(3, 8))
 
 
 def test_few_steps_stay_apart() -> None:
@@ -106,6 +115,7 @@ class Long(nn.Module):
         return torch.cat(rows), c
 
 
+@pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("make", [lambda: Cells(nn.GRUCell, 8), lambda: Long(8)])
 def test_cells_in_training_with_a_dynamic_batch(make: Callable[[], nn.Module]) -> None:
     module = make()
@@ -124,6 +134,7 @@ def test_cells_in_training_with_a_dynamic_batch(make: Callable[[], nn.Module]) -
     assert loops() == (2 if SCANS_DIFFERENTIATE else 0) and tilewright.stats().graphs == 2
 
 
+@pytest.mark.usefixtures("fewer")
 def test_backwards_in_time_and_every_state_by_itself() -> None:
     def run(x: Tensor, w: Tensor, u: Tensor, h: Tensor) -> list[Tensor]:
         states = [h]
@@ -134,6 +145,7 @@ def test_backwards_in_time_and_every_state_by_itself() -> None:
     agrees(run, torch.randn(STEPS, 3, 8), *weights(), torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("fewer")
 def test_two_results_of_each_step_and_pieces_beside_them() -> None:
     def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         hs: list[Tensor] = [h]
@@ -147,6 +159,7 @@ def test_two_results_of_each_step_and_pieces_beside_them() -> None:
     agrees(run, torch.randn(STEPS, 3, 8), weights()[0], torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("fewer")
 def test_a_number_that_changes_with_the_step() -> None:
     def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
         for t in range(x.shape[0]):
@@ -156,26 +169,29 @@ def test_a_number_that_changes_with_the_step() -> None:
     agrees(run, torch.randn(STEPS, 3, 8), weights()[0], torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("fewer")
 def test_one_step_differs() -> None:
     def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
         for t in range(x.shape[0]):
             h = torch.sin(h @ w) + x[t]
-            if t == 75:
+            if t == 19:
                 h = h.relu() * 2
         return h
 
-    agrees(run, torch.randn(160, 3, 8), weights()[0], torch.randn(3, 8), count=2)
+    agrees(run, torch.randn(40, 3, 8), weights()[0], torch.randn(3, 8), count=2)
 
 
+@pytest.mark.usefixtures("fewer")
 def test_one_step_reads_something_else() -> None:
     def run(x: Tensor, w: Tensor, u: Tensor, h: Tensor) -> Tensor:
         for t in range(x.shape[0]):
-            h = torch.sin(h @ (u if t == 75 else w)) + x[t]
+            h = torch.sin(h @ (u if t == 19 else w)) + x[t]
         return h
 
-    agrees(run, torch.randn(150, 3, 8), *weights(), torch.randn(3, 8), count=2)
+    agrees(run, torch.randn(40, 3, 8), *weights(), torch.randn(3, 8), count=2)
 
 
+@pytest.mark.usefixtures("fewer")
 def test_a_first_step_without_a_state() -> None:
     def run(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
         h = torch.tanh(x[:, 0] @ w)
@@ -186,6 +202,7 @@ def test_a_first_step_without_a_state() -> None:
     agrees(run, torch.randn(3, STEPS, 8), *weights())
 
 
+@pytest.mark.usefixtures("fewer")
 def test_nothing_is_read_but_the_state() -> None:
     def run(w: Tensor, h: Tensor) -> Tensor:
         for _ in range(STEPS):
@@ -195,8 +212,9 @@ def test_nothing_is_read_but_the_state() -> None:
     agrees(run, weights()[0], torch.randn(3, 8))
 
 
+@pytest.mark.usefixtures("fewer")
 def test_weights_of_their_own_in_each_step_stay_apart() -> None:
-    ws = [torch.randn(4, 4) / 2 for _ in range(66)]
+    ws = [torch.randn(4, 4) / 2 for _ in range(18)]
 
     def run(h: Tensor, *ws: Tensor) -> Tensor:
         for w in ws:
@@ -206,10 +224,11 @@ def test_weights_of_their_own_in_each_step_stay_apart() -> None:
     agrees(run, torch.randn(3, 4), *ws, count=0)
 
 
+@pytest.mark.usefixtures("fewer")
 def test_states_of_two_steps_before_stay_apart() -> None:
     def run(x: Tensor) -> Tensor:
         a = b = x
-        for _ in range(66):
+        for _ in range(18):
             a, b = torch.sin(a + 0.5 * b), a
         return a
 
@@ -218,11 +237,10 @@ def test_states_of_two_steps_before_stay_apart() -> None:
         close(torch.compile(run, backend="tilewright", fullgraph=True)(x), run(x))
 
 
+@pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("carried", [True, False])
-def test_integers_beside_gradients_stay_apart(carried: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch has no gradient of a scan that makes integers. Fewer steps than usual are a loop: those that stay apart
-    take long to compile."""
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 8)
+def test_integers_beside_gradients_stay_apart(carried: bool) -> None:
+    """Torch has no gradient of a scan that makes integers."""
 
     def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         count = torch.zeros(3, dtype=torch.int64)
@@ -235,7 +253,7 @@ def test_integers_beside_gradients_stay_apart(carried: bool, monkeypatch: pytest
                 most.append(h.argmax(-1))
         return count if carried else torch.stack(most), h
 
-    x, w, h = torch.randn(10, 3, 8), weights()[0], torch.randn(3, 8)
+    x, w, h = torch.randn(18, 3, 8), weights()[0], torch.randn(3, 8)
     agrees(run, x, w, h)
     compiled = torch.compile(run, backend="tilewright", fullgraph=True)
     grads: list[Tensor | None] = []
@@ -248,9 +266,10 @@ def test_integers_beside_gradients_stay_apart(carried: bool, monkeypatch: pytest
     assert loops() == 1
 
 
+@pytest.mark.usefixtures("fewer")
 def test_random_numbers_stay_apart() -> None:
     def run(x: Tensor) -> Tensor:
-        for _ in range(66):
+        for _ in range(18):
             x = nn.functional.dropout(torch.sin(x), 0.5)
         return x
 
@@ -259,19 +278,21 @@ def test_random_numbers_stay_apart() -> None:
     assert loops() == 0
 
 
+@pytest.mark.usefixtures("fewer")
 def test_writes_stay_writes() -> None:
     def run(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.zeros(70, 4)
-        for t in range(70):
+        out = torch.zeros(STEPS, 4)
+        for t in range(STEPS):
             h = torch.sin(h) + x[t]
             out[t] = h
         h = h + out.sum(0)
         out.add_(1)
         return out, h
 
-    agrees(run, torch.randn(70, 4), torch.randn(4), count=0)
+    agrees(run, torch.randn(STEPS, 4), torch.randn(4), count=0)
 
 
+@pytest.mark.usefixtures("fewer")
 def test_what_is_read_without_gradient_gets_none() -> None:
     """Torch's gradient of a scan is zeros for whatever it reads; eager has none, and optimizers tell them apart."""
     seen, hidden = nn.Linear(4, 4), nn.Linear(4, 4)
