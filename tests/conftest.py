@@ -31,6 +31,9 @@ export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materializ
 
 GOLDENS = Path(__file__).parent / "golden"
 
+MODULES = 40
+"""After so many, what was set aside is looked at again."""
+
 # Shared machines stall now and then: a deadline per example would only make tests flaky.
 settings.register_profile(
     "tilewright", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -64,6 +67,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def two_threads() -> None:
     """Torch's thread count is a fact that plans may depend on; the suite fixes it."""
     torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def modules() -> Iterator[int]:
+    """The numbers of modules of tests, from 1."""
+    return itertools.count(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def set_aside(modules: Iterator[int]) -> None:
+    """What earlier modules left alive (torch's graphs and ours, expressions) is millions of objects in the end, through
+    all of which each collection goes that a measurement asks for: this takes seconds."""
+    if next(modules) % MODULES == 0:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
