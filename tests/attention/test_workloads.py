@@ -152,7 +152,13 @@ def test_rows_that_see_nothing_beside_library_calls() -> None:
     lengths("roco", "library", (*LENGTHS[:1], *HIDDEN))
 
 
-@pytest.mark.parametrize("number", range(len(NAMES)))
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if name in ("keyformer", "snapkv") else n
+        for n, name in enumerate(NAMES)
+    ],
+)
 def test_any_length_in_halves(number: int) -> None:
     """Eight heads share keys and values."""
     lengths(NAMES[number], "inside", (*LENGTHS, *HIDDEN, *CHUNKS[:1]), HALVES[number % 2], 8)
