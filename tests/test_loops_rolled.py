@@ -316,3 +316,40 @@ def test_what_is_read_without_gradient_gets_none() -> None:
     assert [g is None for g in want] == [False] * 3 + [True] * 4
     close(have, want)
     assert loops() == 2
+
+
+PARTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "a number before a new dim": lambda x, t: x[:, t, None][:, 0],
+    "a part of length one": lambda x, t: x[:, t : t + 1].squeeze(1),
+    "behind an ellipsis": lambda x, t: x[..., t, :],
+    "beside a slice that stays": lambda x, t: torch.cat((x[:, t, :4], x[:, t, 4:]), -1),
+    "before a new dim": lambda x, t: x[None, :, t][0],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.usefixtures("fewer")
+def test_parts_that_steps_take(name: str) -> None:
+    part = PARTS[name]
+
+    def run(x: Tensor, w: Tensor, u: Tensor, h: Tensor) -> Tensor:
+        rows: list[Tensor] = []
+        for t in range(x.shape[1]):
+            h = torch.tanh(part(x, t) @ w + h @ u)
+            rows.append(h[:, None])
+        return torch.cat(rows, 1)
+
+    agrees(run, torch.randn(3, STEPS, 8), *weights(), torch.randn(3, 8))
+
+
+@pytest.mark.parametrize(
+    "part", [lambda x, t: x[:, t : t + 2].sum(1), lambda x, t: x[:, 2 * t], lambda x, t: x[:, t, t % 4, None]]
+)
+@pytest.mark.usefixtures("fewer")
+def test_parts_that_do_not_count_by_one_stay_apart(part: Callable[[Tensor, int], Tensor]) -> None:
+    def run(x: Tensor, u: Tensor, h: Tensor) -> Tensor:
+        for t in range(STEPS):
+            h = torch.tanh(part(x, t) + h @ u)
+        return h
+
+    agrees(run, torch.randn(3, 2 * STEPS, 8), weights()[0], torch.randn(3, 8), count=0)

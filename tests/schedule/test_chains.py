@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from tilewright import accuracy
 from tilewright.ir import dims
 from tilewright.ir.program import Loop
 from tilewright.schedule.lower import lower
-from tilewright.schedule.roles import block_lengths
+from tilewright.schedule.roles import LANE_CHAIN, block_lengths
 from tilewright.schedule.schedule import ClassPlan, Role, Schedule
 from tilewright.schedule.search import ROW, heuristic
+from tilewright.schedule.wide_sums import with_wide_sums
 
 
 def columns(rows: int, width: int) -> Case:
@@ -36,6 +38,29 @@ def test_no_level_is_a_long_chain(rows: int) -> None:
     lengths = block_lengths(r, [fold], schedule)
     edges = (rows, *lengths, 1)
     assert all(-(-a // b) <= schedule.chain for a, b in zip(edges, edges[1:], strict=False))
+
+
+@pytest.mark.parametrize("shape", [(364, 8), (2, 14, 13, 8)])
+def test_without_a_tree_a_chain_of_a_block_is_short(shape: tuple[int, ...]) -> None:
+    """Rows of a block that walks along them have no lanes to add up: 364 squares in one chain erred six times as far as
+    a tree. A chain of doubles may be long."""
+    over = tuple(range(len(shape) - 1))
+    case = Case("squares", lambda x: (x * x).sum(over), (shape,))
+    cancelling = Case("sums", lambda x: x.sum(over), (shape,))
+    for given, long in ((case, False), (cancelling, True)):
+        form = form_of(given)
+        (fold,) = form.folds.values()
+        classes = tuple(
+            ClassPlan(a, Role.STREAMED if a in fold.reduce else Role.GRID) for a in form.classes()
+        )
+        schedule = Schedule(classes, lanes=True, peel=False, chain=256)
+        wide = with_wide_sums(form, schedule) if long else form
+        (fold,) = wide.folds.values()
+        chain = [dims.static(a.extent) or 0 for a in fold.reduce]
+        for n, a in enumerate(fold.reduce):
+            if block_lengths(a, [fold], schedule):
+                chain[n] = 1
+        assert (max(*chain, prod(chain) // 2) > LANE_CHAIN) is long
 
 
 def test_short_and_exact_sums_run_in_one_go() -> None:

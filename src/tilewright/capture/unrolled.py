@@ -184,21 +184,47 @@ def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sl
 
 
 def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | None:
-    """`base[index]` with one number that counts among full slices and numbers that stay."""
-    rows = [i if isinstance(i, tuple) else (i,) for i in indices]
-    width = len(rows[0])
-    counting = [p for p in range(width) if any(r[p] != rows[0][p] for r in rows)]
-    if len(counting) != 1 or any(len(r) != width for r in rows):
+    """`base[index]` with one number, or one part of length one, that counts among slices, numbers and new dims that
+    stay."""
+    rows = [_spelled(i if isinstance(i, tuple) else (i,), val.dim()) for i in indices]
+    first = rows[0]
+    counting = [p for p in range(len(first)) if any(r[p] != first[p] for r in rows if len(r) == len(first))]
+    if len(counting) != 1 or any(len(r) != len(first) for r in rows):
         return None
     (place,) = counting
-    row = list(rows[0])
-    if row[0] is Ellipsis and place == width - 1 and all(_is_full(x) for x in row[1:place]):
-        return _counted(base, None, val.dim() - 1, val, [r[place] for r in rows])
-    if not all(_is_full(x) or type(x) is int for x in row):
+    numbers = [_number_of(r[place]) for r in rows]
+    others = (*first[:place], *first[place + 1 :])
+    if not all(x is None or type(x) is int or _is_plain(x) for x in others):
         return None
-    dim = sum(1 for x in row[:place] if _is_full(x))
-    row[place] = slice(None)
-    return _counted(base, tuple(row), dim, val, [r[place] for r in rows], size_dim=place)
+    dim = sum(type(x) is not int for x in first[:place])
+    index = (
+        *first[:place],
+        slice(None),
+        *((None,) if isinstance(first[place], slice) else ()),
+        *first[place + 1 :],
+    )
+    size_dim = sum(x is not None for x in first[:place])
+    return _counted(base, None if all(map(_is_full, index)) else index, dim, val, numbers, size_dim=size_dim)
+
+
+def _spelled(row: tuple[object, ...], dims: int) -> tuple[object, ...]:
+    """An index with full slices in the place of an ellipsis."""
+    at = next((p for p, x in enumerate(row) if x is Ellipsis), None)
+    if at is None:
+        return row
+    left = dims - sum(x is not None and x is not Ellipsis for x in row)
+    return (*row[:at], *(slice(None) for _ in range(left)), *row[at + 1 :])
+
+
+def _number_of(x: object) -> object:
+    """The number that an index takes, also as a part of length one; None for others."""
+    if isinstance(x, slice) and type(x.start) is int and type(x.stop) is int and x.step in (None, 1):
+        return x.start if x.stop == x.start + 1 and x.stop != 0 else None
+    return x
+
+
+def _is_plain(x: object) -> bool:
+    return isinstance(x, slice) and all(n is None or type(n) is int for n in (x.start, x.stop, x.step))
 
 
 def _is_full(x: object) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Symbol
 from tilewright.ir.host import Number, number
@@ -22,6 +23,15 @@ from tilewright.runtime.tensors import (
 )
 
 Argument = Tensor | int | float | bool
+
+
+def check_tangents(args: Sequence[object]) -> None:
+    """Raise UnsupportedError for a tensor that carries a tangent of forward-mode differentiation: kernels see none."""
+    if any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in args):
+        raise UnsupportedError(
+            "a compiled graph was differentiated in forward mode", phase="run",
+            hint="compile what calls torch.func.jvp, or take the function that is not compiled",
+        )  # fmt: skip
 
 
 def check_placed(plan: Plan, sizes: Mapping[str, Number], args: Sequence[Argument]) -> None:

@@ -1,5 +1,8 @@
 """The callable: checks what it is given, finds the sizes, runs the plan. Safe to call from several threads."""
 
+# Torch names the level of forward-mode differentiation with an underscore.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
@@ -10,6 +13,7 @@ from dataclasses import replace
 from typing import cast
 
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
@@ -21,6 +25,7 @@ from tilewright.runtime.arguments import (
     check_apart,
     check_out,
     check_placed,
+    check_tangents,
     check_tensor,
     reader_of,
     solve,
@@ -246,6 +251,8 @@ class Executable:
         quick: Quick = first
 
         def run(args: list[Argument]) -> list[Result]:
+            if forward_ad._current_level >= 0:
+                check_tangents(args)
             made = quick(args)
             return self(args) if made is None else made
 
@@ -256,6 +263,8 @@ class Executable:
         """Run on `args` (the plan's inputs in order); the list is emptied, so that the plan can free what it has read.
 
         `out` are tensors for the outputs that are tensors, in order. Raises InputError for inputs that do not fit."""
+        if forward_ad._current_level >= 0:
+            check_tangents(args)
         bound = self._recent if self._fixed else None
         if bound is None:
             bound = self._bind(args)

@@ -7,6 +7,7 @@ from math import prod
 
 from ..errors import IllegalSchedule
 from ..ir import dims
+from ..ir.dtype import f64
 from ..ir.expr import Axis, Expr
 from ..ir.reduction import Reduction
 from .form import Form, Item, folds_read, producers_first
@@ -24,6 +25,10 @@ rows that memory holds is short enough, and each level takes as many registers a
 FEW = 4
 """Most single elements that are added up in one chain, where loops step by one: eager adds up four parts of a sum side
 by side, so that one chain of 16 elements would round 1.4 times as much."""
+
+LANE_CHAIN = 16
+"""Most singles that each lane of a block adds up in one chain, for each lane that a tree adds to it: without a tree, as
+where a block holds several rows and walks along them, the chain is all there is."""
 
 _NEST = "a class that a fold keeps is outside those it reduces or runs along"
 
@@ -108,6 +113,7 @@ def block_lengths(
     `chain` additions at any level; none if the loop is short enough as it is, or has to run in one go. `nested`: loops
     inside this one have levels of their own."""
     sums = [t for t in targets if t.reduction is not None and _rounds(t.reduction)]
+    merged = [t.reduction for t in sums if t.reduction is not None]
     if not sums or not schedule.chain or any(t.scan is not None for t in targets):
         return ()
     chain, tile = schedule.chain, schedule.plan(c).tile
@@ -115,6 +121,8 @@ def block_lengths(
     others = {a for t in sums for a in t.reduce if a != c}
     step = tile * prod(schedule.plan(a).tile for a in others)
     singly = step == 1 and schedule.peel
+    if not schedule.peel and any(d is not f64 for r in merged for d in r.state):
+        chain = min(chain, LANE_CHAIN * step)
     most = FEW if singly else 2 * chain
     inside = 1
     for a in others:

@@ -256,8 +256,11 @@ def _lerp(c: Call, start: Value, end: Value, weight: Value | Number) -> Value:
 
 
 @lower(aten._to_copy.default, aten.to.dtype)
-def _to_copy(c: Call, x: Value, dtype: torch.dtype | None = None, *_: object, device: torch.device | None = None,
-             non_blocking: bool = False, **__: object) -> Value:  # fmt: skip
+def _to_copy(c: Call, x: Value | Number, dtype: torch.dtype | None = None, *_: object,
+             device: torch.device | None = None, non_blocking: bool = False, **__: object) -> Value:  # fmt: skip
+    """Torch takes a number for a tensor too: the start of Python's `sum` of tangents under `vmap`."""
+    if not isinstance(x, Value):
+        return ops.full(c.b, (), c.number(x, c.dtype))
     if dtype is None or to_dtype(dtype) == x.dtype:
         return ops.copy(c.b, x)
     return ops.to(c.b, x, to_dtype(dtype))
@@ -303,7 +306,9 @@ def _fill(c: Call, x: Value, value: Number) -> Value:
     return ops.full(c.b, x.shape, c.number(value, c.dtype))
 
 
-@lower(aten.empty.memory_format, aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default)
+@lower(
+    aten.empty.memory_format, aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default
+)
 def _empty(c: Call, *args: object, **_: object) -> Value:
     """Contents that the program may not look at: zeros cost nothing and are repeatable. What torch keeps as zeros
     without memory (tangents of derivatives of derivatives) would be none that a kernel can read."""
