@@ -167,7 +167,7 @@ def test_unknown_names_are_refused() -> None:
             program.options([given])
 
 
-@pytest.mark.parametrize("name", ["vanilla", "roco"])
+@pytest.mark.parametrize("name", ["vanilla", pytest.param("roco", marks=pytest.mark.slow)])
 def test_the_ablation_leaves_out_more_and_more(name: str) -> None:
     torch._dynamo.reset()  # what other tests compiled makes sizes symbols
     some, made = rows.ablation(name, SMALL, torch.float32, CPU, float("inf")), turn.Made()
