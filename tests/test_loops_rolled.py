@@ -324,6 +324,7 @@ PARTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "behind an ellipsis": lambda x, t: x[..., t, :],
     "beside a slice that stays": lambda x, t: torch.cat((x[:, t, :4], x[:, t, 4:]), -1),
     "before a new dim": lambda x, t: x[None, :, t][0],
+    "the one before, from the last on": lambda x, t: x[:, t - 1],
 }
 
 
@@ -343,7 +344,13 @@ def test_parts_that_steps_take(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [lambda x, t: x[:, t : t + 2].sum(1), lambda x, t: x[:, 2 * t], lambda x, t: x[:, t, t % 4, None]]
+    "part",
+    [
+        lambda x, t: x[:, t : t + 2].sum(1),
+        lambda x, t: x[:, 2 * t],
+        lambda x, t: x[:, t, t % 4, None],
+        lambda x, t: x[:, t + 25 : t + 26].sum(1),  # behind the end from step 15 on
+    ],
 )
 @pytest.mark.usefixtures("fewer")
 def test_parts_that_do_not_count_by_one_stay_apart(part: Callable[[Tensor, int], Tensor]) -> None:

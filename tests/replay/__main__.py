@@ -59,7 +59,10 @@ def record(folder: Path, only: str, machines: tuple[str, ...], models: bool) -> 
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"=== {name}\n{texts[name]}" for name in sorted(texts)))
             digests[f"{machine}/{program.name}"] = digest(texts)
-            click.echo(f"{digests[f'{machine}/{program.name}']} {len(texts):4} {machine} {program.name}")
+            failed = f": {texts['error'].strip()}" if "error" in texts else ""
+            click.echo(
+                f"{digests[f'{machine}/{program.name}']} {len(texts):4} {machine} {program.name}{failed}"
+            )
     (folder / "digests.json").write_text(json.dumps(digests, indent=1, sort_keys=True) + "\n")
 
 

@@ -29,7 +29,10 @@ def test_a_change_is_named(tmp_path: Path) -> None:
         assert code == 0 and len(told.splitlines()) == 4
     text = (tmp_path / "one" / "sm_90" / "training-residual.txt").read_text()
     assert (
-        "=== 000.cover" in text and "=== 001.cover" in text and "@triton.jit" in text and "error" not in told
+        "=== 000.cover" in text
+        and "=== 001.cover" in text
+        and "@triton.jit" in text
+        and "=== error" not in text
     )
     assert run("compare", tmp_path / "one", tmp_path / "two") == (0, "4 before, 4 after, 0 different\n")
     printed = recorder.sources

@@ -247,4 +247,7 @@ def _counted(
     step = known[1] - known[0]
     if step not in (1, -1) or known != list(range(known[0], known[0] + step * len(known), step)):
         return None
-    return Sliced(base, index, dim, known[0], step) if min(known) >= 0 else None
+    outside = (
+        isinstance(size, int) and max(known) >= size
+    )  # a part behind the end is empty, where a number raises
+    return Sliced(base, index, dim, known[0], step) if min(known) >= 0 and not outside else None

@@ -130,7 +130,7 @@ class _Rewriter:
                 continue
             seen.add(v)
             readers = self.consumers.get(v, [])
-            if v in self.kept or any(op.expr is None or op.expr.reduction or op.expr.scan for op in readers):
+            if v in self.kept or not all(map(_is_pointwise, readers)):
                 return False
             todo += [op.output for op in readers if not _scales(op, v, x.square.output)]
         return True
@@ -274,6 +274,11 @@ def _rounded(op: Op, twin: Value) -> Op:
 def _is_distance(op: Op) -> bool:
     """Whether an op takes one element from another."""
     return op.expr is not None and op.expr.reduction is None and takes_away(op.expr.body[0])
+
+
+def _is_pointwise(op: Op) -> bool:
+    e = op.expr
+    return e is not None and e.reduction is None and e.scan is None and len(op.outputs) == 1
 
 
 def _scales(op: Op, v: Value, elements: Value) -> bool:
