@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("runtime", "_build"),
     ("building", "phases", "place"),
+    ("looping",),
     ("trial",),
     ("pricing",),
     ("compiler",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from torch import Tensor
 
 import tilewright
 from tests.test_loops_rolled import loops, weights
+from tilewright import looping
 from tilewright.capture import rolled
+from tilewright.ir.graph import Loop
+from tilewright.runtime.loop import LoopRunner
 
 STEPS = 20
 Left = tuple[list[Tensor], Tensor, Tensor]
@@ -138,3 +142,33 @@ def shared(tensors: tuple[Tensor, ...]) -> list[list[bool]]:
     """Which of the tensors share memory."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
     return [[a == b for b in memory] for a in memory]
+
+
+@pytest.mark.parametrize("reads", ["last", "two", "all"])
+def test_what_only_the_last_step_gives_is_not_kept_of_each(
+    reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for the states of all steps is made only where something reads more than the last."""
+    found: list[int] = []
+    plain = looping._on_cpu
+
+    def looked(loop: Loop, *args: Any, **named: Any) -> LoopRunner:
+        found.append(loop.stacked)
+        return plain(loop, *args, **named)
+
+    monkeypatch.setattr(looping, "_on_cpu", looked)
+
+    def walked(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        made: list[Tensor] = []
+        for t in range(x.shape[0]):
+            h = torch.tanh(h * 0.5 + x[t])
+            made.append(h)
+        if reads == "last":
+            return h, h.exp()
+        return (made[3], h) if reads == "two" else (torch.stack(made), h)
+
+    compiled = torch.compile(walked, backend="tilewright")
+    x, h = torch.randn(STEPS, 3, 4), torch.randn(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, h), walked(x, h))
+    assert found == [0 if reads == "last" else 1]

@@ -35,16 +35,15 @@ from tilewright.errors import (
     VerifyError,
 )
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Loop, Op, Share, Shares, Value
+from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.program import TileProgram
+from tilewright.looping import Bodies, looped
 from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
 from tilewright.partition.library import library_cover, select, spared
-from tilewright.partition.loop_rows import part_of, parts_for, rows_of
-from tilewright.partition.loops import distinct, with_bodies
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
 from tilewright.phases import Recorder, Trace
@@ -67,9 +66,6 @@ from tilewright.runtime.cuda_unit import CudaUnit
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fallback import Captured, captured_coverage
 from tilewright.runtime.judge import Timer
-from tilewright.runtime.loop import LoopRunner
-from tilewright.runtime.loop_graph import recorder
-from tilewright.runtime.loop_native import loop_function
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
@@ -244,11 +240,11 @@ class _Made:
     bodies: tuple[_Made, ...] = ()
     """Of loops."""
 
-    def beside(self, bodies: Sequence[_Made]) -> _Made:
+    def beside(self, found: Bodies[_Made]) -> _Made:
         """The same with what the bodies of loops became."""
-        kernels = (*self.kernels, *(k for b in bodies for k in b.kernels))
-        calls = (*self.calls, *(c for b in bodies for c in b.calls))
-        return replace(self, kernels=kernels, calls=calls, bodies=tuple(bodies))
+        kernels = (*self.kernels, *(k for b in (*found.bodies, *found.more) for k in b.kernels))
+        calls = (*self.calls, *(c for b in found.bodies for c in b.calls))
+        return replace(self, kernels=kernels, calls=calls, bodies=tuple(found.bodies))
 
     @property
     def coverage(self) -> Coverage:
@@ -318,6 +314,7 @@ def _attempted(
                 covers,
                 fuse=options.fusion == "full",
                 shown=_shown(parted, shares),
+                afar=solver.afar,
                 # what one step of a loop hands to the next has memory of its own
                 storages={} if repeated else _storages(parted, shares),
             ),
@@ -345,9 +342,8 @@ def _attempted(
 
 def _looped(
     graph: Graph, options: Options, place: Place, sizes: Mapping[str, int]
-) -> tuple[Graph, tuple[_Made, ...]]:
+) -> tuple[Graph, Bodies[_Made]]:
     """The graph with the body of each loop compiled, and how."""
-    bodies: list[_Made] = []
     alone = options.replace(measure=False)  # products of ours run without Python between steps
 
     def made_of(body: Graph) -> tuple[_Made, Executable]:
@@ -357,25 +353,7 @@ def _looped(
         )
         return made, executable(made.cover, made.plan, made.unit, options, kind="loop")
 
-    def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
-        body, order = distinct(loop.body)
-        made, runs = made_of(body)
-        bodies.append(made)
-        plain = meaning if options.verify is True else None
-        if place.device == "cpu":
-            native = loop_function(Store(default_root(options)), options)
-            rows = rows_of(loop, body)
-            threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
-            target = machine_of(place, options)
-            parts = parts_for(loop, body, rows, threads, target) if rows is not None else 1
-            if rows is None or parts < 2:
-                return LoopRunner(loop, order, runs, native, meaning=plain)
-            _, part_runs = made_of(part_of(loop, body, rows // parts))
-            part = LoopRunner(loop, order, part_runs, native)
-            return LoopRunner(loop, order, runs, native, meaning=plain, rows=(parts, rows // parts, part))
-        return LoopRunner(loop, order, runs, recorder=recorder(made.unit, place.ordinal), meaning=plain)
-
-    return with_bodies(graph, compiled), tuple(bodies)
+    return looped(graph, made_of, options, place)
 
 
 def _call_seconds(

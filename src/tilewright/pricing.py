@@ -139,7 +139,7 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
 
 def _library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
-    cover = partition(normalise(called(region)), solver.price)
+    cover = partition(normalise(called(region)), solver.price, afar=solver.afar)
     total = 0.0
     between: list[Value] = []
     for step in cover.steps:

@@ -149,6 +149,8 @@ class Target:
     loop_rows: int = 0
     """Rows of a loop from which a thread takes them from the first step to the last, rather than to share each step
     with others: of fewer it would read all weights for little work. 0 where loops are not run so."""
+    loop_steps: int = 1
+    """Steps of a loop that may be one body, so that fewer kernels are launched and less passes through memory."""
     slow_products: bool = False
     """Whether the usual library's matrix products take a slow path on this machine, so that another one pays."""
 
@@ -204,6 +206,12 @@ class Target:
             matrix_units=units,
             flops=self.flops * ratio,
             special=self.special * ratio,
+        )
+
+    def without(self, kind: MemoryKind) -> Target:
+        """The same machine without a level."""
+        return dataclasses.replace(
+            self, levels=tuple(level for level in self.levels if level.kind is not kind)
         )
 
     def rounding_singles(self) -> Target:
@@ -312,6 +320,7 @@ def _gpu(
         descriptors=descriptors,
         quick=quick,
         copies_ahead=backend == "cuda",  # `cp.async`, from compute capability 8.0 on
+        loop_steps=16,
         wide_sums=True,  # each has at least half as many units for doubles as for singles
         matrix_units=(*halves, *([singles] if singles is not None else [])),
     )

@@ -85,7 +85,7 @@ class Trial:
     def _runs(self, graphs: Sequence[Graph]) -> list[Callable[[], object]]:
         """What runs each cover once on the same operands."""
         solver = self.builder.solver
-        covers = [partition(g, solver.price) for g in graphs]
+        covers = [partition(g, solver.price, afar=solver.afar) for g in graphs]
         symbols = graphs[0].symbols()
         built = self.builder.built(covers, symbols, once=True)
         tensors = [self._tensor(graphs[0], v) for v in graphs[0].inputs if isinstance(v, Value)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
-import tilewright.compiler
-from tilewright.ir.graph import Loop
-from tilewright.runtime.executable import Executable
-from tilewright.runtime.loop import LoopRunner
+from tilewright import looping
+from tilewright.options import Options
+from tilewright.place import Place
+from tilewright.target import Target
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -52,12 +53,8 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Generator[Again]:
     """Loops that run through graphs."""
     made = Again()
 
-    def runner(
-        body: Loop, order: tuple[int, ...], runs: Executable, native: object, meaning: object
-    ) -> LoopRunner:
-        return LoopRunner(body, order, runs, recorder=made)
-
-    monkeypatch.setattr(tilewright.compiler, "LoopRunner", runner)
+    monkeypatch.setattr(looping, "_on_cpu", looping._on_gpu)
+    monkeypatch.setattr(looping, "recorder", lambda unit, ordinal: made)
     tilewright.reset()
     yield made
     tilewright.reset()
@@ -96,7 +93,7 @@ def test_both_directions(again: Again) -> None:
             for _ in range(3):
                 x = torch.randn(100, 2, 4)
                 torch.testing.assert_close(compiled(x), module(x))
-    assert again.recorded == 2 * 3 and again.replayed == 2 * 2 * 3  # 64, 32 and 4 steps
+    assert again.recorded == 2 and again.replayed == 2 * 2
 
 
 def test_carried_values_may_change_places(again: Again) -> None:
@@ -129,7 +126,7 @@ def test_what_moves_is_copied_and_what_stays_is_read_in_place(again: Again) -> N
         first[0, 0] = k  # written in place: read at the next call
         x = torch.randn(6, 2, 8)
         torch.testing.assert_close(compiled(x, w), Held()(x, w))
-    assert again.recorded == 4  # 4 and 2 steps, and again once w has moved
+    assert again.recorded == 2  # and again once w has moved
 
 
 def test_a_device_that_refuses_costs_nothing_but_speed(again: Again, tmp_path: Path) -> None:
@@ -167,3 +164,55 @@ def test_each_set_of_sizes_waits_for_the_stream_that_used_its_memory(again: Agai
             torch.testing.assert_close(compiled(x, h, w), walked(x, h, w))
     assert again.asked[1:] == [-1, -1, -1, 1, 2, 1]
     assert again.replayed == 4
+
+
+def drifting(x: Tensor, h: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two carried values that change places now and then, two sliced ones, one that is the same; what is carried is
+    stacked as well."""
+    g = h.flip(0)
+    hs: list[Tensor] = []
+    sums: list[Tensor] = []
+    for t in range(x.shape[0]):
+        h, g = g * k + x[t], (h - t) * 0.5
+        hs.append(h)
+        sums.append((h + g).amax(-1))
+    return torch.stack(hs), torch.stack(sums, 1), h, g
+
+
+@pytest.fixture(params=[1, 4, 16])
+def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many steps are one body."""
+    target = looping.machine_of
+    count = request.param
+
+    def machine(place: Place, options: Options) -> Target:
+        return replace(target(place, options), loop_steps=count)
+
+    monkeypatch.setattr(looping, "machine_of", machine)
+    return count
+
+
+def test_several_steps_are_one_body(again: Again, together: int) -> None:
+    compiled = torch.compile(drifting, backend="tilewright", dynamic=False)
+    with torch.no_grad():
+        for _ in range(4):
+            x, h, k = torch.randn(102, 3, 8), torch.randn(3, 8), torch.rand(8)
+            torch.testing.assert_close(compiled(x, h, k), drifting(x, h, k))
+    assert again.recorded == 1 and again.replayed == 3
+    (made,) = tilewright.compilations()
+    assert len(made.kernels) > (3 if together > 1 else 0)
+    assert str(made).count("tilewright_loop") == 1
+
+
+def test_several_steps_backwards_and_in_one_call(again: Again, together: int) -> None:
+    """Also where the device cannot record: then from Python, a few at once."""
+
+    def back(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda h, part: (h * 0.5 + part, (h + part).sum(-1)), h, x, reverse=True)
+
+    compiled = torch.compile(back, backend="tilewright", dynamic=True)
+    with torch.no_grad():
+        for n in (70, 70, 35, 35, 3, 1):
+            x, h = torch.randn(n, 2, 6), torch.randn(2, 6)
+            torch.testing.assert_close(compiled(x, h), back(x, h))
+            again.captures = n != 35

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -40,7 +40,11 @@ def rolled(gm: fx.GraphModule) -> fx.GraphModule:
     made = gm
     while True:
         nodes = list(made.graph.nodes)
-        if len(nodes) <= MOST_UNROLLED or _device(nodes) != "cpu" or not may_scan(_inputs(nodes)):
+        if (
+            len(nodes) <= MOST_UNROLLED
+            or _device(nodes) not in ("cpu", "cuda")
+            or not may_scan(_inputs(nodes))
+        ):
             return made
         loop = next((x for r in repeats(nodes, MOST_UNROLLED) if (x := _loop(nodes, r)) is not None), None)
         if loop is None:
@@ -73,10 +77,11 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
             return None
         try:
             steps = classified(windows[first:last])
-            body, stacked, idle = _body(steps)
+            body, stacked, ends, idle = _body(steps)
             begin, end = repeat.start + first * period, repeat.start + last * period
             leaving = [window[m] for window in steps.windows for m in stacked]
-            return _Loop(steps, body, stacked, written_after(nodes[:begin], leaving, nodes[end:]), idle)
+            written = written_after(nodes[:begin], leaving, nodes[end:])
+            return _Loop(steps, body, stacked, ends, written, idle)
         except Unlike as why:
             LOG.info("equal steps stay apart: %s", why)
     return None
@@ -88,12 +93,14 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
-    then `stacked`, numbers of nodes of a step that something outside of the steps reads. Something writes to `written`
-    after the steps. What it takes at the places `idle` gets no gradient through it."""
+    then `stacked`, numbers of nodes of a step that something outside of the steps reads. Of the nodes `ends`, with the
+    numbers of the carried values that they make, only what the last step makes is read there. Something writes to
+    `written` after the steps. What it takes at the places `idle` gets no gradient through it."""
 
     found: Steps
     body: fx.GraphModule
     stacked: tuple[int, ...]
+    ends: Mapping[int, int]
     written: frozenset[fx.Node]
     idle: frozenset[int]
 
@@ -123,16 +130,25 @@ class Scan(torch.nn.Module):
         return tuple(scan_op(step, state, list(given[self.carried : ends]), given[ends:]))
 
 
-def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...], frozenset[int]]:
-    """The body of the steps, what of each step is stacked, and what it takes that gets no gradient. Raises Unlike."""
+def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
+    """Numbers of the nodes of a step of which something outside reads what several steps make, or one that is not the
+    last, or that is not carried; and those of the others that are read there, with the carried values that they are."""
     windows = found.windows
     inside = {n for window in windows for n in window}
-    stacked = tuple(
-        m
-        for m in range(len(windows[0]))
-        if windows[1][m] not in found.sliced
-        and any(_read_outside(found, k, m, inside) for k in range(len(windows)))
-    )
+    made = [m for m in range(len(windows[0])) if windows[1][m] not in found.sliced]
+    carried = {m: p for p, (m, _) in reversed([*enumerate(found.carried)])}
+    readers = {m: [k for k in range(len(windows)) if _read_outside(found, k, m, inside)] for m in made}
+    ends = {m: carried[m] for m in made if readers[m] == [len(windows) - 1] and m in carried}
+    return tuple(m for m in made if readers[m] and m not in ends), ends
+
+
+def _body(
+    found: Steps,
+) -> tuple[fx.GraphModule, tuple[int, ...], dict[int, int], frozenset[int]]:
+    """The body of the steps, what of each step is stacked, what of the last is read, and what it takes that gets no
+    gradient. Raises Unlike."""
+    windows = found.windows
+    stacked, ends = _leaving(found)
     if not all(isinstance(val_of(windows[1][m]), Tensor) for m in (*(m for m, _ in found.carried), *stacked)):
         raise Unlike("what leaves a step is no tensor")
     made = [cast(Tensor, val_of(windows[1][m])) for m in (*(m for m, _ in found.carried), *stacked)]
@@ -166,7 +182,7 @@ def _body(found: Steps) -> tuple[fx.GraphModule, tuple[int, ...], frozenset[int]
     graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
     body = fx.GraphModule(torch.nn.Module(), graph)
     _check(found, body, samples, stacked)
-    return body, stacked, _idle(body, samples)
+    return body, stacked, ends, _idle(body, samples)
 
 
 def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
@@ -322,6 +338,8 @@ class _Placed:
         self, graph: fx.Graph, loop: _Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
+        self.made: fx.Node | None = None
+        """The scan."""
         self.stacks: dict[int, fx.Node] = {}
         self.parts: dict[tuple[int, int], fx.Node] = {}
 
@@ -335,7 +353,7 @@ class _Placed:
             given.append(self.call(torch.arange, self.loop.steps))
         given += [self.values[n] for n in found.outer]
         given = [self.call(torch.detach, x) if k in self.loop.idle else x for k, x in enumerate(given)]
-        made = graph.call_module(name, tuple(given))
+        made = self.made = graph.call_module(name, tuple(given))
         made.meta = _written(found.windows[0][-1])
         for k, m in enumerate(self.loop.stacked):
             stack = self.stacks[m] = self.call(operator.getitem, made, len(found.carried) + k)
@@ -368,7 +386,11 @@ class _Placed:
         at = self.inside[node]
         found = self.parts.get(at)
         if found is None:
-            part = self.call(torch.select, self.stacks[at[1]], 0, at[0])
+            step, number = at
+            if number in self.loop.ends:
+                part = self.call(operator.getitem, self.made, self.loop.ends[number])
+            else:
+                part = self.call(torch.select, self.stacks[number], 0, step)
             found = self.parts[at] = self.copied(part, node)
         return found
 

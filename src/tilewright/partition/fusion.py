@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..ir.graph import Graph, Op, Value, symbols_in
 from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
-from .merging import Group, Merging, Price
+from .merging import Afar, Group, Merging, Price
 from .narrow import without_recomputed
 from .parts import Parts
 from .recall import Grouping, Memory, groupings_of, plain, task_of
@@ -18,22 +18,22 @@ from .sites import filler
 
 def partition(
     graph: Graph, price: Price, memory: Memory | None = None, *, fuse: bool = True,
-    shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None,
+    shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None, afar: Afar | None = None,
 ) -> Cover:  # fmt: skip
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
     IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel.
     `shown` are outputs that the program returns as memory of something else, and `storages` numbers the storages of
-    outputs in the program, where they are known."""
+    outputs in the program, where they are known. `afar` says what kernels cost that find nothing in a cache."""
     parts = Parts(graph, shown, storages, fuse=fuse)
     if not fuse:
         places = (parts.position[op] for op in parts.generated())
         return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])
     if memory is None:
-        return _cover(parts, without_recomputed(parts, Merging(parts, price).groups(), price))
+        return _cover(parts, without_recomputed(parts, Merging(parts, price, afar).groups(), price))
     task = task_of(graph, _shows(parts))
     groups = _recalled(parts, groupings_of(memory.recall(task)))
     if groups is None:
-        groups = without_recomputed(parts, Merging(parts, price).groups(), price)
+        groups = without_recomputed(parts, Merging(parts, price, afar).groups(), price)
         memory.keep(task, plain([Grouping(g.places, why=g.why) for g in groups]))
     return _cover(parts, groups)
 

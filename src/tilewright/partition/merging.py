@@ -20,11 +20,22 @@ from ..ir import dims
 from ..ir.expr import Expr
 from ..ir.graph import Graph, Layout, Op, Value, symbols_in
 from ..ir.kernel import Kernel
+from ..tile.sizes import estimate
 from .likeness import Likeness
 from .order import Order, Standing
 from .parts import Parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Afar:
+    """What kernels cost where nothing that they read is in a cache. One alone finds there what it reads if that is
+    little, but two that touch more than `near_bytes` together do not, one after the other."""
+
+    near_bytes: float
+    price: Price
+
 
 TINY = 2e-6
 """Seconds of a kernel up to which starting it may be a good part of its time."""
@@ -77,11 +88,12 @@ def settled(parts: Parts) -> list[Group]:
 
 class Merging:
     """Merges the ops of a graph into groups. `price` gives the modelled seconds of a kernel, or raises
-    IllegalSchedule; `priced` counts how often it was asked. Raises IllegalSchedule if an op by itself has no legal
-    form."""
+    IllegalSchedule; `priced` counts how often it was asked. With `afar`, kernels that do not fit into a cache together
+    are not taken to be in it apart. Raises IllegalSchedule if an op by itself has no legal form."""
 
-    def __init__(self, parts: Parts, price: Price) -> None:
-        self.parts, self.price = parts, price
+    def __init__(self, parts: Parts, price: Price, afar: Afar | None = None) -> None:
+        self.parts, self.price, self.afar = parts, price, afar
+        self.distant: dict[object, float] = {}
         self.alike = Likeness(parts.graph, parts.layouts, parts.inlined)
         self.prices: dict[object, float | _Refusal] = {}
         self.priced = 0
@@ -150,13 +162,32 @@ class Merging:
         together = self._price(places)
         if isinstance(together, _Refusal):
             b.why = together.about(places[0])
-        if isinstance(together, _Refusal) or together > (1 - saved) * (a.price + b.price):
+        if isinstance(together, _Refusal) or (
+            together > (1 - saved) * (a.price + b.price) and not self.pays_afar(a, b, places, saved)
+        ):
             b.tried.add(a)
             b.why = b.why or "separate kernels are faster"
             return False
         self.order.merge(clear)
         self._take(Group(places, together))
         return True
+
+    def pays_afar(self, a: Group, b: Group, places: tuple[int, ...], saved: float) -> bool:
+        """Whether two groups touch more together than is found in a cache, and one kernel pays then."""
+        if self.afar is None:
+            return False
+        kernels = [self.parts.kernel(p) for p in (a.places, b.places)]
+        touched = {v for k in kernels for v in (*k.inputs, *k.outputs)}
+        if sum(estimate(v.numel) * v.dtype.bytes for v in touched) < self.afar.near_bytes:
+            return False
+        first, second, together = (self._afar(self.afar, p) for p in (a.places, b.places, places))
+        return together <= (1 - saved) * (first + second)
+
+    def _afar(self, afar: Afar, places: tuple[int, ...]) -> float:
+        key = self.alike.key(places)
+        if key not in self.distant:
+            self.distant[key] = afar.price(self.parts.kernel(places), self.parts.layouts)
+        return self.distant[key]
 
     def is_empty(self, group: Group) -> bool:
         """Whether no op of a group makes an element."""

@@ -130,7 +130,7 @@ class CudaExecutable(Executable):
         """Itself."""
         return self
 
-    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+    def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run on `args`. Raises OutOfMemory after memory that we and torch keep was given back; what a kernel found
         wrong in an earlier call is raised here."""
         try:
@@ -150,7 +150,7 @@ class CudaExecutable(Executable):
         args.clear()
         raise DeviceOutOfMemory(self.plan.device, needed, free_bytes(self.ordinal), said)
 
-    def _call(self, args: list[Argument], out: Sequence[Tensor] | None) -> list[Result]:
+    def _call(self, args: list[Argument], out: Sequence[Tensor | None] | None) -> list[Result]:
         if self.graphs is not None and out is None and not self._capturing():
             bound = self._bind(args)
             replayed = self.graphs.run(self, bound, args)
@@ -158,7 +158,7 @@ class CudaExecutable(Executable):
                 return replayed
         return self.run_plainly(args, out)
 
-    def run_plainly(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+    def run_plainly(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run without a graph."""
         for k in self.plan.host:
             t = args[k]

@@ -143,7 +143,8 @@ def _exits(
     return exits, copies
 
 
-def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target, in as few calls as torch can."""
     if len(targets) == 1:
         targets[0].copy_(sources[0], non_blocking=True)
     elif targets:
@@ -346,7 +347,7 @@ class Graphs:
             state.stream = stream
         given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
         with torch.no_grad():
-            _copy_all(found.held, given)
+            copy_all(found.held, given)
             if self._device is not None and not self._seeded:
                 self._device.replay(found.instance, stream)
             else:
@@ -356,7 +357,7 @@ class Graphs:
                 if k in plan.written:
                     t.copy_(own)
             made = [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
-            _copy_all(made, found.copied)
+            copy_all(made, found.copied)
             results = [_leave(e, args, made) for e in found.exits]
         args.clear()
         return results

@@ -259,10 +259,11 @@ class Executable:
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+    def __call__(self, args: list[Argument], out: Sequence[Tensor | None] | None = None) -> list[Result]:
         """Run on `args` (the plan's inputs in order); the list is emptied, so that the plan can free what it has read.
 
-        `out` are tensors for the outputs that are tensors, in order. Raises InputError for inputs that do not fit."""
+        `out` are tensors for the outputs that are tensors, in order (None: made here). Raises InputError for inputs
+        that do not fit."""
         if forward_ad._current_level >= 0:
             check_tangents(args)
         bound = self._recent if self._fixed else None
@@ -441,7 +442,7 @@ class Executable:
     # --- outputs of the caller ---
 
     def _place_outputs(
-        self, bound: Bound, tensors: list[Tensor | None], out: Sequence[Tensor]
+        self, bound: Bound, tensors: list[Tensor | None], out: Sequence[Tensor | None]
     ) -> list[tuple[Tensor, int]]:
         """Let the plan write into `out` where it can; returns those that must be copied to afterwards."""
         wanted = [(k, o) for k, o in enumerate(self.plan.outputs) if o is not None]
@@ -453,6 +454,8 @@ class Executable:
         late: list[tuple[Tensor, int]] = []
         layouts = bound.first.layouts
         for given, (k, b) in zip(out, wanted, strict=True):
+            if given is None:
+                continue
             if not isinstance(b, int):
                 raise InputError("out= needs outputs that are tensors", phase="input", place=f"output {k}")
             buffer = self.plan.buffers[b]

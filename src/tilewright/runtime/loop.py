@@ -13,6 +13,7 @@ from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.executable import Bound, Executable
+from tilewright.runtime.loop_body import LoopBody
 from tilewright.runtime.loop_graph import GraphLoop, Recorder, refusal_of
 from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
 from tilewright.runtime.loop_rows import RowLoop, RowParts
@@ -28,7 +29,7 @@ class LoopRunner:
     Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python;
     `recorder` writes down steps on a GPU that are then replayed. `meaning` is the same loop in plain torch, if that is
     held against it; then each step is looked at, too. `rows` is the same on a part of the rows: how many parts there
-    are, the rows of one, and what runs it."""
+    are, the rows of one, and what runs it. `together` does a few steps at once."""
 
     def __init__(
         self,
@@ -39,19 +40,20 @@ class LoopRunner:
         recorder: Recorder | None = None,
         meaning: Callable[..., object] | None = None,
         rows: tuple[int, int, LoopRunner] | None = None,
+        together: LoopBody | None = None,
     ) -> None:
         self.loop = loop
-        self.order = tuple(order)
         self.executable = executable
         self.native = native
         self.meaning = meaning
         self.rows = rows
+        single = LoopBody(tuple(order), executable)
+        self.bodies = (single,) if together is None else (single, together)
         self.places = None if native is None else native_places(loop, order, executable.plan)
         self.graphs = None
         if recorder is not None:
-            self.graphs = GraphLoop(
-                loop, self._step, recorder, refusal_of(loop, executable.plan, recorder.checked)
-            )
+            whys = (refusal_of(loop, b.executable.plan, recorder.checked) for b in self.bodies)
+            self.graphs = GraphLoop(loop, self.bodies, recorder, next(filter(None, whys), ""))
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
         self._lock = threading.Lock()
@@ -63,7 +65,8 @@ class LoopRunner:
         outer: Sequence[Tensor], numbers: Sequence[int],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """The last carried values, then what was stacked. Raises UnsupportedError where the loop has no end."""
-        state, parts, rest = ([x.contiguous() for x in group] for group in (carried, sliced, outer))
+        state, rest = ([x.contiguous() for x in group] for group in (carried, outer))
+        parts = list(sliced) if self.graphs is not None else [x.contiguous() for x in sliced]
         most = 0 if going is not None and not bool(going) else steps
         if most is not None and most <= 0:
             return (*(x.clone() for x in state), *self._nothing(state, parts, (*rest, *numbers)))
@@ -141,11 +144,6 @@ class LoopRunner:
             raise _endless()
         return _apart((*carried, *stacks))
 
-    def _step(self, args: list[Argument]) -> list[Tensor]:
-        """The results of one step in the order of the loop."""
-        made = self.executable(args)
-        return [x for k in self.order if isinstance(x := made[k], Tensor)]
-
     def made_for(
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> NativeLoop:
@@ -176,28 +174,29 @@ class LoopRunner:
         loop = self.loop
         first = len(state) + loop.conditional
         device = _device(state, sliced, rest)
-        stacks: list[Tensor] = []
+        stacks = self._rooms(FIRST if steps is None else steps, state, sliced, rest)
         done, goes = 0, True
         while goes and (steps is None or done < steps):
             if done >= MAX_STEPS and steps is None:
                 raise _endless()
-            place = steps - 1 - done if loop.backwards and steps is not None else done
+            if stacks and done == stacks[0].shape[0]:
+                stacks = [torch.cat((x, torch.empty_like(x))) for x in stacks]
+            body = next(b for b in reversed(self.bodies) if steps is None or b.steps <= steps - done)
+            places = range(done, done + body.steps)
+            if loop.backwards and steps is not None:
+                places = [steps - 1 - k for k in places]
             counter = torch.full((), done, device=device)  # a copy from the host could not be captured
+            into = [None] * first + [stack[p] for p in places for stack in stacks]
             try:
-                tensors = self._step([counter, *state, *(x[place] for x in sliced), *rest])
+                tensors = body(counter, state, [[x[p] for x in sliced] for p in places], rest, into)
             except WrongResult as error:
                 error.message = f"in step {done} of a loop, {error.message}"
                 raise
-            if not done:
-                room = FIRST if steps is None else steps
-                stacks = [x.new_empty((room, *x.shape)) for x in tensors[first:]]
-            elif stacks and done == stacks[0].shape[0]:
-                stacks = [torch.cat((x, torch.empty_like(x))) for x in stacks]
-            for stack, part in zip(stacks, tensors[first:], strict=True):
-                stack[place].copy_(part)
             goes = not loop.conditional or bool(tensors[0])
             state = tensors[loop.conditional : first]
-            done += 1
+            done += body.steps
+        shared = {x.untyped_storage().data_ptr() for x in stacks}
+        state = [x.clone() if x.untyped_storage().data_ptr() in shared else x for x in state]
         return _apart((*state, *(x if x.shape[0] == done else x[:done].clone() for x in stacks)))
 
     def _sample(
@@ -211,10 +210,18 @@ class LoopRunner:
         self, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
     ) -> list[Tensor]:
         """The stacks of no steps."""
+        return self._rooms(0, state, sliced, rest)
+
+    def _rooms(
+        self, steps: int, state: Sequence[Tensor], sliced: Sequence[Tensor], rest: Sequence[Argument]
+    ) -> list[Tensor]:
+        """Memory for what so many steps stack."""
         sizes = self.executable.bound_for(self._sample(state, sliced, rest)).sizes
         device = _device(state, sliced, rest)
         return [
-            torch.empty((0, *(size(n, sizes) for n in v.shape)), dtype=torch_dtype(v.dtype), device=device)
+            torch.empty(
+                (steps, *(size(n, sizes) for n in v.shape)), dtype=torch_dtype(v.dtype), device=device
+            )
             for v in self._parts
         ]
 

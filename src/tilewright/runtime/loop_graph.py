@@ -1,9 +1,10 @@
 """Loops on a GPU without Python between steps: a few steps are one CUDA graph, which is replayed as often as is needed.
 
-Graphs of 1, 2, 4, .. CHUNK steps serve any number of steps; they read slices from, and stack results in, memory of
-their own, a chunk at a time, and carry values from one replay to the next there. What is the same in every step is
-read where it lies if it lay there before, otherwise from a copy. Where data end the loop, steps behind its end change
-nothing: their results are not taken, and the host asks once a chunk how many steps there were.
+A graph of all steps serves a number of them that is known; graphs of 1, 2, 4, .. CHUNK steps serve any other. They
+read slices from, and stack results in, memory of their own, a chunk at a time, and carry values from one replay to the
+next there. What is the same in every step is read where it lies if it lay there before, otherwise from a copy. Where
+data end the loop, steps behind its end change nothing: their results are not taken, and the host asks once a chunk how
+many steps there were.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import UnsupportedError
+from tilewright.ir import dims
 from tilewright.ir.graph import Loop
 from tilewright.plan.data import Call, Plan
 from tilewright.runtime.arguments import Argument
-from tilewright.runtime.cuda_graph import StepRecorder, refusal
+from tilewright.runtime.cuda_graph import StepRecorder, copy_all, refusal
 from tilewright.runtime.cuda_unit import CudaUnit
+from tilewright.runtime.loop_body import LoopBody
 
 CHUNK = 64
-"""Steps of the longest graph."""
+"""Steps of the longest graph that serves any number of steps."""
+MOST_WHOLE = 1024
+"""Steps that are known and one graph."""
 CHUNK_BYTES = 1 << 28
 """Of slices and stacked results that one graph may hold."""
 MOST_SIZES = 4
@@ -33,14 +38,11 @@ MOST_SIZES = 4
 MOST_CAPTURES = 4
 """Times that one of them is captured again because what it reads in place has moved."""
 
+Step = Callable[[LoopBody, int, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
+"""Runs a body in a chunk, given the number of its first step, what is carried into it, and where to write results."""
+
 UNCHECKED = frozenset({"contraction", "convolution"})
 """Reasons of library calls that take any numbers."""
-
-Step = Callable[[int, Sequence[Tensor]], list[Tensor]]
-"""A step of a chunk: its number and what is carried into it, then its results in the order of the loop."""
-
-Body = Callable[[list[Argument]], list[Tensor]]
-"""One step: its arguments, then its results in the order of the loop."""
 
 
 class Recorder(Protocol):
@@ -67,6 +69,8 @@ class _Chunk:
     counters: Tensor
     slices: list[Tensor]
     stacks: list[Tensor]
+    first: int = -1
+    """The step that `counters` begin with."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,10 +118,14 @@ def refusal_of(loop: Loop, plan: Plan, checked: bool) -> str:
 class GraphLoop:
     """The graphs of one loop. Safe to call from several threads, which take turns for the same sizes."""
 
-    def __init__(self, loop: Loop, body: Body, recorder: Recorder, refused: str = "") -> None:
-        """`refused`: why no graph can be made; empty if one can, as far as is known."""
+    def __init__(self, loop: Loop, bodies: Sequence[LoopBody], recorder: Recorder, refused: str = "") -> None:
+        """`bodies` do more and more steps at once, the first one a single one, all a power of two; `refused`: why no
+        graph can be made; empty if one can, as far as is known."""
         self.loop = loop
-        self.body = body
+        self.bodies = tuple(bodies)
+        known = None if loop.conditional or loop.steps is None else dims.static(loop.steps)
+        self.whole = known if known is not None and known <= MOST_WHOLE else 0
+        """How many steps are one graph; 0 where graphs serve any number of steps."""
         self.recorder = recorder
         self.refused = refused
         self._sizes: OrderedDict[object, _Sizes] = OrderedDict()
@@ -171,10 +179,13 @@ class GraphLoop:
         with torch.no_grad():
             self._fill(found, state, outer)
             inner = [found.own.get(k, x) for k, x in enumerate(outer)]
-            pieces: list[list[Tensor]] = []
+            stacks = _Stacks(self.loop, most)
+            room = CHUNK_BYTES // max(1, _step_bytes(state, sliced))
             done, goes, length = 0, True, 1 if self.loop.conditional else CHUNK
             while goes and done < most:
-                length = _power(min(length, most - done, CHUNK_BYTES // max(1, _step_bytes(state, sliced))))
+                length = _power(min(length, most - done, room))
+                if most == self.whole <= room:
+                    length = most
                 chunk = self._chunk(found, length, sliced, inner, done)
                 if chunk is None:
                     return None
@@ -182,14 +193,10 @@ class GraphLoop:
                 made: int = length
                 if found.done is not None and found.alive is not None:
                     made, goes = int(found.done) - done, bool(found.alive)
-                first = length - made if self.loop.backwards else 0
-                pieces.append([x[first : first + made].clone() for x in chunk.stacks])
+                stacks.take(chunk.stacks, done, made)
                 done += made
                 length = min(2 * length, CHUNK) if self.loop.conditional else length
-            if self.loop.backwards:
-                pieces.reverse()
-            stacks = [x[0] if len(x) == 1 else torch.cat(x) for x in zip(*pieces, strict=True)]
-            return [x.clone() for x in found.state], stacks, goes
+            return [x.clone() for x in found.state], stacks.whole(), goes
 
     def _fill(self, found: _Sizes, state: Sequence[Tensor], outer: Sequence[Argument]) -> None:
         """Put what a call brings where graphs read it."""
@@ -202,12 +209,10 @@ class GraphLoop:
         if found.alive is not None and found.done is not None:
             found.alive.fill_(True)
             found.done.zero_()
-        for own, x in zip(found.state, state, strict=True):
-            own.copy_(x)
-        for k in found.moving:
-            x = outer[k]
-            assert isinstance(x, Tensor)
-            found.own.setdefault(k, torch.empty_like(x)).copy_(x)
+        moved = {k: x for k in found.moving if isinstance(x := outer[k], Tensor)}
+        for k, x in moved.items():
+            found.own.setdefault(k, torch.empty_like(x))
+        copy_all([*found.state, *(found.own[k] for k in moved)], [*state, *moved.values()])
 
     def _chunk(
         self, found: _Sizes, length: int, sliced: Sequence[Tensor], outer: Sequence[Argument], done: int
@@ -219,10 +224,11 @@ class GraphLoop:
             counters = torch.empty(length, dtype=torch.int64, device=_device(*found.state, *sliced, *outer))
             slices = [x.new_empty((length, *x.shape[1:])) for x in sliced]
             chunk = _Chunk(lambda: None, counters, slices, [])
-        torch.arange(done, done + length, out=chunk.counters)
-        for own, x in zip(chunk.slices, sliced, strict=True):
-            first = x.shape[0] - done - length if self.loop.backwards else done
-            own.copy_(x[first : first + length])
+        if chunk.first != done:
+            chunk.first = done
+            torch.arange(done, done + length, out=chunk.counters)
+        ends = (x.shape[0] - done if self.loop.backwards else done + length for x in sliced)
+        copy_all(chunk.slices, [x[end - length : end] for x, end in zip(sliced, ends, strict=True)])
         if not known and not self._record(found, chunk, outer, length):
             return None
         return chunk
@@ -230,15 +236,19 @@ class GraphLoop:
     def _record(self, found: _Sizes, chunk: _Chunk, outer: Sequence[Argument], length: int) -> bool:
         """Write down the steps of a chunk; False where the device refuses."""
 
-        def step(number: int, state: Sequence[Tensor]) -> list[Tensor]:
-            place = length - 1 - number if self.loop.backwards else number
-            return self.body([chunk.counters[number], *state, *(x[place] for x in chunk.slices), *outer])
+        def step(
+            body: LoopBody, number: int, state: Sequence[Tensor], into: Sequence[Tensor | None]
+        ) -> list[Tensor]:
+            slices = [[x[p] for x in chunk.slices] for p in self._places(body, number, length)]
+            return body(chunk.counters[number], state, slices, outer, into)
 
         def run() -> None:
             self._steps(found, chunk, length, step)
 
-        step(0, found.state)  # what is built at its first call is built here
-
+        for body, number in dict(self._parts(length)).items():
+            made = step(body, number, found.state, ())  # what is built at its first call is built here
+            first = self.loop.conditional + self.loop.carried
+            chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first : first + self.loop.stacked]]
         try:
             chunk.replay = self.recorder.record(run)
         except (RuntimeError, UnsupportedError) as error:
@@ -249,18 +259,34 @@ class GraphLoop:
         found.chunks[length] = chunk
         return True
 
+    def _parts(self, length: int) -> list[tuple[LoopBody, int]]:
+        """What runs so many steps, each with the number of its first step."""
+        parts: list[tuple[LoopBody, int]] = []
+        number = 0
+        while number < length:
+            body = next(b for b in reversed(self.bodies) if b.steps <= length - number)
+            parts.append((body, number))
+            number += body.steps
+        return parts
+
+    def _places(self, body: LoopBody, number: int, length: int) -> list[int]:
+        """Where the slices of steps from `number` on lie in a chunk."""
+        steps = range(number, number + body.steps)
+        return [length - 1 - k if self.loop.backwards else k for k in steps]
+
     def _steps(self, found: _Sizes, chunk: _Chunk, length: int, step: Step) -> None:
         """What a graph does."""
         loop, state = self.loop, list(found.state)
         alive, done = found.alive, found.done
         first = loop.conditional + loop.carried
-        for number in range(length):
-            place = length - 1 - number if loop.backwards else number
-            made = step(number, state)
-            if not number:
-                chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first:]]
-            for stack, part in zip(chunk.stacks, made[first:], strict=True):
-                stack[place].copy_(part)
+        owned = {x.untyped_storage().data_ptr() for x in found.state}
+        for body, number in self._parts(length):
+            into: list[Tensor | None] = [None] * first
+            into += [stack[p] for p in self._places(body, number, length) for stack in chunk.stacks]
+            ends = number + body.steps == length and alive is None
+            if ends and owned.isdisjoint(x.untyped_storage().data_ptr() for x in state):
+                into[:first] = found.state
+            made = step(body, number, state, into)
             carried = made[loop.conditional : first]
             if alive is None or done is None:
                 state = carried
@@ -268,13 +294,41 @@ class GraphLoop:
                 state = [torch.where(alive, new, old) for new, old in zip(carried, state, strict=True)]
                 done = done + alive
                 alive = alive & made[0]
-        owned = {x.untyped_storage().data_ptr() for x in found.state}
-        state = [x.clone() if x.untyped_storage().data_ptr() in owned else x for x in state]
+        state = [
+            x.clone() if x is not own and x.untyped_storage().data_ptr() in owned else x
+            for own, x in zip(found.state, state, strict=True)
+        ]
         for own, x in zip(found.state, state, strict=True):
-            own.copy_(x)
+            if x is not own:
+                own.copy_(x)
         if found.alive is not None and found.done is not None and alive is not None and done is not None:
             found.alive.copy_(alive)
             found.done.copy_(done)
+
+
+class _Stacks:
+    """What the steps of one call stack, chunk by chunk: copied once where it is known how many steps there are."""
+
+    def __init__(self, loop: Loop, most: int) -> None:
+        self.backwards = loop.backwards
+        self.steps = None if loop.conditional else most
+        self.pieces: list[list[Tensor]] = []
+
+    def take(self, stacks: Sequence[Tensor], done: int, made: int) -> None:
+        """The results of `made` steps behind `done` others."""
+        if self.steps is None:
+            first = stacks[0].shape[0] - made if self.backwards and stacks else 0
+            self.pieces.append([x[first : first + made].clone() for x in stacks])
+            return
+        if not self.pieces:
+            self.pieces.append([x.new_empty((self.steps, *x.shape[1:])) for x in stacks])
+        first = self.steps - done - made if self.backwards else done
+        copy_all([whole[first : first + made] for whole in self.pieces[0]], stacks)
+
+    def whole(self) -> list[Tensor]:
+        """All of it."""
+        pieces = self.pieces[::-1] if self.backwards else self.pieces
+        return [x[0] if len(x) == 1 else torch.cat(x) for x in zip(*pieces, strict=True)]
 
 
 def _step_bytes(state: Sequence[Tensor], sliced: Sequence[Tensor]) -> int:

@@ -13,6 +13,7 @@ from ..ir.identity import identity
 from ..ir.kernel import Kernel, Note, Scheduled
 from ..ir.program import Dot, Stmt, TileProgram
 from ..options import Options
+from ..partition.merging import Afar
 from ..target import MemoryKind, Precision, Target
 from .blocks import blocks, buckets, misalignment, row_buckets
 from .chains import chained
@@ -82,6 +83,20 @@ class Solver:
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
         return self._solution(kernel, layouts).seconds
+
+    @property
+    def afar(self) -> Afar | None:
+        """What kernels cost that find nothing in the last cache; None where there is none."""
+        cache = self.target.level(MemoryKind.L2)
+        if cache is None:
+            return None
+        target = self.target.without(MemoryKind.L2)
+
+        def price(kernel: Kernel, layouts: Layouts) -> float:
+            found = self._solution(kernel, layouts)
+            return modelled(found.form, found.schedule, target)
+
+        return Afar(cache.capacity / 2, price)
 
     def solve(self, kernel: Kernel, layouts: Layouts) -> Scheduled:
         """Schedule and tile program of a kernel. Equal kernels get the same program object."""

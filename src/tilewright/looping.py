@@ -1,0 +1,103 @@
+"""Loops of a graph: the body of each is compiled as a graph of its own, in as many forms as pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from tilewright.ir.graph import Graph, Loop
+from tilewright.options import Options
+from tilewright.partition.loop_rows import part_of, parts_for, rows_of
+from tilewright.partition.loop_steps import several, together_for
+from tilewright.partition.loops import distinct, with_bodies
+from tilewright.place import Place, machine_of
+from tilewright.plan.reports import KernelReport
+from tilewright.runtime.cache import Store, default_root
+from tilewright.runtime.cuda_unit import CudaUnit
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.loop import LoopRunner
+from tilewright.runtime.loop_body import LoopBody
+from tilewright.runtime.loop_graph import recorder
+from tilewright.runtime.loop_native import loop_function
+from tilewright.runtime.unit import NativeUnit
+
+
+class Made(Protocol):
+    """What compilation made of a body."""
+
+    @property
+    def unit(self) -> NativeUnit | CudaUnit | None:
+        """Its kernels, built."""
+        ...
+
+    @property
+    def kernels(self) -> Sequence[KernelReport]:
+        """Its launches."""
+        ...
+
+
+M = TypeVar("M", bound=Made)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bodies(Generic[M]):
+    """What the `bodies` of loops became, and `more` forms of the same that run beside them."""
+
+    bodies: list[M] = field(default_factory=list)
+    more: list[M] = field(default_factory=list)
+
+
+def looped(
+    graph: Graph, made_of: Callable[[Graph], tuple[M, Executable]], options: Options, place: Place
+) -> tuple[Graph, Bodies[M]]:
+    """The graph with each loop as a call that runs its body, which `made_of` compiles, and how that was done."""
+    found: Bodies[M] = Bodies()
+    dense = place.device == "cpu"
+    kind = _on_cpu if dense else _on_gpu
+    run = partial(kind, made_of=made_of, found=found, options=options, place=place)
+
+    def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
+        return run(loop, meaning if options.verify is True else None)
+
+    return with_bodies(graph, compiled, lies=dense), found
+
+
+def _on_cpu(
+    loop: Loop, meaning: Callable[..., object] | None, *, made_of: Callable[[Graph], tuple[M, Executable]],
+    found: Bodies[M], options: Options, place: Place,
+) -> LoopRunner:  # fmt: skip
+    """Without Python between steps; where each row goes its own way, in parts of the rows."""
+    body, order = distinct(loop.body)
+    made, runs = made_of(body)
+    found.bodies.append(made)
+    native = loop_function(Store(default_root(options)), options)
+    rows = rows_of(loop, body)
+    threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
+    parts = parts_for(loop, body, rows, threads, machine_of(place, options)) if rows is not None else 1
+    if rows is None or parts < 2:
+        return LoopRunner(loop, order, runs, native, meaning=meaning)
+    _, part_runs = made_of(part_of(loop, body, rows // parts))
+    part = LoopRunner(loop, order, part_runs, native)
+    return LoopRunner(loop, order, runs, native, meaning=meaning, rows=(parts, rows // parts, part))
+
+
+def _on_gpu(
+    loop: Loop, meaning: Callable[..., object] | None, *, made_of: Callable[[Graph], tuple[M, Executable]],
+    found: Bodies[M], options: Options, place: Place,
+) -> LoopRunner:  # fmt: skip
+    """As graphs of some steps; with a body that does a few at once, where that takes fewer kernels than one by one."""
+    body, order = distinct(loop.body)
+    made, runs = made_of(body)
+    found.bodies.append(made)
+    together: LoopBody | None = None
+    count = 1 if options.verify is True else together_for(loop, machine_of(place, options))
+    if count > 1:
+        body, each = distinct(several(loop, count))
+        more, run_several = made_of(body)
+        if len(more.kernels) < count * len(made.kernels):
+            found.more.append(more)
+            together = LoopBody(each, run_several, count)
+    records = recorder(made.unit, place.ordinal)
+    return LoopRunner(loop, order, runs, recorder=records, meaning=meaning, together=together)
