@@ -27,9 +27,10 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from .leaving import Watch, memories_of, written_after
+from .lifted import PRODUCTS, lifted
 from .recurrent import MOST_UNROLLED, may_scan
 from .repeats import Repeat, repeats
-from .unrolled import Numbers, Sliced, Steps, Unlike, classified, runs, val_of
+from .unrolled import Lifted, Numbers, Sliced, Steps, Unlike, classified, runs, val_of
 
 LOG = logging.getLogger("tilewright")
 
@@ -76,7 +77,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
         if last - first <= MOST_UNROLLED:
             return None
         try:
-            steps = classified(windows[first:last])
+            steps = lifted(classified(windows[first:last]))
             body, stacked, ends, idle = _body(steps)
             begin, end = repeat.start + first * period, repeat.start + last * period
             leaving = [window[m] for window in steps.windows for m in stacked]
@@ -164,9 +165,9 @@ def _body(
 
     for key in found.carried:
         take(key, val_of(windows[0][key[0]]))
-    for key, what in found.sliced.items():
+    for key, what in found.taken.items():
         take(key, val_of(key) if isinstance(key, fx.Node) else _number(what, 0))
-    if not found.sliced:
+    if not found.taken:
         take("counter", torch.zeros((), dtype=torch.int64))
     for node in found.outer:
         take(node, val_of(node))
@@ -189,7 +190,7 @@ def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
     return any(t.requires_grad for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor))
 
 
-def _number(what: Sliced | Numbers, k: int) -> Tensor:
+def _number(what: Sliced | Numbers | Lifted, k: int) -> Tensor:
     assert isinstance(what, Numbers)
     return _tensor_of(what)[k]
 
@@ -315,7 +316,7 @@ def _replaced(gm: fx.GraphModule, loop: _Loop) -> fx.GraphModule:
             values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
         if node is last:
             placed.scan(name)
-    setattr(gm, name, Scan(loop.body, len(found.carried), max(1, len(found.sliced))))
+    setattr(gm, name, Scan(loop.body, len(found.carried), max(1, len(found.taken))))
     try:
         made = fx.GraphModule(gm, graph)
     finally:
@@ -327,8 +328,9 @@ def _replaced(gm: fx.GraphModule, loop: _Loop) -> fx.GraphModule:
 
 
 def _is_dead(node: fx.Node) -> bool:
-    """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took have none."""
-    return node.target not in (operator.getitem, torch.unbind, "unbind", "select", torch.select)
+    """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took, and products
+    of these, have none."""
+    return node.target not in (operator.getitem, torch.unbind, "unbind", "select", torch.select, *PRODUCTS)
 
 
 class _Placed:
@@ -348,8 +350,8 @@ class _Placed:
         found, graph = self.loop.found, self.graph
         mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
         given: list[fx.Node] = [self.values[first] for _, first in found.carried]
-        given += [self.whole(what) for what in found.sliced.values()]
-        if not found.sliced:
+        given += [self.whole(what) for what in found.taken.values()]
+        if not found.taken:
             given.append(self.call(torch.arange, self.loop.steps))
         given += [self.values[n] for n in found.outer]
         given = [self.call(torch.detach, x) if k in self.loop.idle else x for k, x in enumerate(given)]
@@ -365,9 +367,18 @@ class _Placed:
         """A call in the new graph."""
         return self.graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
 
-    def whole(self, what: Sliced | Numbers) -> fx.Node:
+    def whole(self, what: Sliced | Numbers | Lifted) -> fx.Node:
         """What is sliced, with the part of step k at place k of dim 0."""
         graph, steps = self.graph, self.loop.steps
+        if isinstance(what, Lifted):
+            node, parts = what.node, self.whole(what.part)
+            others = fx.map_arg((node.args[1:], node.kwargs), self.values.__getitem__)
+            args, kwargs = cast(tuple[tuple[object, ...], dict[str, object]], others)
+            target = torch.matmul if node.target in (torch.mm, "mm") else node.target
+            op = "call_function" if target is torch.matmul else node.op
+            made = graph.create_node(op, target, (parts, *args), kwargs)  # pyright: ignore[reportArgumentType]
+            made.meta = _written(node)
+            return made
         if isinstance(what, Numbers):
             kind = _tensor_of(what).dtype
             return graph.call_function(torch.tensor, (list(what.values),), {"dtype": kind})

@@ -41,6 +41,15 @@ class Numbers:
     values: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """What step k reads is part number k of a product of all that step k takes of `part`: of what `node`, of step 1, is
+    one of."""
+
+    part: Sliced
+    node: fx.Node
+
+
 @dataclass(slots=True)
 class Steps:
     """Equal steps: `windows[k]` are the nodes of step k, `kept` those numbers of a step that are computed in it."""
@@ -48,9 +57,18 @@ class Steps:
     windows: list[list[fx.Node]]
     carried: dict[tuple[int, fx.Node], None] = field(default_factory=dict[tuple[int, fx.Node], None])
     """Carried values: the number of the node that makes them, and what stands for it before the first step."""
-    sliced: dict[object, Sliced | Numbers] = field(default_factory=dict[object, Sliced | Numbers])
+    sliced: dict[object, Sliced | Numbers | Lifted] = field(
+        default_factory=dict[object, Sliced | Numbers | Lifted]
+    )
     """By what stands for them in step 1: a node, or number of a node and of its argument."""
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
+    unread: frozenset[object] = frozenset()
+    """What is sliced and read only by products that are sliced themselves."""
+
+    @property
+    def taken(self) -> dict[object, Sliced | Numbers | Lifted]:
+        """What a step takes of what is sliced."""
+        return {key: what for key, what in self.sliced.items() if key not in self.unread}
 
     @property
     def steps(self) -> int:

@@ -1,0 +1,49 @@
+"""Products in a loop that no step waits for: of what is sliced and a matrix that is the same in every step. They are
+one product in front of the loop, as libraries do it for recurrent layers."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from .unrolled import Lifted, Sliced, Steps, arguments_of, val_of
+
+PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
+"""What takes any dims in front of a vector or matrix, and a matrix. (`mm` does as `matmul`.)"""
+
+
+def lifted(found: Steps) -> Steps:
+    """The steps with such products among what is sliced."""
+    inside = {n for window in found.windows for n in window}
+    made: dict[fx.Node, Lifted] = {}
+    for m, node in enumerate(found.windows[1]):
+        product = _product(node, found)
+        if product is not None and all(w[m].users.keys() <= inside for w in found.windows):
+            made[node] = product
+    if not made:
+        return found
+    left = [n for n in found.windows[1] if n not in found.sliced and n not in made]
+    read = {a for n in left for a in arguments_of(n) if isinstance(a, fx.Node)}
+    unread = frozenset(k for k in found.sliced if isinstance(k, fx.Node) and k not in read)
+    outer = {n: None for n in found.outer if n in read}
+    return replace(found, sliced={**found.sliced, **made}, outer=outer, unread=unread)
+
+
+def _product(node: fx.Node, found: Steps) -> Lifted | None:
+    """What `node`, of step 1, is a product of, if it is such a one."""
+    if node.target not in PRODUCTS or len(node.args) < 2:
+        return None
+    x, weight, *rest = node.args
+    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
+        return None
+    part, value, matrix = found.sliced.get(x), val_of(x), val_of(weight)
+    if not isinstance(part, Sliced) or not isinstance(value, Tensor) or not isinstance(matrix, Tensor):
+        return None
+    others = (weight, *rest, *node.kwargs.values())
+    if any(n is not None and n not in found.outer for n in others):
+        return None
+    return Lifted(part, node) if value.dim() and matrix.dim() == 2 else None
