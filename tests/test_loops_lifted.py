@@ -125,3 +125,18 @@ def test_gradients_of_lifted_products(dynamic: bool, bodies: list[list[str]]) ->
             torch.testing.assert_close(have, want, rtol=2e-5, atol=2e-5)
     assert loops() == 2 * (1 if dynamic else 2)
     assert all("linear" not in body for body in bodies)
+
+
+def test_what_a_step_hands_to_the_next_is_carried(bodies: list[list[str]]) -> None:
+    """A product of a slice that the next step reads, and a slice that it reads."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        before, last = h, h
+        for t in range(x.shape[0]):
+            seen = x[t] @ w
+            h = torch.tanh(before + h * last)
+            before, last = seen, x[t]
+        return h, before
+
+    agrees(run, torch.randn(STEPS, 3, 8), torch.randn(8, 8) / 3, torch.randn(3, 8))
+    assert bodies[0].count("matmul") == 1

@@ -19,15 +19,20 @@ PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 def lifted(found: Steps) -> Steps:
     """The steps with such products among what is sliced."""
     inside = {n for window in found.windows for n in window}
+    carried = {found.windows[1][m] for m, _ in found.carried}
     made: dict[fx.Node, Lifted] = {}
     for m, node in enumerate(found.windows[1]):
         product = _product(node, found)
-        if product is not None and all(w[m].users.keys() <= inside for w in found.windows):
+        if (
+            product is not None
+            and node not in carried
+            and all(w[m].users.keys() <= inside for w in found.windows)
+        ):
             made[node] = product
     if not made:
         return found
     left = [n for n in found.windows[1] if n not in found.sliced and n not in made]
-    read = {a for n in left for a in arguments_of(n) if isinstance(a, fx.Node)}
+    read = carried | {a for n in left for a in arguments_of(n) if isinstance(a, fx.Node)}
     unread = frozenset(k for k in found.sliced if isinstance(k, fx.Node) and k not in read)
     outer = {n: None for n in found.outer if n in read}
     return replace(found, sliced={**found.sliced, **made}, outer=outer, unread=unread)
