@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import gc
 import itertools
 import logging
@@ -15,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch._export.utils as export_utils
 from hypothesis import HealthCheck, settings
 
+from tests import lighter
 from tilewright.runtime.stats import STATS
 
 # Torch makes every graph that it captures up as text for whoever listens to this logger, and pytest listens to all that
@@ -26,8 +25,7 @@ TRACE = logging.getLogger("torch.__trace")
 TRACE.propagate = True
 TRACE.handlers.clear()
 
-# Exporting asks torch's dispatcher for all its composite ops each time; they do not change within a process.
-export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)  # pyright: ignore[reportPrivateUsage]
+lighter.lighten_torch()
 
 GOLDENS = Path(__file__).parent / "golden"
 
@@ -67,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def two_threads() -> None:
     """Torch's thread count is a fact that plans may depend on; the suite fixes it."""
     torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the processes of this run have built."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "libraries"
+    folder.mkdir(exist_ok=True)
+    lighter.share_libraries(folder)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.lighter import RUN_COMPILER
 from tests.runtime.process import script
 
 from tilewright.emit.source import Source
@@ -24,7 +25,9 @@ ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { retur
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Builds for it are builds, not what another test has built."""
+    monkeypatch.setattr(device, "_run_compiler", RUN_COMPILER)
     return Store(tmp_path / "kernels")
 
 

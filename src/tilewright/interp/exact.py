@@ -10,10 +10,11 @@ Casts between floats do nothing.
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -52,6 +53,15 @@ def from_floats(x: Array) -> Array:
         magnitude = modular.multiply(whole % np.uint64(p), table[which.reshape(x.shape)], modular.moduli(k))
         words.append(np.where(x < 0, modular.negate(magnitude, modular.moduli(k)), magnitude))
     return pack(x, np.stack(words, -1))
+
+
+@lru_cache(1 << 10)
+def _number(bits: bytes) -> Array:
+    """The exact element of the float64 number of some bits, of rank 0, which nobody may change: a program asks for its
+    constants at every step. By its bits, as zeros of both signs are equal."""
+    made = from_floats(np.frombuffer(bits, "<f8").reshape(()))
+    made.flags.writeable = False
+    return made
 
 
 def from_integers(x: Array) -> Array:
@@ -339,7 +349,7 @@ class Exact:
         """See `Algebra`. Fractions stay exact."""
         if not dtype.is_float:
             return FLOATS.constant(value, dtype)
-        return from_fraction(value) if isinstance(value, Fraction) else from_floats(np.asarray(float(value)))
+        return from_fraction(value) if isinstance(value, Fraction) else _number(struct.pack("<d", value))
 
     def apply(self, op: str, args: Sequence[Array], dtype: DType, result: DType) -> Array:
         """See `Algebra`. Raises ResidueError where the residues cannot follow."""
