@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey  # pyright: ignore[reportPrivateImportUsage]
+from torch._C import (  # pyright: ignore[reportPrivateImportUsage]
+    DispatchKey,
+    _dispatch_get_registrations_for_dispatch_key,  # pyright: ignore[reportPrivateUsage]
+)
 from torch._decomp import core_aten_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._dispatch.python import no_python_dispatcher
@@ -41,6 +44,14 @@ _COUNTED_FROM_THE_END = ("index_fill", "index_fill_")
 
 def decompositions() -> Decompositions:
     """The table for AOTAutograd and `ExportedProgram.run_decompositions`: core ATen, minus what has a declaration."""
+    known = _dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    return _decompositions(tuple(known), len(TABLE)).copy()
+
+
+@lru_cache(1)
+def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
+    """The table, given the composites that torch knows by now: asking torch for it takes as long as to compile a small
+    graph."""
     table = core_aten_decompositions()
     for overload in TABLE:
         if str(overload) not in _NOT_KEPT:
