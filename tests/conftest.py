@@ -26,6 +26,7 @@ TRACE.propagate = True
 TRACE.handlers.clear()
 
 lighter.lighten_torch()
+lighter.lighten_disks()
 
 GOLDENS = Path(__file__).parent / "golden"
 

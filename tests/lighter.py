@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch._export.utils as export_utils
 from torch._C import DispatchKey  # pyright: ignore[reportPrivateImportUsage]
+from torch._dynamo import guards
 from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -72,10 +73,17 @@ def lighten_torch() -> None:
     exported_program._override_composite_implicit_decomp = _overridden
     # Exporting asks the dispatcher for all composite ops each time; they do not change within a process.
     export_utils._materialize_cpp_cia_ops = cache(export_utils._materialize_cpp_cia_ops)
+    # How long guards take, with all caches emptied before, is told to a log alone.
+    guards.profile_guard_manager = lambda *_: 0.0
     for devices in (torch.cuda, torch.xpu):
         if not devices.is_available():
             # Every seed is kept for a device that never comes, with a stack as text that says who asked.
             devices.manual_seed_all = lambda seed: None
+
+
+def lighten_disks() -> None:
+    """Nothing here has to outlive the loss of power."""
+    os.fsync = lambda _: None
 
 
 def share_libraries(folder: Path) -> None:
