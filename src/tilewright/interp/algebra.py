@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -85,22 +86,21 @@ class Floats:
         """See `Algebra`."""
         plain = float(value) if dtype.is_float else value
         if not dtype.is_float and dtype.kind is not Kind.BOOL:
-            return np.asarray(
-                np.asarray(int(value) & ((1 << 64) - 1), np.uint64)
-                .astype(np.int64)
-                .astype(self.storage(dtype))
-            )
+            return _whole(int(value), self.storage(dtype))
         return convert(np.asarray(plain), self.storage(dtype))
 
     def apply(self, op: str, args: Sequence[Array], dtype: DType, result: DType) -> Array:
         """See `Algebra`. Raises KeyError for an operation that `SCALARS` lacks."""
         arrays = [np.asarray(a) for a in args]
+        if op == "where":
+            return np.asarray(np.where(arrays[0], arrays[1], arrays[2]))
         target = self.storage(result)
+        if op in _SILENT and not dtype.is_float:
+            table = _BOOL if dtype.kind is Kind.BOOL else _INTEGER
+            return convert(np.asarray(table[op](*arrays)), target)
         with np.errstate(all="ignore"):
             if op in ("cast", "narrow"):
                 return convert(arrays[0], target)
-            if op == "where":
-                return np.asarray(np.where(arrays[0], arrays[1], arrays[2]))
             if dtype.is_half and not self.wide:
                 arrays = [a.astype(np.float32) for a in arrays]
             table = _FLOAT if dtype.is_float else _BOOL if dtype.kind is Kind.BOOL else _INTEGER
@@ -143,6 +143,14 @@ class Floats:
             out = np.einsum(a.squeeze(), left, b.squeeze(), right, kept, optimize=True)
         wide = np.broadcast_shapes(a.shape, b.shape)
         return np.asarray(out).reshape([wide[k] for k in range(rank) if k not in axes])
+
+
+@lru_cache(1 << 10)
+def _whole(value: int, storage: np.dtype[np.generic]) -> Array:
+    """A whole number, wrapped to its type, which nobody may change: places are made of few numbers."""
+    made = np.asarray(np.asarray(value & ((1 << 64) - 1), np.uint64).astype(np.int64).astype(storage))
+    made.flags.writeable = False
+    return made
 
 
 def to_numpy(data: object) -> Array:
@@ -256,6 +264,9 @@ _BOOL: dict[str, Callable[..., object]] = _COMPARE | {
     "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not,
     "add": np.logical_or, "mul": np.logical_and,
 }  # fmt: skip
+
+_SILENT = {*_COMPARE, "add", "sub", "mul", "and", "or", "xor", "not"}
+"""What makes numpy warn of nothing where it is done to integers and bools: most of what places are made of."""
 
 _FOLDS: dict[str, np.ufunc] = {
     "add": np.add, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum,

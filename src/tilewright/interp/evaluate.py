@@ -44,7 +44,7 @@ class Evaluator:
 
         Raises IndexOutOfRange for a read outside its tensor, ZeroDivisionError for an integer division by
         0."""
-        key = (e, under if self._is_partial(e) else ())
+        key = (e, under if under and self._is_partial(e) else ())
         found = self._memo.get(key)
         if found is None:
             found = self._memo[key] = self._leaf(e) if not e.args and e.op != "read" else self._node(e, under)

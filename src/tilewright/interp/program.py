@@ -89,6 +89,7 @@ class _Run:
         self.values: dict[Expr, Array] = {}
         self.failed: set[int] = set()
         self.own = np.zeros(1, np.int64)
+        self.everywhere = np.ones((1,) * self.rank, np.bool_)
         self.scratch = {b.name: self.number(b.size) for b in program.scratch}
 
     def points(self, points: Array) -> None:
@@ -146,7 +147,7 @@ class _Run:
 
     def lanes(self, mask: Expr | None) -> Array:
         """Where a statement acts."""
-        return np.ones((1,) * self.rank, np.bool_) if mask is None else self.evaluate(mask)
+        return self.everywhere if mask is None else self.evaluate(mask)
 
     def assign(self, var: Var, value: Array) -> None:
         """Set `var`, which may only vary along its own axes."""
@@ -194,7 +195,9 @@ class _Run:
 
     def address(self, s: Load | Store, active: Array) -> tuple[Array, Array]:
         """Offsets (0 where inactive) and active lanes, of one shape. Raises VerifyError outside the buffer."""
-        offset, active = np.broadcast_arrays(self.evaluate(s.offset), active)
+        offset = self.evaluate(s.offset)
+        if offset.shape != active.shape:
+            offset, active = np.broadcast_arrays(offset, active)
         private = s.buffer.name in self.scratch
         size = self.scratch[s.buffer.name] if private else len(self.memory[s.buffer.name])
         wrong = active & ((offset < 0) | (offset >= size))
