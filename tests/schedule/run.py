@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.emit.harness import Unit, build, host_target
-from tests.schedule.corpus import Case
+from tests.schedule.corpus import CASES, Case
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp.algebra import STORAGE
@@ -31,8 +31,23 @@ class _Function(torch.nn.Module):
         return self.case.run(*args)
 
 
+_KNOWN: dict[tuple[str, bool], tuple[Graph, Tensor]] = {}
+"""Graphs of the corpus, which many modules capture, and the state of random numbers after their capture."""
+
+
 def capture(case: Case, dynamic: bool) -> Graph:
-    """The normalised graph of a case, with static sizes or with its dynamic ones."""
+    """The normalised graph of a case, with static sizes or its dynamic ones; captured once if it is in the corpus."""
+    if not any(case is c for c in CASES):
+        return _captured(case, dynamic)
+    key = case.name, dynamic
+    if key not in _KNOWN:
+        _KNOWN[key] = _captured(case, dynamic), torch.get_rng_state()
+    graph, after = _KNOWN[key]
+    torch.set_rng_state(after)
+    return graph
+
+
+def _captured(case: Case, dynamic: bool) -> Graph:
     shapes = None
     if dynamic and case.dynamic:
         made = {n: torch.export.Dim.DYNAMIC for d in case.dynamic for n in d.values()}
