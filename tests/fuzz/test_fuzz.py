@@ -88,7 +88,7 @@ def test_a_kernel_of_many_steps_is_left_undecided(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(exact, "Oracle", Watched)
     made = (Statement(("v0",), "{0}.cumsum(-1).softmax(-1)", ("x0",)),)
-    program = Program((Given("x0", (30, 30), "float32"),), made, ("v0",), {}, {})
+    program = Program((Given("x0", (90, 90), "float32"),), made, ("v0",), {}, {})
     assert exact.judged_exactly(program, Setting(seed=1, schedules=1)) is None
     (oracle,) = oracles
     assert oracle.kernels == 0 and oracle.undecided == 1
