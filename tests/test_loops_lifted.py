@@ -12,7 +12,6 @@ from torch import Tensor
 import tilewright
 from tests.test_loops_rolled import agrees, loops
 from tilewright.capture import rolled
-from tilewright.capture.recurrent import SCANS_DIFFERENTIATE
 from tilewright.capture.rolled import Scan
 
 STEPS = 20
@@ -102,7 +101,6 @@ def test_batches_of_matrices_stay(bodies: list[list[str]]) -> None:
     assert bodies[0].count("matmul") == 1
 
 
-@pytest.mark.skipif(not SCANS_DIFFERENTIATE, reason="torch's gradient of a scan is wrong")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_of_lifted_products(dynamic: bool, bodies: list[list[str]]) -> None:
     def run(x: Tensor, w: Tensor, b: Tensor, u: Tensor) -> Tensor:

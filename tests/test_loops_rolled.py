@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import tilewright
-from tilewright.capture import rolled
-from tilewright.capture.recurrent import SCANS_DIFFERENTIATE
+from tilewright.capture import recurrent, rolled
 
 STEPS = 20
 MANY = 80
@@ -131,7 +130,7 @@ def test_cells_in_training_with_a_dynamic_batch(make: Callable[[], nn.Module]) -
             gradients = torch.autograd.grad(loss, [given, *module.parameters()])
             found.append([*(y.detach() for y in made), *gradients])
         close(found[0], found[1])
-    assert loops() == (2 if SCANS_DIFFERENTIATE else 0) and tilewright.stats().graphs == 2
+    assert loops() == 2 and tilewright.stats().graphs == 2
 
 
 @pytest.mark.usefixtures("fewer")
@@ -315,7 +314,7 @@ def test_what_is_read_without_gradient_gets_none() -> None:
     )
     assert [g is None for g in want] == [False] * 3 + [True] * 4
     close(have, want)
-    assert loops() == 2
+    assert loops() == (2 if recurrent.SCANS_DIFFERENTIATE else 0)
 
 
 PARTS: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -368,3 +367,58 @@ def test_parts_that_do_not_count_by_one_stay_apart(part: Callable[[Tensor, int],
     with torch.no_grad():
         torch.compile(run, backend=watched)(torch.randn(3, 2 * STEPS, 8), weights()[0], torch.randn(3, 8))
     assert same == [True]
+
+
+@pytest.mark.usefixtures("fewer")
+def test_gradients_where_torch_loses_those_of_states_that_begin_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What begins a loop is tied to a tensor that needs a gradient; that one gets none through it."""
+    monkeypatch.setattr(recurrent, "SCANS_DIFFERENTIATE", False)
+    monkeypatch.setattr(rolled, "SCANS_DIFFERENTIATE", False)
+    tied: list[int] = []
+    plain = rolled.tied
+
+    def watched(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
+        made = plain(states, others)
+        tied.append(sum(a is not b for a, b in zip(states, made, strict=True)))
+        return made
+
+    monkeypatch.setattr(rolled, "tied", watched)
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1:])
+        c = torch.ones_like(h)
+        for row in x:
+            h, c = (h @ w + row).sin(), c * 0.9 + h
+        return h * c
+
+    found: list[Sequence[Tensor]] = []
+    x, w = torch.randn(STEPS, 3, 4), torch.randn(4, 4) / 3
+    for f in (torch.compile(run, backend="tilewright", fullgraph=True), run):
+        given = [t.clone().requires_grad_() for t in (x, w)]
+        made = f(*given)
+        found.append([made.detach(), *torch.autograd.grad(made.sum(), given)])
+    close(found[0], found[1])
+    assert loops() == 2 and max(tied) == 2
+
+
+@pytest.mark.usefixtures("fewer")
+@pytest.mark.parametrize("gradients", [False, True])
+def test_complex_numbers(gradients: bool) -> None:
+    """Torch cannot differentiate loops over them."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        h = x[0]
+        for row in x:
+            h = (h @ w + row) * 0.5
+        return h
+
+    found: list[Sequence[Tensor]] = []
+    x, w = torch.randn(STEPS, 3, 4, dtype=torch.complex64), torch.randn(4, 4, dtype=torch.complex64) / 3
+    for f in (torch.compile(run, backend="tilewright", fullgraph=True), run):
+        given = [t.clone().requires_grad_(gradients) for t in (x, w)]
+        made = f(*given)
+        found.append([made.detach(), *(torch.autograd.grad(made.abs().sum(), given) if gradients else ())])
+    close(found[0], found[1])
+    assert loops() == (0 if gradients else 1)

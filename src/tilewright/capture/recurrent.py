@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,7 +21,7 @@ MOST_UNROLLED = 64
 
 SCANS_DIFFERENTIATE = TorchVersion(torch.__version__) >= "2.13"
 """Whether torch's gradient of a scan is right. Up to 2.12 it loses that of a state which begins with a tensor that
-needs none, as most do, without a word."""
+needs none, as most do, without a word: so `tied` ones begin ours."""
 
 Layer = Callable[..., tuple[Tensor, object]]
 _NAMES = ("one_layer_rnn", "one_layer_lstm")
@@ -41,15 +41,26 @@ def recurrent_loops() -> Generator[None]:
             setattr(torchs, name, layer)
 
 
-def may_scan(operands: Iterable[Tensor]) -> bool:
-    """Whether a loop over these tensors may be a scan: torch differentiates it right, or nobody asks for a gradient."""
-    asks = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
-    return SCANS_DIFFERENTIATE or not asks
+def tied(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
+    """Beginnings of a scan's states whose gradients torch does not lose: where torch does, those that need none are
+    tied to a tensor among all that the scan reads that needs one, of which no number goes into them."""
+    given = [t for t in (*states, *others) if isinstance(t, Tensor)]
+    source = next((t for t in given if t.requires_grad and t.numel()), None)
+    if SCANS_DIFFERENTIATE or source is None or not torch.is_grad_enabled():
+        return list(states)
+    never = torch.zeros((), dtype=torch.bool, device=source.device)
+    one = source[(0,) * source.dim()]
+
+    def with_gradient(x: Tensor) -> Tensor:
+        inexact = x.is_floating_point() or x.is_complex()
+        return torch.where(never, one.to(x.dtype), x) if inexact and not x.requires_grad else x
+
+    return list(map(with_gradient, states))
 
 
-def _is_long(x: Tensor, others: Sequence[Tensor]) -> bool:
+def _is_long(x: Tensor) -> bool:
     steps = x.shape[0]
-    return (isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED) and may_scan((x, *others))
+    return isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED
 
 
 def _rnn(plain: Layer) -> Layer:
@@ -57,7 +68,7 @@ def _rnn(plain: Layer) -> Layer:
         inp: Tensor, hidden: Tensor, params: Sequence[Tensor], has_biases: bool,
         hidden_fn: Callable[..., Tensor], reverse: bool = False,
     ) -> tuple[Tensor, object]:  # fmt: skip
-        if not _is_long(inp, (hidden, *params)):
+        if not _is_long(inp):
             return plain(inp, hidden, params, has_biases, hidden_fn, reverse=reverse)
         held = (params[1], params[3]) if has_biases else (params[1],)
 
@@ -75,7 +86,7 @@ def _lstm(plain: Layer) -> Layer:
     def layer(
         inp: Tensor, hidden: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, reverse: bool = False
     ) -> tuple[Tensor, object]:  # fmt: skip
-        if not _is_long(inp, (*hidden, *params)):
+        if not _is_long(inp):
             return plain(inp, hidden, params, has_biases, reverse=reverse)
         projects = len(params) in (3, 5)
         held = (params[1], *params[3:]) if has_biases else tuple(params[1:])
@@ -100,7 +111,8 @@ def _scanned(
     projected = F.linear(inp, params[0], params[2] if has_biases else None)
     slices = projected.flip(0) if reverse else projected
     slices, *rest = _apart((slices, *(h.unsqueeze(0) for h in hidden), *held))
-    *last, made = scan_op(step, rest[: len(hidden)], [slices], tuple(rest[len(hidden) :]))
+    states = tied(rest[: len(hidden)], (slices, *rest))
+    *last, made = scan_op(step, states, [slices], tuple(rest[len(hidden) :]))
     made = made.squeeze(1)
     return made.flip(0) if reverse else made, [h.squeeze(0) for h in last]
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from .leaving import Watch, memories_of, written_after
 from .lifted import PRODUCTS, lifted
-from .recurrent import MOST_UNROLLED, may_scan
+from .recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE, tied
 from .repeats import Repeat, repeats
 from .unrolled import Lifted, Numbers, Sliced, Steps, Unlike, classified, runs, val_of
 
@@ -41,11 +41,7 @@ def rolled(gm: fx.GraphModule) -> fx.GraphModule:
     made = gm
     while True:
         nodes = list(made.graph.nodes)
-        if (
-            len(nodes) <= MOST_UNROLLED
-            or _device(nodes) not in ("cpu", "cuda")
-            or not may_scan(_inputs(nodes))
-        ):
+        if len(nodes) <= MOST_UNROLLED or _device(nodes) not in ("cpu", "cuda"):
             return made
         loop = next((x for r in repeats(nodes, MOST_UNROLLED) if (x := _loop(nodes, r)) is not None), None)
         if loop is None:
@@ -54,14 +50,9 @@ def rolled(gm: fx.GraphModule) -> fx.GraphModule:
         made = _replaced(made, loop)
 
 
-def _inputs(nodes: Sequence[fx.Node]) -> list[Tensor]:
-    given = (n for n in nodes if n.op in ("placeholder", "get_attr"))
-    return [t for n in given for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)]
-
-
 def _device(nodes: Sequence[fx.Node]) -> str:
     """Where the tensors of a graph lie; empty if at several places."""
-    found = {t.device.type for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)}
+    found = {t.device.type for t in _tensors(nodes)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -128,7 +119,7 @@ class Scan(torch.nn.Module):
 
         dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
         state = [x.clone(memory_format=dense) for x in given[: self.carried]]
-        return tuple(scan_op(step, state, list(given[self.carried : ends]), given[ends:]))
+        return tuple(scan_op(step, tied(state, given), list(given[self.carried : ends]), given[ends:]))
 
 
 def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
@@ -155,6 +146,8 @@ def _body(
     made = [cast(Tensor, val_of(windows[1][m])) for m in (*(m for m, _ in found.carried), *stacked)]
     if not all(t.is_floating_point() or t.is_complex() for t in made) and _asks_gradient(windows[1]):
         raise Unlike("torch has no gradient of loops that make integers")
+    if any(t.is_complex() for t in _tensors(windows[1])) and _asks_gradient(windows[1]):
+        raise Unlike("torch has no gradient of loops over complex numbers")
     graph = fx.Graph()
     values: dict[object, fx.Node] = {}
     samples: list[object] = []
@@ -183,11 +176,18 @@ def _body(
     graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
     body = fx.GraphModule(torch.nn.Module(), graph)
     _check(found, body, samples, stacked)
-    return body, stacked, ends, _idle(body, samples)
+    idle = _idle(body, samples, len(found.carried))
+    if not SCANS_DIFFERENTIATE and any(k < len(found.carried) for k in idle):
+        raise Unlike("this torch fails where a step differentiates nothing of a state")
+    return body, stacked, ends, idle
+
+
+def _tensors(nodes: Sequence[fx.Node]) -> list[Tensor]:
+    return [t for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)]
 
 
 def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
-    return any(t.requires_grad for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor))
+    return any(t.requires_grad for t in _tensors(nodes))
 
 
 def _number(what: Sliced | Numbers | Lifted, k: int) -> Tensor:
@@ -261,12 +261,13 @@ def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacke
             raise Unlike(f"a value of {want.dtype}{list(want.shape)} becomes {have.dtype}{list(have.shape)}")
 
 
-def _idle(body: fx.GraphModule, samples: Sequence[object]) -> frozenset[int]:
+def _idle(body: fx.GraphModule, samples: Sequence[object], carried: int) -> frozenset[int]:
     """The places of what asks for a gradient and gets none, since the steps read it under `no_grad` or detached: eager
-    has None there, and torch's gradient of a scan is zeros."""
+    has None there, and torch's gradient of a scan is zeros. All states ask that are `tied`."""
     fake = next(s for s in samples if isinstance(s, FakeTensor))
     given: dict[int, Tensor] = {}
     shapes = fake.fake_mode.shape_env
+    ties = not SCANS_DIFFERENTIATE and any(isinstance(s, Tensor) and s.requires_grad for s in samples)
     silent = nullcontext() if shapes is None else shapes.suppress_guards()  # a trial binds no size
     with fake.fake_mode as mode, torch.enable_grad(), silent:
 
@@ -274,7 +275,7 @@ def _idle(body: fx.GraphModule, samples: Sequence[object]) -> frozenset[int]:
             if not isinstance(s, Tensor):
                 return s
             x = (s if isinstance(s, FakeTensor) else mode.from_tensor(s)).detach()
-            if s.requires_grad:
+            if s.requires_grad or (ties and k < carried and s.is_floating_point()):
                 given[k] = x.requires_grad_()
             return x
 
