@@ -1,15 +1,16 @@
 """Loops written in Python, more than 64 steps of them, which torch unrolls: what a call and the first call take.
 
-    python -m benchmarks.python_loops [--device cuda] [--steps 100] [--json FILE] [--commit HASH]
+    python -m benchmarks.python_loops [--device cuda] [--steps 100] [--train] [--json FILE] [--commit HASH]
 
-Beside eager and Inductor (default options; with `--steps` of a few hundred it takes minutes for some). Results are
-judged in doubles: at most twice as far off as eager, or a few units of single precision.
+Beside eager and Inductor (default options; with `--steps` of a few hundred it takes minutes for some). Results
+(and gradients of all operands) are judged in doubles: at most twice as far off as eager, or a few units of single
+precision.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,31 +132,45 @@ def milliseconds(run: Callable[[], object], device: str) -> float:
     return sorted(times[3:])[ROUNDS // 2] * 1e3
 
 
-def distance(made: Tensor, exact: Tensor) -> float:
-    """The largest error in units of the largest element."""
-    return float((made.double() - exact).abs().max() / exact.abs().max())
+def distance(made: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest error in units of the largest element of its tensor."""
+    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(made, exact, strict=True))
 
 
-def run_case(case: Case, device: str, steps: int, *, peers: bool) -> Facts:
+def results(function: Callable[..., Tensor], operands: Sequence[object], train: bool) -> list[Tensor]:
+    """What a call gives; with `train`, after it the gradients of all operands, of the mean square."""
+    if not train:
+        with torch.no_grad():
+            return [function(*operands)]
+    given = [x.detach().requires_grad_() if isinstance(x, Tensor) else x for x in operands]
+    made = function(*given)
+    leaves = [x for x in given if isinstance(x, Tensor)]
+    return [made.detach(), *torch.autograd.grad(made.square().mean(), leaves)]
+
+
+def run_case(case: Case, device: str, steps: int, *, peers: bool, train: bool) -> Facts:
     """What one program takes, and how far off it is."""
     draw = torch.Generator(device=device).manual_seed(0)
     operands = case.operands(lambda *shape: torch.randn(*shape, device=device, generator=draw), steps)
-    exact = case.function(*(x.double() if isinstance(x, Tensor) else x for x in operands))
+    wide = [x.double() if isinstance(x, Tensor) else x for x in operands]
+    exact = results(case.function, wide, train)
     found: Facts = {"steps": steps}
-    eager = distance(case.function(*operands), exact)
-    found["eager"] = {"ms": milliseconds(lambda: case.function(*operands), device), "error": eager}
+    eager = distance(results(case.function, operands, train), exact)
+    took = milliseconds(lambda: results(case.function, operands, train), device)
+    found["eager"] = {"ms": took, "error": eager}
     compilers = {"tilewright": tilewright.backend} | ({"inductor": "inductor"} if peers else {})
     for name, backend in compilers.items():
         torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
         compiled = torch.compile(case.function, backend=backend)
         start = time.perf_counter()
-        made = compiled(*operands)
+        made = results(compiled, operands, train)
         first = time.perf_counter() - start
         wrong = distance(made, exact)
-        took = milliseconds(lambda compiled=compiled: compiled(*operands), device)
+        took = milliseconds(lambda compiled=compiled: results(compiled, operands, train), device)
         found[name] = {"ms": took, "error": wrong, "first_call_s": first}
         if name == "tilewright":
-            found["loops"] = sum(c.name == "loop" for m in tilewright.compilations()[-1:] for c in m.calls)
+            kept = tilewright.compilations()[-1 - train :]
+            found["loops"] = sum(c.name == "loop" for m in kept for c in m.calls)
             found["right"] = wrong <= max(2 * eager, UNITS)
     return found
 
@@ -165,19 +180,21 @@ def run_case(case: Case, device: str, steps: int, *, peers: bool) -> Facts:
 @click.option("--steps", default=100)
 @click.option("--only", default="")
 @click.option("--peers/--no-peers", default=True)
+@click.option("--train/--inference", default=False)
 @click.option("--commit", default="")
 @click.option("--json", "file", type=click.Path(path_type=Path), default=None)
-def main(device: str, steps: int, only: str, peers: bool, commit: str, file: Path | None) -> None:
+def main(
+    device: str, steps: int, only: str, peers: bool, train: bool, commit: str, file: Path | None
+) -> None:
     """See the module."""
-    torch.set_grad_enabled(False)
-    results: Facts = {}
+    cases: Facts = {}
     for name, case in CASES.items():
         if only in name:
-            results[name] = run_case(case, device, steps, peers=peers)
-            click.echo(f"{name}: {results[name]}")
+            cases[name] = run_case(case, device, steps, peers=peers, train=train)
+            click.echo(f"{name}: {cases[name]}")
     if file is not None:
         name = torch.cuda.get_device_name() if device == "cuda" else "this CPU"
-        facts = record.provenance(torch.get_num_threads()) | {"device": name, "results": results}
+        facts = record.provenance(torch.get_num_threads()) | {"device": name, "results": cases}
         record.write_json(file, facts | ({"commit": commit} if commit else {}))
 
 

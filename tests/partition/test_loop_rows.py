@@ -188,3 +188,24 @@ def test_weights_that_no_cache_holds_are_read_by_all_threads_together(frozen: bo
         return parts_for(Loop(body, None, 0, 0, 0), body, 32, 2, preset("x86-64-v4"))
 
     assert [parts(256), parts(257)] == [2, 1]
+
+
+def test_results_that_are_one_value(by_rows: list[int]) -> None:
+    """What a step stacks twice, once for the caller and once for the backward pass, say."""
+
+    def gated(a: Tensor, x: Tensor, h: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for t in range(x.shape[1]):
+            h = a[:, t] * h + x[:, t]
+            made.append(h)
+        return torch.stack(made, 1)
+
+    found: list[list[Tensor]] = []
+    inputs = [torch.rand(8, 80, 256), torch.randn(8, 80, 256), torch.randn(8, 256)]
+    for f in (torch.compile(gated, backend="tilewright"), gated):
+        given = [t.clone().requires_grad_() for t in inputs]
+        made = f(*given)
+        found.append([made.detach(), *torch.autograd.grad(made.square().sum(), given)])
+    assert by_rows
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)

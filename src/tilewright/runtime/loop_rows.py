@@ -17,7 +17,6 @@ class RowParts:
     """A loop, and the same on equal parts of its rows, for one caller at a time."""
 
     def __init__(self, whole: NativeLoop, parts: Sequence[NativeLoop]) -> None:
-        """Raises LookupError where results are one value."""
         self.whole, self.parts = whole, tuple(parts)
         for part in self.parts:
             part.within(whole)
@@ -30,7 +29,8 @@ class RowParts:
         self, steps: int, state: Sequence[Place], sliced: Sequence[Place], outer: Sequence[Place],
         made: Sequence[Place],
     ) -> Stage:  # fmt: skip
-        """So many steps on operands and results that lie there: the parts side by side, or the whole."""
+        """So many steps on operands and results that lie there: the parts side by side, or the whole. Raises
+        LookupError where two results are one value."""
         whole, table = loop_stage(self.whole.header, steps, self.whole.wires(state, sliced, outer, made))
         self.kept.append(table)
         stages: list[Stage] = []
@@ -41,7 +41,7 @@ class RowParts:
                 for bs, given in (
                     (own.carried, state),
                     (own.sliced, sliced),
-                    ((*part.made, *part.kept), made),
+                    ((*part.made, *part.once), made),
                 )
             ]
             stage, table = loop_stage(part.header, steps, part.wires(places[0], places[1], outer, places[2]))
@@ -63,7 +63,7 @@ class RowLoop:
         self.bound, self.goes = loop.whole.bound, loop.whole.goes
         whole = self.whole
         counts = (len(whole.places.carried), len(whole.places.sliced), len(whole.places.outer))
-        self.bases = array("Q", [0]) * (sum(counts) + len(whole.made) + len(whole.kept))
+        self.bases = array("Q", [0]) * (sum(counts) + len(whole.made) + len(whole.once))
         places: list[Place] = [(k, 0) for k in range(len(self.bases))]
         ends = [sum(counts[:k]) for k in range(4)]
         self.groups = [places[a:b] for a, b in zip(ends, (*ends[1:], len(places)), strict=True)]
@@ -85,7 +85,7 @@ class RowLoop:
             )
             self.address = ctypes.addressof(self.header)
             self.steps = steps
-        given = (*state, *sliced, *outer, *ends, *(stacks[b] for b in whole.kept))
+        given = (*state, *sliced, *outer, *ends, *(stacks[b] for b in whole.once))
         for k, t in enumerate(given):
             self.bases[k] = t.data_ptr()
         self.header.done, self.header.threads = 0, self.loop.tables.spread()
