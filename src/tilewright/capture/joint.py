@@ -7,6 +7,7 @@ backward graph, and each is built by a function that the caller passes in."""
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import threading
 import types
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,9 +33,12 @@ from tilewright.capture.recurrent import recurrent_loops
 from tilewright.capture.regained import in_place
 from tilewright.capture.rolled import rolled
 from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved, save_sources
+from tilewright.capture.saved_once import save_once
 from tilewright.capture.shares import told_apart
 from tilewright.capture.sides import around_sides
-from tilewright.errors import UnsupportedError
+from tilewright.errors import TilewrightError, UnsupportedError
+
+LOG = logging.getLogger("tilewright")
 
 
 @dataclass(slots=True)
@@ -67,6 +72,7 @@ def split(
 
     Elementwise ops that a product of the backward pass reads are computed again too: that costs a kernel, and saving
     their results would cost memory from one pass to the other (gelu, relu and dropout before each linear layer)."""
+    save_once(joint)
     move(joint)
     dropped_by_masks(joint)
     keep_compared(joint)
@@ -104,7 +110,7 @@ def through_autograd(
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
     lay_masks(gm)
-    gm = rolled(gm)
+    loops = rolled(gm)
     given = [*_held(gm), *example_inputs]
     build = build if plain is None else around_sides(build, plain)
     build = around_opaque(around_negated(around_host_results(build)))
@@ -121,15 +127,26 @@ def through_autograd(
 
         return compile_one
 
-    with kept_whole(), recurrent_loops(), _whole_tangents(gm):
-        compiled = aot_autograd(
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            partition_fn=split,
-            decompositions=decompositions(),
-            keep_inference_input_mutations=True,
-        )(gm, example_inputs)
+    def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
+        with kept_whole(), recurrent_loops(), _whole_tangents(graph):
+            return aot_autograd(
+                fw_compiler=compiler("forward"),
+                bw_compiler=compiler("backward"),
+                inference_compiler=compiler("inference"),
+                partition_fn=split,
+                decompositions=decompositions(),
+                keep_inference_input_mutations=True,
+            )(graph, example_inputs)
+
+    try:
+        compiled = differentiated(loops)
+    except (TilewrightError, Compiling, RestartAnalysis, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if loops is gm:
+            raise
+        LOG.info("equal steps stay apart: torch cannot trace their loop (%s)", str(error).split("\n")[0])
+        compiled = differentiated(gm)
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)
 

@@ -1,0 +1,124 @@
+"""What each step of a loop saves alike for its backward pass is saved once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+
+import tilewright
+from tilewright import looping
+from tilewright.capture import rolled
+from tilewright.capture.recurrent import MOST_UNROLLED
+from tilewright.ir import dims
+from tilewright.ir.graph import Loop, Value
+from tilewright.runtime.loop import LoopRunner
+
+STEPS, WIDTH = 20, 24
+
+
+@pytest.fixture(autouse=True)
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int | None, ...]]]:
+    """The shapes of what each step of a loop stacks, by loop in the order in which they are compiled."""
+    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
+    found: list[list[tuple[int | None, ...]]] = []
+    plain = looping._on_cpu
+
+    def looked(loop: Loop, *args: Any, **named: Any) -> LoopRunner:
+        parts = [v for v in loop.body.outputs if isinstance(v, Value)][loop.carried :]
+        found.append([tuple(map(dims.static, v.shape)) for v in parts])
+        return plain(loop, *args, **named)
+
+    monkeypatch.setattr(looping, "_on_cpu", looked)
+    tilewright.reset()
+    torch.manual_seed(0)
+    return found
+
+
+def gradients(f: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    given = [t.detach().clone().requires_grad_() for t in inputs]
+    made = f(*given)
+    return [made.detach(), *torch.autograd.grad(made.square().sum(), given)]
+
+
+def agrees(f: Callable[..., Tensor], *inputs: Tensor, dynamic: bool = False) -> None:
+    compiled = torch.compile(f, backend="tilewright", dynamic=dynamic)
+    for have, want in zip(gradients(compiled, *inputs), gradients(f, *inputs), strict=True):
+        torch.testing.assert_close(have, want, rtol=2e-4, atol=2e-4)
+
+
+def cell(x: Tensor, u: Tensor, gate: Tensor) -> Tensor:
+    """Reads a weight, what is made of another one in each step, and a number."""
+    h = x.new_zeros(x.shape[1:])
+    for row in x:
+        h = torch.tanh(h @ u * gate.sigmoid() + row * gate.sum())
+    return h
+
+
+SHAPES = ((STEPS, 3, WIDTH), (WIDTH, WIDTH), (WIDTH,))
+
+
+def test_where_torch_cannot_trace_a_loop_its_steps_stay_apart(
+    stacks: list[list[tuple[int | None, ...]]],
+) -> None:
+    """It stacks sizes that a step saves as if they were tensors."""
+    agrees(cell, *(torch.randn(s) / 5 for s in SHAPES), dynamic=True)
+    assert not stacks
+
+
+def test_no_weight_is_saved_for_each_step(stacks: list[list[tuple[int | None, ...]]]) -> None:
+    agrees(cell, *(torch.randn(s) / 5 for s in SHAPES))
+    forward, _ = stacks
+    assert forward and not any(shape[-2:] in ((WIDTH, WIDTH), (WIDTH,)) for shape in forward)
+
+
+def test_a_layer_of_torchs(stacks: list[list[tuple[int | None, ...]]]) -> None:
+    layer = nn.GRU(8, WIDTH)
+    x = torch.randn(MOST_UNROLLED + 6, 3, 8)
+    found: list[list[Tensor]] = []
+    with torch._dynamo.config.patch(allow_rnn=True):
+        for f in (torch.compile(layer, backend="tilewright"), layer):
+            made = f(x)[0]
+            found.append([made.detach(), *torch.autograd.grad(made.square().sum(), list(layer.parameters()))])
+    for have, want in zip(*found, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+    assert stacks[0] and not any(WIDTH in shape[:1] or 3 * WIDTH in shape[:1] for shape in stacks[0])
+
+
+def test_steps_whose_number_is_not_known(stacks: list[list[tuple[int | None, ...]]]) -> None:
+    def run(x: Tensor, u: Tensor) -> Tensor:
+        def step(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(h @ u + row)
+            return h, h.clone()
+
+        return scan(step, x[0] * u.sum(), x)[1]
+
+    def plain(x: Tensor, u: Tensor) -> Tensor:
+        h, made = x[0] * u.sum(), []
+        for row in x:
+            h = torch.tanh(h @ u + row)
+            made.append(h)
+        return torch.stack(made)
+
+    compiled = torch.compile(run, backend="tilewright", dynamic=True)
+    for n in (7, 12, 5):
+        x, u = torch.randn(n, 3, WIDTH), torch.randn(WIDTH, WIDTH) / 5
+        for have, want in zip(gradients(compiled, x, u), gradients(plain, x, u), strict=True):
+            torch.testing.assert_close(have, want, rtol=2e-4, atol=2e-4)
+    assert stacks[0] and (WIDTH, WIDTH) not in stacks[0]
+
+
+def test_what_is_drawn_is_saved_of_each_step() -> None:
+    """Steps that draw stay apart; a scan that only reads weights keeps one slice, which says how many steps it has."""
+
+    def run(w: Tensor, u: Tensor) -> Tensor:
+        h = w[0]
+        for _ in range(STEPS):
+            h = torch.sin(h @ u) * w.sigmoid()[0]
+        return h
+
+    agrees(run, torch.randn(3, WIDTH), torch.randn(WIDTH, WIDTH) / 5)
