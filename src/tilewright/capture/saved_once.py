@@ -182,7 +182,8 @@ def _with_places(body: fx.GraphModule, order: Sequence[fx.Node]) -> fx.GraphModu
 def _replace_body(joint: fx.GraphModule, scan: fx.Node, body: fx.GraphModule) -> None:
     """Another body for one scan: others may have the same."""
     before = cast(str, cast(fx.Node, scan.args[0]).target)
-    name = next(n for k in range(1 << 30) if not hasattr(joint, n := f"{before}_{k}"))
+    taken = dict(joint.named_children())
+    name = next(n for k in range(1 + len(taken)) if (n := f"{before}_{k}") not in taken)
     setattr(joint, name, body)
     with joint.graph.inserting_before(scan):
         scan.args = (joint.graph.get_attr(name), *scan.args[1:])
