@@ -422,3 +422,35 @@ def test_complex_numbers(gradients: bool) -> None:
         found.append([made.detach(), *(torch.autograd.grad(made.abs().sum(), given) if gradients else ())])
     close(found[0], found[1])
     assert loops() == (0 if gradients else 1)
+
+
+@pytest.mark.usefixtures("fewer")
+def test_gradients_that_a_step_passes_on_are_tensors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros for what needs no gradient: older versions of torch refuse a step that returns what it was given."""
+    for module in (recurrent, rolled):
+        monkeypatch.setattr(module, "SCANS_DIFFERENTIATE", False)
+    copies: list[int] = []
+    plain = recurrent._own_results
+
+    def watched(gm: fx.GraphModule) -> None:
+        before = len(gm.graph.nodes)
+        plain(gm)
+        outputs = gm.graph.output_node().all_input_nodes
+        assert all(n.op != "placeholder" for n in outputs)
+        copies.append(len(gm.graph.nodes) - before)
+
+    monkeypatch.setattr(recurrent, "_own_results", watched)
+
+    def run(w: Tensor) -> Tensor:
+        h = torch.ones(3, 4)
+        for k in range(STEPS):
+            h = (h @ w).sin() * (0.5 + k / 40)
+        return h
+
+    found: list[Sequence[Tensor]] = []
+    for f in (torch.compile(run, backend="tilewright", fullgraph=True), run):
+        w = (torch.arange(16.0).view(4, 4) / 40).requires_grad_()
+        made = f(w)
+        found.append([made.detach(), *torch.autograd.grad(made.sum(), [w])])
+    close(found[0], found[1])
+    assert loops() == 2 and copies

@@ -29,7 +29,7 @@ from tilewright.capture.fused import lay_masks
 from tilewright.capture.moved import around_host_results, move
 from tilewright.capture.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.opaque import Build, Runner, around_opaque
-from tilewright.capture.recurrent import recurrent_loops
+from tilewright.capture.recurrent import mended_scans, recurrent_loops
 from tilewright.capture.regained import in_place
 from tilewright.capture.rolled import rolled
 from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved, save_sources
@@ -128,7 +128,7 @@ def through_autograd(
         return compile_one
 
     def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
-        with kept_whole(), recurrent_loops(), _whole_tangents(graph):
+        with kept_whole(), recurrent_loops(), mended_scans(), _whole_tangents(graph):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from torch._decomp import decompositions as torchs
+from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopPartitionedGraph
 from torch._higher_order_ops.scan import scan_op
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.torch_version import TorchVersion
@@ -25,6 +28,46 @@ needs none, as most do, without a word: so `tied` ones begin ours."""
 
 Layer = Callable[..., tuple[Tensor, object]]
 _NAMES = ("one_layer_rnn", "one_layer_lstm")
+
+
+@contextmanager
+def mended_scans() -> Generator[None]:
+    """While active, torch differentiates scans as from 2.13 on: a gradient of zeros, which the step itself passes on,
+    is a tensor of its own. And what cuts scans into passes does not tell all that it does, as some versions ask it
+    to."""
+    logger = logging.getLogger("torch._higher_order_ops.partitioner")
+    level, partitioner = logger.level, HopGraphMinCutPartitioner
+    plain = partitioner.create_partitioned_graph
+
+    def created(*args: Any, **named: Any) -> HopPartitionedGraph:
+        made = plain(*args, **named)
+        _own_results(made.bw_gm)
+        return made
+
+    logger.setLevel(max(level, logging.INFO))
+    if not SCANS_DIFFERENTIATE:
+        partitioner.create_partitioned_graph = staticmethod(created)
+    try:
+        yield
+    finally:
+        partitioner.create_partitioned_graph = staticmethod(plain)
+        logger.setLevel(level)
+
+
+def _own_results(gm: fx.GraphModule) -> None:
+    """Results that are inputs as copies."""
+    output = gm.graph.output_node()
+    with gm.graph.inserting_before(output):
+
+        def own(n: fx.Node) -> fx.Node:
+            if n.op != "placeholder" or not isinstance(n.meta.get("val"), Tensor):
+                return n
+            copy = gm.graph.call_function(torch.ops.aten.clone.default, (n,))
+            copy.meta = dict(n.meta)
+            return copy
+
+        output.args = (fx.map_arg(output.args[0], own),)
+    gm.recompile()
 
 
 @contextmanager
