@@ -172,3 +172,79 @@ def test_what_only_the_last_step_gives_is_not_kept_of_each(
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, h), walked(x, h))
     assert found == [0 if reads == "last" else 1]
+
+
+def walked(x: Tensor, h: Tensor, w: Tensor, end: Callable[..., object]) -> object:
+    """Two states of which only the last is read."""
+    c = h
+    for t in range(x.shape[0]):
+        h = torch.tanh(h @ w + x[t])
+        c = torch.sigmoid(c + h)
+    return end(h, c)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda h, c: torch.cat([h, c], 1),
+        lambda h, c: torch.stack([c, h]),
+        lambda h, c: torch.cat([h, c, h]),
+        lambda h, c: (h.add_(1), c),
+        lambda h, c: (h, c, h.view(-1)),
+    ],
+)
+def test_last_states_together(end: Callable[..., object]) -> None:
+    x, h, w = torch.randn(STEPS, 3, 4), torch.randn(3, 4), torch.randn(4, 4) / 2
+    with torch.no_grad():
+        made = torch.compile(walked, backend="tilewright")(x, h.clone(), w, end)
+        torch.testing.assert_close(made, walked(x, h.clone(), w, end))
+    assert loops() == 1
+
+
+def viewed(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    g = h.view(-1)
+    for t in range(x.shape[0]):
+        h = h * 0.3 + g.view(2, 4) * 0.1 + x[t]
+        g = h.view(-1)
+    h.add_(1)
+    return h, g * 1
+
+
+def outer(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    g = h
+    for t in range(x.shape[0]):
+        h = h * 0.3 + g * 0.1 + x[t]
+        g = w.view(2, 4)
+    w.add_(1)
+    return h, g * 1
+
+
+def part(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    g = h
+    for t in range(x.shape[0]):
+        h = h * 0.3 + g * 0.1
+        g = x[t].view(2, 4)
+    x.add_(1)
+    return h, g * 1
+
+
+def both_states(x: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    g = h.view(-1)
+    for t in range(x.shape[0]):
+        h = h * 0.3 + g.view(2, 4) * 0.1 + x[t]
+        g = h.view(-1)
+    return h, g
+
+
+@pytest.mark.parametrize("f", [viewed, outer, part, both_states])
+def test_last_states_that_share_memory(f: Callable[..., tuple[Tensor, ...]]) -> None:
+    """With each other, with what is the same in each step, with a slice: a write to one shows in the other."""
+    results: list[tuple[Tensor, ...]] = []
+    for g in (torch.compile(f, backend="tilewright"), f):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            results.append(g(torch.randn(STEPS, 2, 4), torch.randn(2, 4), torch.randn(8)))
+    ours, eager = results
+    torch.testing.assert_close(ours, eager)
+    shared = [len({t.untyped_storage().data_ptr() for t in r}) for r in results]
+    assert shared[0] == shared[1]

@@ -138,3 +138,66 @@ def test_what_a_step_hands_to_the_next_is_carried(bodies: list[list[str]]) -> No
 
     agrees(run, torch.randn(STEPS, 3, 8), torch.randn(8, 8) / 3, torch.randn(3, 8))
     assert bodies[0].count("matmul") == 1
+
+
+def test_products_without_gradient_have_none() -> None:
+    """Under `no_grad` in the step, a product as well as a slice that is only read there."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        h = torch.zeros(3, 8)
+        for t in range(STEPS):
+            with torch.no_grad():
+                seen = x[t] @ w
+                part = x[t]
+            h = torch.tanh(seen + part * w[:1] + h * 0.5)
+        return h * w.sum()
+
+    found: list[list[Tensor | None]] = []
+    for f in (torch.compile(run, backend="tilewright"), run):
+        torch.manual_seed(0)
+        given = [torch.randn(s).requires_grad_() for s in ((STEPS, 3, 8), (8, 8))]
+        made = f(*given)
+        found.append([made.detach(), *torch.autograd.grad(made.sum(), given, allow_unused=True)])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_products_under_another_precision_stay_in_it(bodies: list[list[str]]) -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        h = h.bfloat16()
+        for t in range(STEPS):
+            with torch.autocast("cpu", torch.bfloat16):
+                seen = x[t] @ w
+            h = torch.tanh(seen + h * 0.5)
+        return h
+
+    x, w, h = torch.randn(STEPS, 3, 8), torch.randn(8, 8) / 3, torch.randn(3, 8)
+    with torch.no_grad():
+        made = torch.compile(run, backend="tilewright")(x, w, h)
+        torch.testing.assert_close(made, run(x, w, h), rtol=0.02, atol=0.02)
+    assert made.dtype == torch.bfloat16 and all("matmul" in body for body in bodies)
+
+
+def test_products_into_a_tensor_of_the_caller_happen() -> None:
+    """Beside a loop, and in one."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor, into: Tensor, beside: Tensor) -> Tensor:
+        for t in range(STEPS):
+            torch.mm(x[t], w, out=into)
+            h = torch.tanh(into + h * 0.5)
+        torch.mm(w, w, out=beside)
+        return h + beside.sum()
+
+    def apart(x: Tensor, w: Tensor, h: Tensor, into: Tensor, beside: Tensor) -> Tensor:
+        for t in range(STEPS):
+            h = torch.tanh(x[t] @ w + h * 0.5)
+        torch.mm(w, w, out=beside)
+        return h + beside.sum()
+
+    for f in (run, apart):
+        results: list[list[Tensor]] = []
+        for g in (torch.compile(f, backend="tilewright"), f):
+            torch.manual_seed(0)
+            given = [torch.randn(s) / 3 for s in ((STEPS, 3, 8), (8, 8), (3, 8), (3, 8), (8, 8))]
+            with torch.no_grad():
+                results.append([g(*given), *given])
+        torch.testing.assert_close(results[0], results[1])

@@ -61,7 +61,7 @@ def looped(
     def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
         return run(loop, meaning if options.verify is True else None)
 
-    return with_bodies(graph, compiled, lies=dense), found
+    return with_bodies(graph, compiled, dense_slices=dense), found
 
 
 def _on_cpu(
@@ -92,12 +92,14 @@ def _on_gpu(
     made, runs = made_of(body)
     found.bodies.append(made)
     together: LoopBody | None = None
+    unit = made.unit
     count = 1 if options.verify is True else together_for(loop, machine_of(place, options))
     if count > 1:
         body, each = distinct(several(loop, count))
         more, run_several = made_of(body)
         if len(more.kernels) < count * len(made.kernels):
             found.more.append(more)
+            unit = more.unit
             together = LoopBody(each, run_several, count)
-    records = recorder(made.unit, place.ordinal)
+    records = recorder(made.unit or unit, place.ordinal)
     return LoopRunner(loop, order, runs, recorder=records, meaning=meaning, together=together)

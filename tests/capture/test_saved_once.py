@@ -122,3 +122,30 @@ def test_what_is_drawn_is_saved_of_each_step() -> None:
         return h
 
     agrees(run, torch.randn(3, WIDTH), torch.randn(WIDTH, WIDTH) / 5)
+
+
+def test_what_the_caller_gets_of_each_step_lies_as_before() -> None:
+    """A result that is the same in each step is still one for each: writes to one show in no other."""
+
+    def run(h: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda h, part: (torch.tanh(h @ w + part), w.sin()), h, x)
+
+    h, x, w = torch.randn(3, 4), torch.randn(5, 3, 4), torch.randn(4, 4).requires_grad_()
+    last, made = torch.compile(run, backend="tilewright")(h, x, w)
+    assert made.stride() == (16, 4, 1)
+    (last.sum() + made.sum()).backward()
+    assert w.grad is not None
+    with torch.no_grad():
+        made[0].add_(1)
+        torch.testing.assert_close(made[1:], w.sin().expand(4, 4, 4))
+
+
+def test_what_fails_in_us_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what torch cannot trace is compiled without its loops."""
+
+    def broken(*_: object, **__: object) -> LoopRunner:
+        raise AssertionError("a defect of ours")
+
+    monkeypatch.setattr(looping, "_on_cpu", broken)
+    with pytest.raises(Exception, match="a defect of ours"):
+        agrees(cell, *(torch.randn(s) / 5 for s in SHAPES))

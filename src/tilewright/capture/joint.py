@@ -36,7 +36,7 @@ from tilewright.capture.saved import keep_compared, keep_overwritten, mark_saved
 from tilewright.capture.saved_once import save_once
 from tilewright.capture.shares import told_apart
 from tilewright.capture.sides import around_sides
-from tilewright.errors import TilewrightError, UnsupportedError
+from tilewright.errors import UnsupportedError
 
 LOG = logging.getLogger("tilewright")
 
@@ -115,8 +115,17 @@ def through_autograd(
     build = build if plain is None else around_sides(build, plain)
     build = around_opaque(around_negated(around_host_results(build)))
 
+    failed: list[str] = []
+
     def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[object]], Runner]:
         def compile_one(graph: fx.GraphModule, inputs: Sequence[object]) -> Runner:
+            try:
+                return built(graph)
+            except Exception:
+                failed.append(kind)
+                raise
+
+        def built(graph: fx.GraphModule) -> Runner:
             _keep_saved()
             fixed = _frozen_inputs(graph, given) if freeze and kind == "inference" else {}
             with _disable_current_modes():  # weights are real tensors, and what is computed from them is too
@@ -140,12 +149,12 @@ def through_autograd(
 
     try:
         compiled = differentiated(loops)
-    except (TilewrightError, Compiling, RestartAnalysis, torch.OutOfMemoryError):
+    except (Compiling, RestartAnalysis, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if loops is gm:
+        if loops is gm or failed:  # what compiles a graph has its own ways out
             raise
-        LOG.info("equal steps stay apart: torch cannot trace their loop (%s)", str(error).split("\n")[0])
+        LOG.warning("equal steps stay apart: torch cannot trace their loop (%s)", str(error).split("\n")[0])
         compiled = differentiated(gm)
     compiled = around_zeros(compiled, as_given)
     return compiled if recorder is None else _observed(compiled, recorder, effects)

@@ -1,6 +1,9 @@
 """Products in a loop that no step waits for: of what is sliced and a matrix that is the same in every step. They are
 one product in front of the loop, as libraries do it for recurrent layers."""
 
+# What switches modes torch names with underscores.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import operator
@@ -13,11 +16,19 @@ from torch import Tensor, fx
 from .unrolled import Lifted, Sliced, Steps, arguments_of, val_of
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
-"""What takes any dims in front of a vector or matrix, and a matrix. (`mm` does as `matmul`.)"""
+"""What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""
+
+MODES = (
+    torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast,
+    torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode,
+)  # fmt: skip
+"""What changes how the nodes behind it are computed."""
 
 
 def lifted(found: Steps) -> Steps:
     """The steps with such products among what is sliced."""
+    if any(n.target in MODES for n in found.windows[1]):
+        return found  # in front of the loop they would be made in another mode
     inside = {n for window in found.windows for n in window}
     carried = {found.windows[1][m] for m, _ in found.carried}
     made: dict[fx.Node, Lifted] = {}
@@ -49,6 +60,6 @@ def _product(node: fx.Node, found: Steps) -> Lifted | None:
     if not isinstance(part, Sliced) or not isinstance(value, Tensor) or not isinstance(matrix, Tensor):
         return None
     others = (weight, *rest, *node.kwargs.values())
-    if any(n is not None and n not in found.outer for n in others):
+    if node.kwargs.keys() - {"bias"} or any(n is not None and n not in found.outer for n in others):
         return None
     return Lifted(part, node) if value.dim() and matrix.dim() == 2 else None

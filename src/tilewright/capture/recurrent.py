@@ -88,15 +88,15 @@ def tied(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
     """Beginnings of a scan's states whose gradients torch does not lose: where torch does, those that need none are
     tied to a tensor among all that the scan reads that needs one, of which no number goes into them."""
     given = [t for t in (*states, *others) if isinstance(t, Tensor)]
-    source = next((t for t in given if t.requires_grad and t.numel()), None)
+    source = next((t for t in given if t.requires_grad and t.is_floating_point() and t.numel()), None)
     if SCANS_DIFFERENTIATE or source is None or not torch.is_grad_enabled():
         return list(states)
     never = torch.zeros((), dtype=torch.bool, device=source.device)
     one = source[(0,) * source.dim()]
 
     def with_gradient(x: Tensor) -> Tensor:
-        inexact = x.is_floating_point() or x.is_complex()
-        return torch.where(never, one.to(x.dtype), x) if inexact and not x.requires_grad else x
+        plain = x.requires_grad or not x.is_floating_point()  # of complex ones there is no gradient
+        return x if plain else torch.where(never, one.to(x.dtype), x)
 
     return list(map(with_gradient, states))
 

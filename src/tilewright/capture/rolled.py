@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -72,6 +72,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
             body, stacked, ends, idle = _body(steps)
             begin, end = repeat.start + first * period, repeat.start + last * period
             leaving = [window[m] for window in steps.windows for m in stacked]
+            leaving += [steps.windows[-1][m] for m in ends]
             written = written_after(nodes[:begin], leaving, nodes[end:])
             return _Loop(steps, body, stacked, ends, written, idle)
         except Unlike as why:
@@ -85,9 +86,9 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
-    then `stacked`, numbers of nodes of a step that something outside of the steps reads. Of the nodes `ends`, with the
-    numbers of the carried values that they make, only what the last step makes is read there. Something writes to
-    `written` after the steps. What it takes at the places `idle` gets no gradient through it."""
+    then `stacked`, numbers of nodes of a step that something outside of the steps reads. The nodes `ends`, with the
+    numbers of the carried values that they make, have no stack: only what the last step makes is read there. Something
+    writes to `written` after the steps. What it takes at the places `idle` gets no gradient through it."""
 
     found: Steps
     body: fx.GraphModule
@@ -123,8 +124,8 @@ class Scan(torch.nn.Module):
 
 
 def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
-    """Numbers of the nodes of a step of which something outside reads what several steps make, or one that is not the
-    last, or that is not carried; and those of the others that are read there, with the carried values that they are."""
+    """Numbers of the nodes of a step: carried ones of which only what the last step makes is read outside are second,
+    with the carried values that they are; all others that are read outside are first."""
     windows = found.windows
     inside = {n for window in windows for n in window}
     made = [m for m in range(len(windows[0])) if windows[1][m] not in found.sliced]
@@ -331,7 +332,20 @@ def _replaced(gm: fx.GraphModule, loop: _Loop) -> fx.GraphModule:
 def _is_dead(node: fx.Node) -> bool:
     """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took, and products
     of these, have none."""
-    return node.target not in (operator.getitem, torch.unbind, "unbind", "select", torch.select, *PRODUCTS)
+    parts = (operator.getitem, torch.unbind, "unbind", "select", torch.select)
+    return node.target not in parts and (node.target not in PRODUCTS or "out" in node.kwargs)
+
+
+def _silent(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that are made without gradients."""
+    found: set[fx.Node] = set()
+    asks = True
+    for n in nodes:
+        if n.target is torch._C._set_grad_enabled:
+            asks = bool(n.args[0])
+        elif not asks:
+            found.add(n)
+    return found
 
 
 class _Placed:
@@ -341,6 +355,7 @@ class _Placed:
         self, graph: fx.Graph, loop: _Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
+        self.silent = _silent(next(iter(inside)).graph.nodes)
         self.made: fx.Node | None = None
         """The scan."""
         self.stacks: dict[int, fx.Node] = {}
@@ -351,7 +366,7 @@ class _Placed:
         found, graph = self.loop.found, self.graph
         mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
         given: list[fx.Node] = [self.values[first] for _, first in found.carried]
-        given += [self.whole(what) for what in found.taken.values()]
+        given += [self.taken(key, what) for key, what in found.taken.items()]
         if not found.taken:
             given.append(self.call(torch.arange, self.loop.steps))
         given += [self.values[n] for n in found.outer]
@@ -367,6 +382,11 @@ class _Placed:
     def call(self, target: Callable[..., object], *args: object) -> fx.Node:
         """A call in the new graph."""
         return self.graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
+
+    def taken(self, key: object, what: Sliced | Numbers | Lifted) -> fx.Node:
+        """What is sliced, without a gradient where a step takes it under `no_grad`."""
+        whole = self.whole(what)
+        return self.call(torch.detach, whole) if key in self.silent else whole
 
     def whole(self, what: Sliced | Numbers | Lifted) -> fx.Node:
         """What is sliced, with the part of step k at place k of dim 0."""
@@ -443,7 +463,7 @@ class _Placed:
         k = 0
         while k < len(items):
             at = None if items[k] in self.loop.written else self.inside.get(items[k])
-            if at is None:
+            if at is None or at[1] in self.loop.ends:
                 single = self.of(items[k])
                 pieces.append(self.call(torch.unsqueeze, single, dim) if stacks else single)
                 k += 1

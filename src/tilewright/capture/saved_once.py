@@ -4,6 +4,9 @@ Torch stacks whatever a step's gradient reads, also what the step makes of tenso
 copy of a transposed weight for each step. Here it is made outside of the scan, and the scan of the backward pass reads
 it as what is the same in every step. (The joint graph; before it is cut into a forward and a backward one.)"""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import operator
@@ -21,12 +24,14 @@ SCAN = torch.ops.higher_order.scan
 
 
 def save_once(joint: fx.GraphModule) -> None:
-    """Change the joint graph in place."""
+    """Change the joint graph in place; its operands and results stay what they are, and lie as before."""
+    scans = joint.graph.find_nodes(op="call_function", target=SCAN)
+    if not scans:
+        return
     alike: dict[fx.Node, fx.Node] = {}
-    for scan in list(joint.graph.nodes):
-        if scan.op == "call_function" and scan.target is SCAN:
-            _read_once(joint, scan, alike)
-            alike |= _made_once(joint, scan)
+    for scan in scans:
+        _read_once(joint, scan, alike)
+        alike |= _made_once(joint, scan)
     for stack in [n for n in alike if not n.users]:
         joint.graph.erase_node(stack)
     joint.graph.eliminate_dead_code()
@@ -56,8 +61,10 @@ def _made_once(joint: fx.GraphModule, scan: fx.Node) -> dict[fx.Node, fx.Node]:
     results = list(cast(Sequence[fx.Node], body.graph.output_node().args[0]))
     steady = _steady(body, set(known))
     dropped = [k for k in range(len(init), len(results)) if results[k] in steady]
-    readers = {cast(int, n.args[1]): n for n in scan.users}
     if not dropped or any(n.target is not operator.getitem for n in scan.users):
+        return {}
+    readers = {cast(int, n.args[1]): n for n in scan.users}
+    if len(readers) < len(scan.users):
         return {}
     found: dict[fx.Node, fx.Node] = {}
     for k in dropped:
@@ -66,7 +73,10 @@ def _made_once(joint: fx.GraphModule, scan: fx.Node) -> dict[fx.Node, fx.Node]:
             with joint.graph.inserting_before(stack):
                 value = _copied(joint.graph, results[k], known)
                 shown = _shown(joint.graph, value, sliced[0])
-            stack.replace_all_uses_with(shown)
+                dense = _dense(joint.graph, shown)
+            stack.replace_all_uses_with(dense)
+            for user in [u for u in dense.users if _is_turned(u) or u.target is SCAN]:
+                user.replace_input_with(dense, shown)
             joint.graph.erase_node(stack)
             found[shown] = value
     kept = [k for k in range(len(results)) if k not in dropped]
@@ -82,9 +92,11 @@ def _steady(body: fx.GraphModule, whole: set[fx.Node]) -> set[fx.Node]:
     """The nodes of a body that are made of `whole` alone, and of nothing random."""
     found = set(whole)
     for n in body.graph.nodes:
-        plain = isinstance(n.target, OpOverload) and torch.Tag.nondeterministic_seeded not in n.target.tags
-        if n.op == "call_function" and plain and n.all_input_nodes and found.issuperset(n.all_input_nodes):
-            found.add(n)
+        op = n.target
+        plain = isinstance(op, OpOverload) and not op._schema.is_mutable
+        if plain and torch.Tag.nondeterministic_seeded not in cast(OpOverload, op).tags:
+            if n.all_input_nodes and found.issuperset(n.all_input_nodes):
+                found.add(n)
     return found
 
 
@@ -115,6 +127,15 @@ def _shown(graph: fx.Graph, value: fx.Node, sliced: fx.Node) -> fx.Node:
     one = _valued(graph.call_function(torch.ops.aten.unsqueeze.default, (value, 0)))
     sizes: list[Argument] = [steps, *[-1] * value.meta["val"].dim()]
     return _valued(graph.call_function(torch.ops.aten.expand.default, (one, sizes)))
+
+
+def _dense(graph: fx.Graph, shown: fx.Node) -> fx.Node:
+    """What is shown in many places, in each of them."""
+    return _valued(
+        graph.call_function(
+            torch.ops.aten.clone.default, (shown,), {"memory_format": torch.contiguous_format}
+        )
+    )
 
 
 def _valued(node: fx.Node) -> fx.Node:
@@ -152,9 +173,14 @@ def _read_once(joint: fx.GraphModule, scan: fx.Node, alike: Mapping[fx.Node, fx.
 
 def _unturned(x: fx.Node) -> fx.Node:
     """What is seen of a stack from its other end."""
-    while x.target is torch.ops.aten.flip.default and list(cast(Sequence[int], x.args[1])) == [0]:
+    while _is_turned(x):
         x = cast(fx.Node, x.args[0])
     return x
+
+
+def _is_turned(x: fx.Node) -> bool:
+    """Whether a node shows what it reads from the other end of dim 0."""
+    return x.target is torch.ops.aten.flip.default and list(cast(Sequence[int], x.args[1])) == [0]
 
 
 # --- bodies ---
@@ -166,7 +192,7 @@ def _with_results(body: fx.GraphModule, results: Sequence[fx.Node]) -> fx.GraphM
     for n in body.graph.nodes:
         if n.op != "output":
             table[n] = graph.node_copy(n, table.__getitem__)
-    graph.output(tuple(table[n] for n in results))
+    graph.output(fx.map_arg(tuple(results), table.__getitem__))
     graph.eliminate_dead_code()
     return fx.GraphModule(body, graph)
 

@@ -17,10 +17,10 @@ from .library import live
 Run = Callable[..., object]
 
 
-def with_bodies(graph: Graph, compiled: Callable[[Loop, Run], Run], *, lies: bool) -> Graph:
+def with_bodies(graph: Graph, compiled: Callable[[Loop, Run], Run], *, dense_slices: bool) -> Graph:
     """The graph with each loop run by what `compiled` makes of it and of what means the same in plain torch. What is
-    frozen outside and the same in every step is a constant of the body. Unless slices must lie densely for it (`lies`),
-    they come as they are."""
+    frozen outside and the same in every step is a constant of the body. With `dense_slices`, these
+    lie densely for it; otherwise they come as they are."""
     frozen = Frozen(graph)
     ops: list[Op] = []
     for op in graph.ops:
@@ -30,7 +30,7 @@ def with_bodies(graph: Graph, compiled: Callable[[Loop, Run], Run], *, lies: boo
             continue
         inputs, call, loop, meaning = _freeze(op, call, call.loop, frozen)
         first = loop.gated + loop.carried
-        slices = range(0) if lies else range(first, first + loop.sliced)
+        slices = range(0) if dense_slices else range(first, first + loop.sliced)
         strides = tuple(None if k in slices else s for k, s in enumerate(call.lies))
         call = replace(call, function=compiled(loop, meaning), loop=loop, own=True, lies=strides)
         ops.append(replace(op, inputs=inputs, call=call))

@@ -13,7 +13,7 @@ from tilewright.ir.graph import Loop, Value
 from tilewright.ir.host import size
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.executable import Bound, Executable
-from tilewright.runtime.loop_body import LoopBody
+from tilewright.runtime.loop_body import LoopBody, largest
 from tilewright.runtime.loop_graph import GraphLoop, Recorder, refusal_of
 from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
 from tilewright.runtime.loop_rows import RowLoop, RowParts
@@ -52,8 +52,9 @@ class LoopRunner:
         self.places = None if native is None else native_places(loop, order, executable.plan)
         self.graphs = None
         if recorder is not None:
-            whys = (refusal_of(loop, b.executable.plan, recorder.checked) for b in self.bodies)
-            self.graphs = GraphLoop(loop, self.bodies, recorder, next(filter(None, whys), ""))
+            refused = [refusal_of(loop, b.executable.plan, recorder.checked) for b in self.bodies]
+            bodies = [b for b, why in zip(self.bodies, refused, strict=True) if not why]
+            self.graphs = GraphLoop(loop, bodies, recorder, refused[0])
         made = [v for v in loop.body.outputs if isinstance(v, Value)]
         self._parts = made[loop.conditional + loop.carried :]
         self._lock = threading.Lock()
@@ -181,7 +182,7 @@ class LoopRunner:
                 raise _endless()
             if stacks and done == stacks[0].shape[0]:
                 stacks = [torch.cat((x, torch.empty_like(x))) for x in stacks]
-            body = next(b for b in reversed(self.bodies) if steps is None or b.steps <= steps - done)
+            body = self.bodies[0] if steps is None else largest(self.bodies, steps - done)
             places = range(done, done + body.steps)
             if loop.backwards and steps is not None:
                 places = [steps - 1 - k for k in places]

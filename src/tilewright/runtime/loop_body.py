@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -33,9 +34,14 @@ class LoopBody:
                 wanted.setdefault(k, x)
         count = len(self.executable.plan.outputs)
         made = self.executable(args, [wanted.get(k) for k in range(count)] if wanted else None)
-        results = [x for k in self.order if isinstance(x := made[k], Tensor)]
+        results = [cast(Tensor, made[k]) for k in self.order]  # a loop gives nothing else
         for k, x in enumerate(into):
             if x is not None and x is not results[k]:
                 x.copy_(results[k])
                 results[k] = x
         return results
+
+
+def largest(bodies: Sequence[LoopBody], steps: int) -> LoopBody:
+    """Of bodies for more and more steps, the first of which does one, that for the most of at most so many."""
+    return next(b for b in reversed(bodies) if b.steps <= steps)

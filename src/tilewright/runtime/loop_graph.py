@@ -1,10 +1,10 @@
 """Loops on a GPU without Python between steps: a few steps are one CUDA graph, which is replayed as often as is needed.
 
-A graph of all steps serves a number of them that is known; graphs of 1, 2, 4, .. CHUNK steps serve any other. They
-read slices from, and stack results in, memory of their own, a chunk at a time, and carry values from one replay to the
-next there. What is the same in every step is read where it lies if it lay there before, otherwise from a copy. Where
-data end the loop, steps behind its end change nothing: their results are not taken, and the host asks once a chunk how
-many steps there were.
+A graph of all steps serves a known number of them, up to MOST_WHOLE; graphs of 1, 2, 4, .. CHUNK steps serve any
+other. They read slices from, and stack results in, memory of their own, a chunk at a time, and carry values from one
+replay to the next there. What is the same in every step is read where it lies if it lay there before, otherwise from a
+copy. Where data end the loop, steps behind its end change nothing: their results are not taken, and the host asks once
+a chunk how many steps there were.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tilewright.plan.data import Call, Plan
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.cuda_graph import StepRecorder, copy_all, refusal
 from tilewright.runtime.cuda_unit import CudaUnit
-from tilewright.runtime.loop_body import LoopBody
+from tilewright.runtime.loop_body import LoopBody, largest
 
 CHUNK = 64
 """Steps of the longest graph that serves any number of steps."""
 MOST_WHOLE = 1024
-"""Steps that are known and one graph."""
+"""Steps up to which a loop whose steps are counted beforehand is one graph (if `CHUNK_BYTES` allow)."""
 CHUNK_BYTES = 1 << 28
 """Of slices and stacked results that one graph may hold."""
 MOST_SIZES = 4
@@ -119,8 +119,8 @@ class GraphLoop:
     """The graphs of one loop. Safe to call from several threads, which take turns for the same sizes."""
 
     def __init__(self, loop: Loop, bodies: Sequence[LoopBody], recorder: Recorder, refused: str = "") -> None:
-        """`bodies` do more and more steps at once, the first one a single one, all a power of two; `refused`: why no
-        graph can be made; empty if one can, as far as is known."""
+        """`bodies`: what does a single step, and perhaps what does a few at once (a power of two, as the lengths of
+        graphs are). `refused`: why no graph can be made; empty if one can, as far as is known."""
         self.loop = loop
         self.bodies = tuple(bodies)
         known = None if loop.conditional or loop.steps is None else dims.static(loop.steps)
@@ -245,7 +245,7 @@ class GraphLoop:
         def run() -> None:
             self._steps(found, chunk, length, step)
 
-        for body, number in dict(self._parts(length)).items():
+        for body, number in dict(self._parts(length)).items():  # each body once, wherever it stands
             made = step(body, number, found.state, ())  # what is built at its first call is built here
             first = self.loop.conditional + self.loop.carried
             chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first : first + self.loop.stacked]]
@@ -264,7 +264,7 @@ class GraphLoop:
         parts: list[tuple[LoopBody, int]] = []
         number = 0
         while number < length:
-            body = next(b for b in reversed(self.bodies) if b.steps <= length - number)
+            body = largest(self.bodies, length - number)
             parts.append((body, number))
             number += body.steps
         return parts
@@ -284,6 +284,7 @@ class GraphLoop:
             into: list[Tensor | None] = [None] * first
             into += [stack[p] for p in self._places(body, number, length) for stack in chunk.stacks]
             ends = number + body.steps == length and alive is None
+            # The last step writes the state of the next replay, unless it still reads that of this one.
             if ends and owned.isdisjoint(x.untyped_storage().data_ptr() for x in state):
                 into[:first] = found.state
             made = step(body, number, state, into)

@@ -179,7 +179,6 @@ class NativeLoop:
         loop, places = self.loop, self.places
         self.made = places.made[loop.conditional : loop.conditional + loop.carried]
         self.kept = places.made[loop.conditional + loop.carried :]
-        self.once = tuple(dict.fromkeys(self.kept))
         self.rings = [None if b in self.stacks else (self.empty(b), self.empty(b)) for b in self.made]
         moving = (*places.sliced, *self.stacks)
         self.parts = (Part * max(1, len(moving)))(*(Part(slot=b, step=self.bytes_of(b)) for b in moving))
@@ -239,9 +238,9 @@ class NativeLoop:
     ) -> list[Wire]:
         """How a plan tells the loop where its operands lie, and its results: the last carried values, then what is
         stacked, each value once. Raises LookupError where there are places for more."""
-        if len(made) != len(self.made) + len(self.once) or self.loop.conditional:
+        if len(made) != len(self.made) + len(self.stacks) or self.loop.conditional:
             raise LookupError
-        ends, stacks = made[: len(self.made)], dict(zip(self.once, made[len(self.made) :], strict=True))
+        ends, stacks = made[: len(self.made)], dict(zip(self.stacks, made[len(self.made) :], strict=True))
         wires = [
             (ctypes.addressof(row) + Part.base.offset, place)
             for row, place in zip(self.part_rows, (*sliced, *(stacks[b] for b in self.stacks)), strict=True)
@@ -257,8 +256,8 @@ class NativeLoop:
 
     def within(self, whole: NativeLoop) -> None:
         """Read and make some of the rows of what `whole` does."""
-        strides = [whole.bytes_of(b) for b in (*whole.places.sliced, *whole.once)]
-        places = (*self.places.sliced, *self.once)
+        strides = [whole.bytes_of(b) for b in (*whole.places.sliced, *whole.stacks)]
+        places = (*self.places.sliced, *self.stacks)
         step_of = dict(zip(places, strides, strict=True))
         for row in self.part_rows:
             row.step = step_of[row.slot]

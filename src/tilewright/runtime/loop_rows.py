@@ -41,7 +41,7 @@ class RowParts:
                 for bs, given in (
                     (own.carried, state),
                     (own.sliced, sliced),
-                    ((*part.made, *part.once), made),
+                    ((*part.made, *part.stacks), made),
                 )
             ]
             stage, table = loop_stage(part.header, steps, part.wires(places[0], places[1], outer, places[2]))
@@ -63,7 +63,7 @@ class RowLoop:
         self.bound, self.goes = loop.whole.bound, loop.whole.goes
         whole = self.whole
         counts = (len(whole.places.carried), len(whole.places.sliced), len(whole.places.outer))
-        self.bases = array("Q", [0]) * (sum(counts) + len(whole.made) + len(whole.once))
+        self.bases = array("Q", [0]) * (sum(counts) + len(whole.made) + len(whole.stacks))
         places: list[Place] = [(k, 0) for k in range(len(self.bases))]
         ends = [sum(counts[:k]) for k in range(4)]
         self.groups = [places[a:b] for a, b in zip(ends, (*ends[1:], len(places)), strict=True)]
@@ -85,7 +85,7 @@ class RowLoop:
             )
             self.address = ctypes.addressof(self.header)
             self.steps = steps
-        given = (*state, *sliced, *outer, *ends, *(stacks[b] for b in whole.once))
+        given = (*state, *sliced, *outer, *ends, *(stacks[b] for b in whole.stacks))
         for k, t in enumerate(given):
             self.bases[k] = t.data_ptr()
         self.header.done, self.header.threads = 0, self.loop.tables.spread()
