@@ -201,3 +201,15 @@ def test_products_into_a_tensor_of_the_caller_happen() -> None:
             with torch.no_grad():
                 results.append([g(*given), *given])
         torch.testing.assert_close(results[0], results[1])
+
+
+def test_products_that_widen_stay(bodies: list[list[str]]) -> None:
+    """For all steps at once they would take memory that no step needs."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        for t in range(STEPS):
+            h = torch.tanh((x[t] @ w).sum(-1, keepdim=True) + h)
+        return h
+
+    agrees(run, torch.randn(STEPS, 3, 4), torch.randn(4, 64) / 8, torch.randn(3, 1))
+    assert bodies[0].count("matmul") == 1

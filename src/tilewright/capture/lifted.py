@@ -1,9 +1,6 @@
 """Products in a loop that no step waits for: of what is sliced and a matrix that is the same in every step. They are
 one product in front of the loop, as libraries do it for recurrent layers."""
 
-# What switches modes torch names with underscores.
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import operator
@@ -12,17 +9,16 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from .modes import MODES
 from .unrolled import Lifted, Sliced, Steps, arguments_of, val_of
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 """What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""
 
-MODES = (
-    torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast,
-    torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode,
-)  # fmt: skip
-"""What changes how the nodes behind it are computed."""
+MOST_WIDENED = 8
+"""How many times as large as what it is made of a product may be, to be made for all steps."""
 
 
 def lifted(found: Steps) -> Steps:
@@ -62,4 +58,8 @@ def _product(node: fx.Node, found: Steps) -> Lifted | None:
     others = (weight, *rest, *node.kwargs.values())
     if node.kwargs.keys() - {"bias"} or any(n is not None and n not in found.outer for n in others):
         return None
-    return Lifted(part, node) if value.dim() and matrix.dim() == 2 else None
+    if not value.dim() or matrix.dim() != 2:
+        return None
+    made = val_of(node)
+    narrow = isinstance(made, Tensor) and statically_known_true(made.numel() <= MOST_WIDENED * value.numel())
+    return Lifted(part, node) if narrow else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from .leaving import Watch, memories_of, written_after
 from .lifted import PRODUCTS, lifted
+from .modes import shift_of, silent
 from .recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE, tied
 from .repeats import Repeat, repeats
 from .unrolled import Lifted, Numbers, Sliced, Steps, Unlike, classified, runs, val_of
@@ -58,10 +59,9 @@ def _device(nodes: Sequence[fx.Node]) -> str:
 
 def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
     """The loop of a stretch, if it is one: of all its steps, or of the longest run of steps that are alike."""
-    period = repeat.period
-    windows = [
-        list(nodes[repeat.start + k * period : repeat.start + (k + 1) * period]) for k in range(repeat.steps)
-    ]
+    period, shift = repeat.period, shift_of(nodes, repeat)
+    start, count = repeat.start + shift, repeat.steps - (shift > 0)
+    windows = [list(nodes[start + k * period : start + (k + 1) * period]) for k in range(count)]
     if not all(n.op in ("call_function", "call_method") for n in windows[0]):
         return None
     for first, last in runs(windows):
@@ -70,7 +70,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> _Loop | None:
         try:
             steps = lifted(classified(windows[first:last]))
             body, stacked, ends, idle = _body(steps)
-            begin, end = repeat.start + first * period, repeat.start + last * period
+            begin, end = start + first * period, start + last * period
             leaving = [window[m] for window in steps.windows for m in stacked]
             leaving += [steps.windows[-1][m] for m in ends]
             written = written_after(nodes[:begin], leaving, nodes[end:])
@@ -219,12 +219,19 @@ def _copied(
         p = next(count)
         if isinstance(a, fx.Node):
             return inits.get(a) or values[a]
-        return values.get((m, p), a)
+        number = values.get((m, p))
+        return a if number is None else _as_number(graph, number, val_of(node))
 
     args, kwargs = visit(node.args), visit(node.kwargs)
     made = graph.create_node(node.op, node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
     made.meta = _written(node)
     return made
+
+
+def _as_number(graph: fx.Graph, number: fx.Node, made: object) -> fx.Node:
+    """A tensor in the place of a number in what makes `made`: without dims itself, it must not widen others."""
+    alone = isinstance(made, Tensor) and not made.dim() and made.dtype == torch.float32
+    return graph.call_method("to", (number, torch.float32)) if alone else number
 
 
 def _written(node: fx.Node) -> dict[str, object]:
@@ -247,7 +254,10 @@ def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacke
             for s in samples
         ]
         with Watch() as watch:
-            made = body(*given)
+            try:
+                made = body(*given)
+            except Exception as error:
+                raise Unlike(f"a step fails alone: {error}") from error
     refused = watch.drew or next((watch.wrote[m] for m in memories_of(given) if m in watch.wrote), "")
     if refused:
         raise Unlike(f"a step runs {refused}")
@@ -336,18 +346,6 @@ def _is_dead(node: fx.Node) -> bool:
     return node.target not in parts and (node.target not in PRODUCTS or "out" in node.kwargs)
 
 
-def _silent(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that are made without gradients."""
-    found: set[fx.Node] = set()
-    asks = True
-    for n in nodes:
-        if n.target is torch._C._set_grad_enabled:
-            asks = bool(n.args[0])
-        elif not asks:
-            found.add(n)
-    return found
-
-
 class _Placed:
     """Makes the scan and what stands for values of its steps."""
 
@@ -355,7 +353,7 @@ class _Placed:
         self, graph: fx.Graph, loop: _Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
-        self.silent = _silent(next(iter(inside)).graph.nodes)
+        self.silent = silent(next(iter(inside)).graph.nodes)
         self.made: fx.Node | None = None
         """The scan."""
         self.stacks: dict[int, fx.Node] = {}

@@ -1,0 +1,45 @@
+"""Nodes of a captured graph that change how those behind them are computed: with gradients or not, how precisely."""
+
+# What switches modes torch names with underscores.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import fx
+
+from .repeats import Repeat
+
+_ENTER = (torch.amp.autocast_mode._enter_autocast, torch.autograd.grad_mode._enter_inference_mode)
+_EXIT = (torch.amp.autocast_mode._exit_autocast, torch.autograd.grad_mode._exit_inference_mode)
+MODES = (torch._C._set_grad_enabled, *_ENTER, *_EXIT)
+
+
+def silent(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that are made without gradients."""
+    found: set[fx.Node] = set()
+    asks = True
+    for n in nodes:
+        if n.target is torch._C._set_grad_enabled:
+            asks = bool(n.args[0])
+        elif not asks:
+            found.add(n)
+    return found
+
+
+def shift_of(nodes: Sequence[fx.Node], repeat: Repeat) -> int:
+    """By how many nodes later the steps of a stretch must begin, so that none begins in a mode that it leaves: the
+    scan of them would stand in that mode."""
+    first = range(repeat.start, repeat.start + repeat.period)
+    if not any(nodes[k].target in MODES for k in first):
+        return 0
+    without, inside = False, 0
+    modes: list[tuple[bool, int]] = []
+    for n in nodes[: first.stop]:
+        modes.append((without, inside))
+        if n.target is torch._C._set_grad_enabled:
+            without = not n.args[0]
+        inside += (n.target in _ENTER) - (n.target in _EXIT)
+    return min(first, key=lambda k: modes[k]) - first.start
