@@ -68,3 +68,23 @@ def test_what_fails_alone_stays_apart() -> None:
         return h
 
     agrees(run, torch.randn(STEPS, 4), count=0)
+
+
+def test_a_gradient_that_a_step_passes_on() -> None:
+    """To the step before, as it is, and to two states."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        c = h * 0.5
+        d = h * 0.25
+        for row in x:
+            h, c, d = torch.tanh(row @ w + c), c + h, d + h
+        return torch.cat([h, c + d], 1)
+
+    found: list[Sequence[Tensor]] = []
+    for f in (torch.compile(run, backend="tilewright", fullgraph=True), run):
+        torch.manual_seed(1)
+        given = [torch.randn(s).mul(0.3).requires_grad_() for s in ((STEPS, 3, 4), (4, 4), (3, 4))]
+        made = f(*given)
+        found.append([made.detach(), *torch.autograd.grad(made.sum(), given)])
+    close(found[0], found[1])
+    assert loops() == 2

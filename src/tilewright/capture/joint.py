@@ -147,17 +147,27 @@ def through_autograd(
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)
 
+    compiled = differentiated(gm) if loops is gm else _or_apart(differentiated, loops, gm, failed)
+    compiled = around_zeros(compiled, as_given)
+    return compiled if recorder is None else _observed(compiled, recorder, effects)
+
+
+def _or_apart(
+    differentiated: Callable[[fx.GraphModule], Callable[..., object]], loops: fx.GraphModule, gm: fx.GraphModule,
+    failed: Sequence[str],
+) -> Callable[..., object]:  # fmt: skip
+    """The callable for `loops`, or for the same graph without loops, `gm`, where torch cannot trace them: not where the
+    compilation of a pass `failed`, which has its own ways out."""
     try:
-        compiled = differentiated(loops)
+        return differentiated(loops)
     except (Compiling, RestartAnalysis, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if loops is gm or failed:  # what compiles a graph has its own ways out
+        if failed:
             raise
-        LOG.warning("equal steps stay apart: torch cannot trace their loop (%s)", str(error).split("\n")[0])
-        compiled = differentiated(gm)
-    compiled = around_zeros(compiled, as_given)
-    return compiled if recorder is None else _observed(compiled, recorder, effects)
+        said = str(error).split("\n")[0]
+        LOG.warning("equal steps stay apart: torch cannot trace their loop (%s)", said)
+        return differentiated(gm)
 
 
 def _whole_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:

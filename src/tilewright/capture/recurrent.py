@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._decomp import decompositions as torchs
 from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopPartitionedGraph
-from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.torch_version import TorchVersion
 
@@ -32,12 +32,15 @@ _NAMES = ("one_layer_rnn", "one_layer_lstm")
 
 @contextmanager
 def mended_scans() -> Generator[None]:
-    """While active, torch differentiates scans as from 2.13 on: a gradient of zeros, which the step itself passes on,
-    is a tensor of its own. And what cuts scans into passes does not tell all that it does, as some versions ask it
-    to."""
+    """While active, torch differentiates scans of which a step passes a gradient on as it is, or of which gradients of
+    two results lie in one memory: it refuses those itself. And what cuts scans into passes does not tell all that it
+    does, as some versions ask it to."""
     logger = logging.getLogger("torch._higher_order_ops.partitioner")
     level, partitioner = logger.level, HopGraphMinCutPartitioner
-    plain = partitioner.create_partitioned_graph
+    plain, backward = partitioner.create_partitioned_graph, ScanAutogradImpl.call_backward
+
+    def called(self: ScanAutogradImpl, *gradients: object) -> object:
+        return backward(self, *(g.clone() if isinstance(g, Tensor) else g for g in gradients))
 
     def created(*args: Any, **named: Any) -> HopPartitionedGraph:
         made = plain(*args, **named)
@@ -45,22 +48,26 @@ def mended_scans() -> Generator[None]:
         return made
 
     logger.setLevel(max(level, logging.INFO))
-    if not SCANS_DIFFERENTIATE:
-        partitioner.create_partitioned_graph = staticmethod(created)
+    partitioner.create_partitioned_graph = staticmethod(created)
+    ScanAutogradImpl.call_backward = called
     try:
         yield
     finally:
         partitioner.create_partitioned_graph = staticmethod(plain)
+        ScanAutogradImpl.call_backward = backward
         logger.setLevel(level)
 
 
 def _own_results(gm: fx.GraphModule) -> None:
-    """Results that are inputs as copies."""
+    """Results that are inputs, or other results, as copies."""
     output = gm.graph.output_node()
+    seen: set[fx.Node] = set()
     with gm.graph.inserting_before(output):
 
         def own(n: fx.Node) -> fx.Node:
-            if n.op != "placeholder" or not isinstance(n.meta.get("val"), Tensor):
+            shared = n.op == "placeholder" or n in seen
+            seen.add(n)
+            if not shared or not isinstance(n.meta.get("val"), Tensor):
                 return n
             copy = gm.graph.call_function(torch.ops.aten.clone.default, (n,))
             copy.meta = dict(n.meta)
