@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from tilewright.ir.graph import Graph, Loop
@@ -22,6 +21,7 @@ from tilewright.runtime.loop_body import LoopBody
 from tilewright.runtime.loop_graph import recorder
 from tilewright.runtime.loop_native import loop_function
 from tilewright.runtime.unit import NativeUnit
+from tilewright.target import Target
 
 
 class Made(Protocol):
@@ -53,53 +53,64 @@ def looped(
     graph: Graph, made_of: Callable[[Graph], tuple[M, Executable]], options: Options, place: Place
 ) -> tuple[Graph, Bodies[M]]:
     """The graph with each loop as a call that runs its body, which `made_of` compiles, and how that was done."""
-    found: Bodies[M] = Bodies()
+    found = _Looping(made_of, options, place, Bodies())
     dense = place.device == "cpu"
-    kind = _on_cpu if dense else _on_gpu
-    run = partial(kind, made_of=made_of, found=found, options=options, place=place)
 
     def compiled(loop: Loop, meaning: Callable[..., object]) -> LoopRunner:
-        return run(loop, meaning if options.verify is True else None)
+        runner = _on_cpu if dense else _on_gpu
+        return runner(loop, meaning if options.verify is True else None, found)
 
-    return with_bodies(graph, compiled, dense_slices=dense), found
+    return with_bodies(graph, compiled, dense_slices=dense), found.bodies
 
 
-def _on_cpu(
-    loop: Loop, meaning: Callable[..., object] | None, *, made_of: Callable[[Graph], tuple[M, Executable]],
-    found: Bodies[M], options: Options, place: Place,
-) -> LoopRunner:  # fmt: skip
+@dataclass(frozen=True, slots=True, eq=False)
+class _Looping(Generic[M]):
+    """What compiles bodies, for what, and what they became so far."""
+
+    made_of: Callable[[Graph], tuple[M, Executable]]
+    options: Options
+    place: Place
+    bodies: Bodies[M]
+
+    @property
+    def target(self) -> Target:
+        """The machine."""
+        return machine_of(self.place, self.options)
+
+    def step(self, loop: Loop) -> tuple[Graph, tuple[int, ...], M, Executable]:
+        """The body of a loop with each result once, which of these each result is, and what it became."""
+        body, order = distinct(loop.body)
+        made, runs = self.made_of(body)
+        self.bodies.bodies.append(made)
+        return body, order, made, runs
+
+
+def _on_cpu(loop: Loop, meaning: Callable[..., object] | None, found: _Looping[M]) -> LoopRunner:
     """Without Python between steps; where each row goes its own way, in parts of the rows."""
-    body, order = distinct(loop.body)
-    made, runs = made_of(body)
-    found.bodies.append(made)
-    native = loop_function(Store(default_root(options)), options)
+    body, order, made, runs = found.step(loop)
+    native = loop_function(Store(default_root(found.options)), found.options)
     rows = rows_of(loop, body)
     threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
-    parts = parts_for(loop, body, rows, threads, machine_of(place, options)) if rows is not None else 1
+    parts = parts_for(loop, body, rows, threads, found.target) if rows is not None else 1
     if rows is None or parts < 2:
         return LoopRunner(loop, order, runs, native, meaning=meaning)
-    _, part_runs = made_of(part_of(loop, body, rows // parts))
+    _, part_runs = found.made_of(part_of(loop, body, rows // parts))
     part = LoopRunner(loop, order, part_runs, native)
     return LoopRunner(loop, order, runs, native, meaning=meaning, rows=(parts, rows // parts, part))
 
 
-def _on_gpu(
-    loop: Loop, meaning: Callable[..., object] | None, *, made_of: Callable[[Graph], tuple[M, Executable]],
-    found: Bodies[M], options: Options, place: Place,
-) -> LoopRunner:  # fmt: skip
+def _on_gpu(loop: Loop, meaning: Callable[..., object] | None, found: _Looping[M]) -> LoopRunner:
     """As graphs of some steps; with a body that does a few at once, where that takes fewer kernels than one by one."""
-    body, order = distinct(loop.body)
-    made, runs = made_of(body)
-    found.bodies.append(made)
+    _, order, made, runs = found.step(loop)
     together: LoopBody | None = None
     unit = made.unit
-    count = 1 if options.verify is True else together_for(loop, machine_of(place, options))
+    count = 1 if found.options.verify is True else together_for(loop, found.target)
     if count > 1:
         body, each = distinct(several(loop, count))
-        more, run_several = made_of(body)
+        more, run_several = found.made_of(body)
         if len(more.kernels) < count * len(made.kernels):
-            found.more.append(more)
+            found.bodies.more.append(more)
             unit = more.unit
             together = LoopBody(each, run_several, count)
-    records = recorder(made.unit or unit, place.ordinal)
+    records = recorder(made.unit or unit, found.place.ordinal)
     return LoopRunner(loop, order, runs, recorder=records, meaning=meaning, together=together)

@@ -102,10 +102,10 @@ def test_each_step_has_origins_of_its_own() -> None:
     loop = loop_of(turns)
     body = several(loop, 3)
     assert [o.id for o in body.origins] == list(range(3 * len(loop.body.origins)))
-    for op in body.ops:
-        if op.origin >= 0:
-            assert set(op.outputs) & {v for op2 in body.ops if op2.origin == op.origin for v in op2.outputs}
-            assert body.origins[op.origin].name == loop.body.origins[op.origin % len(loop.body.origins)].name
+    each = [op.origin for op in loop.body.ops if op.origin >= 0]
+    count = len(loop.body.origins)
+    assert each
+    assert [op.origin for op in body.ops if op.origin >= 0] == [o + k * count for k in range(3) for o in each]
 
 
 def test_which_loops_take_several_steps_at_once() -> None:

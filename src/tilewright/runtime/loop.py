@@ -187,12 +187,17 @@ class LoopRunner:
             if loop.backwards and steps is not None:
                 places = [steps - 1 - k for k in places]
             counter = torch.full((), done, device=device)  # a copy from the host could not be captured
-            into = [None] * first + [stack[p] for p in places for stack in stacks]
+            slots = [stack[p] for p in places for stack in stacks]
+            # On a CPU the plan's short way, which takes no places, and a copy cost half as much.
+            into = [] if self.graphs is None else [*[None] * first, *slots]
             try:
                 tensors = body(counter, state, [[x[p] for x in sliced] for p in places], rest, into)
             except WrongResult as error:
                 error.message = f"in step {done} of a loop, {error.message}"
                 raise
+            for slot, part in zip(slots, tensors[first:], strict=True):
+                if part is not slot:
+                    slot.copy_(part)
             goes = not loop.conditional or bool(tensors[0])
             state = tensors[loop.conditional : first]
             done += body.steps

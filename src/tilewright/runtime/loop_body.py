@@ -28,13 +28,16 @@ class LoopBody:
         """The results, where `counter` and `state` are those of the first step and `slices` those of each. Result k is
         written to `into[k]` where that is a tensor, which must lie apart from all operands."""
         args: list[Argument] = [counter, *state, *(x for parts in slices for x in parts), *outer]
+        if not into:
+            made = self.executable(args)
+            return [cast(Tensor, made[k]) for k in self.order]  # a loop gives nothing else
         wanted: dict[int, Tensor] = {}
         for k, x in zip(self.order, into, strict=False):
             if x is not None:
                 wanted.setdefault(k, x)
         count = len(self.executable.plan.outputs)
         made = self.executable(args, [wanted.get(k) for k in range(count)] if wanted else None)
-        results = [cast(Tensor, made[k]) for k in self.order]  # a loop gives nothing else
+        results = [cast(Tensor, made[k]) for k in self.order]
         for k, x in enumerate(into):
             if x is not None and x is not results[k]:
                 x.copy_(results[k])
