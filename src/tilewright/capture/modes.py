@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import cast
 
 import torch
 from torch import fx
@@ -43,3 +45,18 @@ def shift_of(nodes: Sequence[fx.Node], repeat: Repeat) -> int:
             without = not n.args[0]
         inside += (n.target in _ENTER) - (n.target in _EXIT)
     return min(first, key=lambda k: modes[k]) - first.start
+
+
+@contextmanager
+def casting(nodes: Sequence[fx.Node]) -> Generator[None]:
+    """The precision that is in force behind these nodes."""
+    entered: dict[fx.Node, None] = {}
+    for n in nodes:
+        if n.target is torch.amp.autocast_mode._enter_autocast:
+            entered[n] = None
+        elif n.target is torch.amp.autocast_mode._exit_autocast:
+            entered.pop(cast(fx.Node, n.args[0]), None)
+    with ExitStack() as stack:
+        for n in entered:
+            stack.enter_context(torch.amp.autocast_mode.autocast(*n.args))  # pyright: ignore[reportArgumentType]
+        yield

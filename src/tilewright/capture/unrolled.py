@@ -10,11 +10,16 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-_ARITHMETIC = {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, torch.add, torch.sub, torch.mul,
-    torch.div, torch.pow,
-}  # fmt: skip
-"""What a number and a tensor without dims mean the same to."""
+_SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne")
+_NAMES = (*(n for n in _SIGNS if n not in ("truediv", "floordiv", "mod")), "div", "floor_divide", "remainder")
+ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n in _NAMES), *_NAMES}
+"""What a number and a tensor without dims mean the same to, if that has the number's type."""
+
+FILLS = (torch.full, torch.full_like, "new_full")
+"""What fills a tensor with a number."""
+
+MOST_DELAYED = 8
+"""How many steps back a step reads."""
 
 
 def val_of(node: fx.Node) -> object:
@@ -24,7 +29,7 @@ def val_of(node: fx.Node) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Sliced:
-    """What step k reads of `base`: the part number `first` + k * `step` along a dim."""
+    """What step k reads of `base`: what lies at `first` + k * `step` along a dim."""
 
     base: fx.Node
     index: tuple[object, ...] | None
@@ -32,6 +37,8 @@ class Sliced:
     dim: int
     first: int
     step: int
+    length: int | None
+    """How much of the dim it takes; None: one, without the dim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,12 @@ class Steps:
     """Equal steps: `windows[k]` are the nodes of step k, `kept` those numbers of a step that are computed in it."""
 
     windows: list[list[fx.Node]]
-    carried: dict[tuple[int, fx.Node], None] = field(default_factory=dict[tuple[int, fx.Node], None])
-    """Carried values: the number of the node that makes them, and what stands for it before the first step."""
+    carried: dict[tuple[int, int], fx.Node] = field(default_factory=dict[tuple[int, int], fx.Node])
+    """Carried values: what the node of this number made so many steps before, and what stands for it in step 0."""
+    delayed: dict[tuple[int, int], tuple[int, int]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, int]]
+    )
+    """Carried values of more than one step before, by number of a node and of its argument that they are."""
     sliced: dict[object, Sliced | Numbers | Lifted] = field(
         default_factory=dict[object, Sliced | Numbers | Lifted]
     )
@@ -80,20 +91,28 @@ class Unlike(Exception):
     """The steps are no loop that can be written as one."""
 
 
+class BeginsUnlike(Unlike):
+    """The first step is not like the others: those may be a loop without it."""
+
+
 def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
-    """Runs of steps whose arguments come from the same places of the step and the step before, or from outside, where
-    the same ones differ from the step before; longest first."""
+    """Runs of steps whose arguments come from the same places of this step and those before, or from outside, where the
+    same ones differ from the step before, and plain ones by the same; longest first."""
     where = {n: (k, m) for k, window in enumerate(windows) for m, n in enumerate(window)}
 
-    def sources(k: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        for n, before in zip(windows[k], windows[k - 1], strict=True):
-            for a, b in zip(arguments_of(n), arguments_of(before), strict=True):
-                at = where.get(a, (-1, 0)) if isinstance(a, fx.Node) else (-1, 0)
-                back = k - at[0]
-                differs = isinstance(a, fx.Node) and a is not b
-                found.append((back, at[1]) if back in (0, 1) else (-1, differs))
-        return found
+    def source(k: int, n: fx.Node, a: object, b: object) -> tuple[object, ...]:
+        if not isinstance(a, fx.Node):
+            return ("plain", _change(n, a, b))
+        step, number = where.get(a, (-1, 0))
+        inside = step >= 0 and k - step <= MOST_DELAYED
+        return (k - step, number) if inside else ("outside", a is not b)
+
+    def sources(k: int) -> list[tuple[object, ...]]:
+        return [
+            source(k, n, a, b)
+            for n, before in zip(windows[k], windows[k - 1], strict=True)
+            for a, b in zip(arguments_of(n), arguments_of(before), strict=True)
+        ]
 
     runs: list[tuple[int, int]] = []
     start, usual = 0, sources(1)
@@ -106,6 +125,26 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
             start = k
     runs.append((start, len(windows)))
     return sorted(runs, key=lambda r: r[0] - r[1])
+
+
+def _change(node: fx.Node, now: object, before: object) -> object:
+    """By how much a plain argument of a node differs from that of the step before. Numbers may differ at will."""
+    if type(now) in (int, float) and type(before) in (int, float) and _takes_numbers(node):
+        return 0
+    if type(now) is int and type(before) is int:
+        return now - before
+    return type(now) is type(before) and now == before
+
+
+def _takes_numbers(node: fx.Node) -> bool:
+    known = node.target in ARITHMETIC or node.target in FILLS
+    return known and isinstance(val_of(node), Tensor) or is_one_number(node)
+
+
+def is_one_number(node: fx.Node) -> bool:
+    """Whether a node makes a tensor of one number."""
+    made = val_of(node)
+    return node.target is torch.tensor and isinstance(made, Tensor) and made.numel() == 1
 
 
 def arguments_of(node: fx.Node) -> list[object]:
@@ -150,29 +189,48 @@ def _read(
     made: Steps, where: Sequence[dict[fx.Node, int]], at: tuple[int, int], across: Sequence[object]
 ) -> None:
     """Note where argument `at` (number of a node, and of its argument) comes from, which is across[k] in step k."""
-    first, second = across[0], across[1]
+    second = across[1]
     if not isinstance(second, fx.Node):
         if any(type(a) is not type(second) or a != second for a in across):
             node = made.windows[1][at[0]]
-            if node.target not in _ARITHMETIC or not all(type(a) in (int, float) for a in across):
+            if not _takes_numbers(node) or not all(type(a) in (int, float) for a in across):
                 raise Unlike(f"an argument of {node.target} differs from step to step")
             made.sliced[at] = Numbers(cast(tuple[float, ...], tuple(across)))
         return
     if second in where[1]:
         if any(a not in where[k] or where[k][a] != where[1][second] for k, a in enumerate(across)):  # pyright: ignore[reportArgumentType]
-            raise Unlike("the first step is wired in another way")
-    elif second in where[0]:
-        if not isinstance(first, fx.Node):
-            raise Unlike("the first step reads a number where others read a tensor")
-        made.carried[where[0][second], first] = None
+            raise BeginsUnlike("the first step is wired in another way")
     elif all(a is second for a in across):
         made.outer[second] = None
-    else:
+    elif not _carried(made, where, at, across):
         outside = [a for a in across if isinstance(a, fx.Node)]
         sliced = _sliced(outside, [{}] * len(outside)) if len(outside) == len(across) else None
         if sliced is None:
-            raise Unlike("each step reads a tensor of its own")
+            raise BeginsUnlike("each step reads a tensor of its own")
         made.sliced[second] = sliced
+
+
+def _carried(
+    made: Steps, where: Sequence[dict[fx.Node, int]], at: tuple[int, int], across: Sequence[object]
+) -> bool:
+    """Whether an argument is what a step before made. Noted with what stands for it in the first steps."""
+    count, last = len(across), cast(fx.Node, across[-1])
+    back = next((d for d in range(1, min(MOST_DELAYED, count - 1) + 1) if last in where[count - 1 - d]), None)
+    if back is None:
+        return False
+    number = where[count - 1 - back][last]
+    if any(across[k] is not made.windows[k - back][number] for k in range(back, count)):
+        raise BeginsUnlike("the first steps are wired in another way")
+    for k, first in enumerate(across[:back]):
+        if not isinstance(first, fx.Node):
+            raise BeginsUnlike("the first step reads a number where others read a tensor")
+        if any(first in inside for inside in where):
+            raise BeginsUnlike("the first steps are wired in another way")
+        if made.carried.setdefault((number, back - k), first) is not first:
+            raise BeginsUnlike("one value is carried from two beginnings")
+    if back > 1:
+        made.delayed[at] = (number, back)
+    return True
 
 
 def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sliced | None:
@@ -188,21 +246,46 @@ def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sl
     if first.target is operator.getitem:
         if isinstance(val, Tensor):
             return _indexed(base, val, [n.args[1] for n in nodes])
-        source = base.args[0] if base.args else None
-        unbound = base.target in (torch.unbind, "unbind") and isinstance(source, fx.Node)
-        if not unbound or not isinstance(whole := val_of(cast(fx.Node, source)), Tensor):
-            return None
-        dim = base.args[1] if len(base.args) > 1 else base.kwargs.get("dim", 0)
-        return _counted(cast(fx.Node, source), None, cast(int, dim), whole, [n.args[1] for n in nodes])
-    if first.target in (torch.select, "select") and len(first.args) == 3 and isinstance(val, Tensor):
-        dim = first.args[1]
-        if isinstance(dim, int) and all(n.args[1] == dim for n in nodes):
-            return _counted(base, None, dim, val, [n.args[2] for n in nodes])
+        return _piece(base, [n.args[1] for n in nodes])
+    plain = all(type(a) is int for n in nodes for a in n.args[1:])
+    if not plain or not isinstance(val, Tensor) or any(n.args[1] != first.args[1] for n in nodes):
+        return None
+    dim, numbers = cast(int, first.args[1]), [cast(tuple[int, ...], n.args[2:]) for n in nodes]
+    if first.target in (torch.select, "select") and len(first.args) == 3:
+        return _counted(base, None, dim, val, [n for (n,) in numbers])
+    if first.target in (torch.narrow, "narrow") and len(first.args) == 4:
+        if len({length for _, length in numbers}) == 1:
+            return _counted(base, None, dim, val, [n for n, _ in numbers], length=numbers[0][1])
     return None
 
 
+def _piece(base: fx.Node, numbers: Sequence[object]) -> Sliced | None:
+    """Pieces that count, of a tensor that `base` takes apart."""
+    source = base.args[0] if base.args else None
+    whole, pieces = val_of(source) if isinstance(source, fx.Node) else None, val_of(base)
+    if not isinstance(whole, Tensor) or not isinstance(pieces, (list, tuple)):
+        return None
+    assert isinstance(source, fx.Node)
+    if base.target in (torch.unbind, "unbind"):
+        dim = base.args[1] if len(base.args) > 1 else base.kwargs.get("dim", 0)
+        return _counted(source, None, cast(int, dim), whole, numbers)
+    if base.target not in (torch.split, "split", torch.chunk, "chunk"):
+        return None
+    dim = base.args[2] if len(base.args) > 2 else base.kwargs.get("dim", 0)
+    sizes = [cast(Tensor, t).shape[cast(int, dim)] for t in pieces]  # pyright: ignore[reportUnknownVariableType]
+    if not all(type(n) is int and 0 <= n < len(sizes) for n in numbers) or not all(
+        type(n) is int for n in sizes
+    ):
+        return None
+    taken = cast(list[int], list(numbers))
+    if len({sizes[n] for n in taken}) != 1:
+        return None
+    places = [sum(sizes[:n]) for n in taken]
+    return _counted(source, None, cast(int, dim), whole, places, length=sizes[taken[0]])
+
+
 def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | None:
-    """`base[index]` with one number, or one part of length one, that counts among slices, numbers and new dims that
+    """`base[index]` with one number, or one part of a fixed length, that counts among slices, numbers and new dims that
     stay."""
     rows = [_spelled(i if isinstance(i, tuple) else (i,), val.dim()) for i in indices]
     first = rows[0]
@@ -210,19 +293,20 @@ def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | 
     if len(counting) != 1 or any(len(r) != len(first) for r in rows):
         return None
     (place,) = counting
-    numbers = [_number_of(r[place]) for r in rows]
     others = (*first[:place], *first[place + 1 :])
     if not all(x is None or type(x) is int or _is_plain(x) for x in others):
         return None
     dim = sum(type(x) is not int for x in first[:place])
-    index = (
-        *first[:place],
-        slice(None),
-        *((None,) if isinstance(first[place], slice) else ()),
-        *first[place + 1 :],
-    )
+    index = (*first[:place], slice(None), *first[place + 1 :])
     size_dim = sum(x is not None for x in first[:place])
-    return _counted(base, None if all(map(_is_full, index)) else index, dim, val, numbers, size_dim=size_dim)
+    parts = [_part_of(r[place], cast(object, val.shape[size_dim])) for r in rows]
+    lengths = {length for _, length in parts}
+    if len(lengths) != 1:
+        return None
+    return _counted(
+        base, None if all(map(_is_full, index)) else index, dim, val, [n for n, _ in parts], size_dim=size_dim,
+        length=lengths.pop(),
+    )  # fmt: skip
 
 
 def _spelled(row: tuple[object, ...], dims: int) -> tuple[object, ...]:
@@ -234,11 +318,18 @@ def _spelled(row: tuple[object, ...], dims: int) -> tuple[object, ...]:
     return (*row[:at], *(slice(None) for _ in range(left)), *row[at + 1 :])
 
 
-def _number_of(x: object) -> object:
-    """The number that an index takes, also as a part of length one; None for others."""
-    if isinstance(x, slice) and type(x.start) is int and type(x.stop) is int and x.step in (None, 1):
-        return x.start if x.stop == x.start + 1 and x.stop != 0 else None
-    return x
+def _part_of(x: object, size: object) -> tuple[object, int | None]:
+    """Where the part of a dim begins that an index takes, and its length, if it is one that can count."""
+    if not isinstance(x, slice):
+        return x, None
+    start, stop = (0 if x.start is None else x.start), (size if x.stop is None else x.stop)
+    if type(start) is not int or type(stop) is not int or x.step not in (None, 1):
+        return None, None
+    if min(start, stop) < 0:
+        if type(size) is not int:
+            return None, None
+        start, stop = start + size * (start < 0), stop + size * (stop < 0)
+    return (start, stop - start) if 0 <= start < stop else (None, None)
 
 
 def _is_plain(x: object) -> bool:
@@ -251,9 +342,9 @@ def _is_full(x: object) -> bool:
 
 def _counted(
     base: fx.Node, index: tuple[object, ...] | None, dim: int, val: Tensor, numbers: Sequence[object],
-    *, size_dim: int | None = None,
+    *, size_dim: int | None = None, length: int | None = None,
 ) -> Sliced | None:  # fmt: skip
-    """The parts with these numbers, if they count up or down by one."""
+    """The parts at these places, if they count up or down by the same."""
     size = cast(object, val.shape[dim if size_dim is None else size_dim])
     if any(type(n) is not int for n in numbers):
         return None
@@ -263,9 +354,8 @@ def _counted(
             return None
         known = [n + size for n in known]
     step = known[1] - known[0]
-    if step not in (1, -1) or known != list(range(known[0], known[0] + step * len(known), step)):
+    if not step or known != list(range(known[0], known[0] + step * len(known), step)) or min(known) < 0:
         return None
-    outside = (
-        isinstance(size, int) and max(known) >= size
-    )  # a part behind the end is empty, where a number raises
-    return Sliced(base, index, dim, known[0], step) if min(known) >= 0 and not outside else None
+    # a part behind the end is shorter or empty, where a number raises
+    outside = isinstance(size, int) and max(known) + (length or 1) > size
+    return None if outside else Sliced(base, index, dim, known[0], step, length)

@@ -1,0 +1,259 @@
+"""A captured graph with a scan in the place of equal steps."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, fx
+from torch._higher_order_ops.scan import scan_op
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from .lifted import PRODUCTS
+from .modes import silent
+from .recurrent import tied
+from .stepping import type_of
+from .unrolled import Lifted, Numbers, Sliced, Steps, val_of
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Steps with their body: it takes carried values, slices and what is outer, and gives the next carried values and
+    then `stacked`, numbers of nodes of a step that something outside of the steps reads. The nodes `ends`, with the
+    numbers of the carried values that they make, have no stack: only what the last step makes is read there. Something
+    writes to `written` after the steps. What it takes at the places `idle` gets no gradient through it."""
+
+    found: Steps
+    body: fx.GraphModule
+    stacked: tuple[int, ...]
+    ends: Mapping[int, int]
+    written: frozenset[fx.Node]
+    idle: frozenset[int]
+
+    @property
+    def steps(self) -> int:
+        """Their number."""
+        return self.found.steps
+
+
+class Scan(torch.nn.Module):
+    """Runs a body step by step: on carried values, tensors that are sliced along dim 0, and what is outer."""
+
+    def __init__(self, body: fx.GraphModule, carried: int, sliced: int) -> None:
+        super().__init__()
+        self.body, self.carried, self.sliced = body, carried, sliced
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """The last carried values, then what the body stacks."""
+        ends = self.carried + self.sliced
+        body = self.body
+
+        def step(*now: Tensor) -> list[Tensor]:
+            return list(body(*now))
+
+        dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
+        state = [x.clone(memory_format=dense) for x in given[: self.carried]]
+        return tuple(scan_op(step, tied(state, given), list(given[self.carried : ends]), given[ends:]))
+
+
+def replaced(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
+    """The graph with the scan in the place of the steps."""
+    found = loop.found
+    inside = {n: (k, m) for k, window in enumerate(found.windows) for m, n in enumerate(window)
+              if found.windows[1][m] not in found.sliced}  # fmt: skip
+    last = found.windows[-1][-1]
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    placed = _Placed(graph, loop, inside, values)
+    name = next(n for k in range(len(inside)) if (n := f"rolled_{k}") not in dict(gm.named_children()))
+    for node in gm.graph.nodes:
+        if node not in inside:
+            values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
+        if node is last:
+            placed.scan(name)
+    setattr(gm, name, Scan(loop.body, len(found.carried), max(1, len(found.taken))))
+    try:
+        made = fx.GraphModule(gm, graph)
+    finally:
+        delattr(gm, name)
+    made.meta = dict(gm.meta)
+    made.graph.eliminate_dead_code(_is_dead)
+    made.recompile()
+    return made
+
+
+def _is_dead(node: fx.Node) -> bool:
+    """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took, and products
+    of these, have none."""
+    parts = (operator.getitem, torch.unbind, "unbind", "select", torch.select)
+    return node.target not in parts and (node.target not in PRODUCTS or "out" in node.kwargs)
+
+
+class _Placed:
+    """Makes the scan and what stands for values of its steps."""
+
+    def __init__(
+        self, graph: fx.Graph, loop: Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
+    ) -> None:  # fmt: skip
+        self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
+        self.silent = silent(next(iter(inside)).graph.nodes)
+        self.place = place_of(loop.found.windows[0])
+        self.made: fx.Node | None = None
+        """The scan."""
+        self.stacks: dict[int, fx.Node] = {}
+        self.parts: dict[tuple[int, int], fx.Node] = {}
+
+    def scan(self, name: str) -> None:
+        """The scan, and the tensors that hold what its steps made."""
+        found, graph = self.loop.found, self.graph
+        mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
+        given: list[fx.Node] = [self.values[first] for first in found.carried.values()]
+        given += [self.taken(key, what) for key, what in found.taken.items()]
+        if not found.taken:
+            given.append(self.graph.call_function(torch.arange, (self.loop.steps,), {"device": self.place}))
+        given += [self.values[n] for n in found.outer]
+        given = [self.call(torch.detach, x) if k in self.loop.idle else x for k, x in enumerate(given)]
+        made = self.made = graph.call_module(name, tuple(given))
+        made.meta = written_of(found.windows[0][-1])
+        for k, m in enumerate(self.loop.stacked):
+            stack = self.stacks[m] = self.call(operator.getitem, made, len(found.carried) + k)
+            one = cast(Tensor, val_of(found.windows[1][m]))
+            with mode:
+                stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
+
+    def call(self, target: Callable[..., object], *args: object) -> fx.Node:
+        """A call in the new graph."""
+        return self.graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
+
+    def taken(self, key: object, what: Sliced | Numbers | Lifted) -> fx.Node:
+        """What is sliced, without a gradient where a step takes it under `no_grad`."""
+        whole = self.whole(what)
+        return self.call(torch.detach, whole) if key in self.silent else whole
+
+    def whole(self, what: Sliced | Numbers | Lifted) -> fx.Node:
+        """What is sliced, with the part of step k at place k of dim 0."""
+        graph = self.graph
+        if isinstance(what, Lifted):
+            node, parts = what.node, self.whole(what.part)
+            others = fx.map_arg((node.args[1:], node.kwargs), self.values.__getitem__)
+            args, kwargs = cast(tuple[tuple[object, ...], dict[str, object]], others)
+            target = torch.matmul if node.target in (torch.mm, "mm") else node.target
+            op = "call_function" if target is torch.matmul else node.op
+            made = graph.create_node(op, target, (parts, *args), kwargs)  # pyright: ignore[reportArgumentType]
+            made.meta = written_of(node)
+            return made
+        if isinstance(what, Numbers):
+            kind = type_of(what)
+            return graph.call_function(
+                torch.tensor, (list(what.values),), {"dtype": kind, "device": self.place}
+            )
+        base = self.values[what.base]
+        if what.index is not None:
+            base = self.call(operator.getitem, base, what.index)
+        part = self.parts_of(base, what)
+        return part if what.step > 0 else self.call(torch.flip, part, (0,))
+
+    def parts_of(self, base: fx.Node, what: Sliced) -> fx.Node:
+        """The parts of `base` from the lowest on, at places of dim 0."""
+        steps, stride, dim = self.loop.steps, abs(what.step), what.dim
+        span = (steps - 1) * stride + (what.length or 1)
+        low = min(what.first, what.first + (steps - 1) * what.step)
+        part = self.call(torch.narrow, base, dim, low, span)
+        if what.length is None:
+            if stride > 1:
+                part = self.call(operator.getitem, part, (*[slice(None)] * dim, slice(None, None, stride)))
+        elif what.length == stride:
+            part = self.call(torch.unflatten, part, dim, (steps, stride))
+        else:
+            part = self.graph.call_method("unfold", (part, dim, what.length, stride))
+            part = self.call(torch.movedim, part, -1, dim + 1)
+        return self.call(torch.movedim, part, dim, 0)
+
+    def of(self, node: fx.Node) -> fx.Node:
+        """What stands for a node."""
+        if node not in self.inside:
+            return self.values[node]
+        at = self.inside[node]
+        found = self.parts.get(at)
+        if found is None:
+            step, number = at
+            if number in self.loop.ends:
+                part = self.call(operator.getitem, self.made, self.loop.ends[number])
+            else:
+                part = self.call(torch.select, self.stacks[number], 0, step)
+            found = self.parts[at] = self.copied(part, node)
+        return found
+
+    def copied(self, made: fx.Node, node: fx.Node) -> fx.Node:
+        """A copy that lies as `node` does: programs look at strides, and may view what they were promised."""
+        strides = cast(Tensor, val_of(node)).stride()
+        steps = [s.node.hint if isinstance(s, torch.SymInt) else s for s in strides]
+        order = list(range(len(steps)))
+        if None not in steps:  # else a size that only the data tell
+            order.sort(key=lambda d: -steps[d])
+        plain = order == list(range(len(steps)))
+        made = made if plain else self.call(torch.permute, made, order)
+        made = self.graph.call_method("clone", (made,), {"memory_format": torch.contiguous_format})
+        made = made if plain else self.call(torch.permute, made, [order.index(d) for d in range(len(order))])
+        made.meta = dict(node.meta)
+        return made
+
+    def joined(self, node: fx.Node) -> fx.Node | None:
+        """A stack or a concatenation of results of steps, piece by piece of those that the scan has stacked."""
+        if node.target not in (torch.stack, torch.cat, torch.concat) or len(node.args) > 2:
+            return None
+        items = node.args[0] if node.args else None
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if not isinstance(items, (list, tuple)) or not isinstance(dim, int) or set(node.kwargs) - {"dim"}:
+            return None
+        whole = val_of(node)
+        if not all(isinstance(n, fx.Node) for n in items) or not isinstance(whole, Tensor):
+            return None
+        stacks = node.target is torch.stack
+        dim %= whole.dim()
+        pieces = self.pieces(cast(Sequence[fx.Node], items), dim, stacks=stacks)
+        made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+        return self.copied(made, node)
+
+    def pieces(self, items: Sequence[fx.Node], dim: int, *, stacks: bool) -> list[fx.Node]:
+        """The operands of the concatenation."""
+        pieces: list[fx.Node] = []
+        k = 0
+        while k < len(items):
+            at = None if items[k] in self.loop.written else self.inside.get(items[k])
+            if at is None or at[1] in self.loop.ends:
+                single = self.of(items[k])
+                pieces.append(self.call(torch.unsqueeze, single, dim) if stacks else single)
+                k += 1
+                continue
+            end = k + 1
+            while end < len(items) and self.inside.get(items[end]) == (at[0] + end - k, at[1]):
+                if items[end] in self.loop.written:
+                    break
+                end += 1
+            part = self.call(torch.narrow, self.stacks[at[1]], 0, at[0], end - k)
+            part = self.call(torch.movedim, part, 0, dim)
+            pieces.append(part if stacks else self.call(torch.flatten, part, dim, dim + 1))
+            k = end
+        return pieces
+
+
+def tensors_of(nodes: Sequence[fx.Node]) -> list[Tensor]:
+    return [t for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)]
+
+
+def place_of(nodes: Sequence[fx.Node]) -> torch.device:
+    """Where the tensors of a loop lie. What counts its steps lies there too: it would keep the loop of a GPU on the
+    CPU."""
+    return tensors_of(nodes)[0].device
+
+
+def written_of(node: fx.Node) -> dict[str, object]:
+    """Where the user's source has a node."""
+    return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
