@@ -108,6 +108,28 @@ def tied(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
     return list(map(with_gradient, states))
 
 
+_SAME_BITS = {
+    torch.int64: torch.float64, torch.int32: torch.float32, torch.int16: torch.float16,
+    torch.uint64: torch.float64, torch.uint32: torch.float32, torch.uint16: torch.float16,
+}  # fmt: skip
+"""What has as many bits as integers. Smaller ones, and truth values, are among the singles."""
+
+
+def as_inexact(x: Tensor) -> Tensor:
+    """A tensor as torch's scans differentiate it: they take no integers. Its values, or bits, are those of `x`."""
+    if x.is_floating_point() or x.is_complex():
+        return x
+    return x.view(_SAME_BITS[x.dtype]) if x.dtype in _SAME_BITS else x.to(torch.float32)
+
+
+def from_inexact(x: Tensor, kind: torch.dtype) -> Tensor:
+    """What `as_inexact` made `x` of."""
+    if x.dtype == kind:
+        return x
+    x = x.detach()
+    return x.view(kind) if kind in _SAME_BITS else x.to(kind)
+
+
 def _is_long(x: Tensor) -> bool:
     steps = x.shape[0]
     return isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED

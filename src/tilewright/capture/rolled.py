@@ -118,8 +118,6 @@ def _body(
     made = [t for t in left if isinstance(t, Tensor)]
     if len(made) < len(left):
         raise Unlike("what leaves a step is no tensor")
-    if not all(t.is_floating_point() or t.is_complex() for t in made) and _asks_gradient(windows[1]):
-        raise Unlike("torch has no gradient of loops that make integers")
     if any(t.is_complex() for t in tensors_of(windows[1])) and _asks_gradient(windows[1]):
         raise Unlike("torch has no gradient of loops over complex numbers")
     graph = fx.Graph()

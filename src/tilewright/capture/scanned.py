@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from .lifted import PRODUCTS
 from .modes import silent
-from .recurrent import tied
+from .recurrent import as_inexact, from_inexact, tied
 from .stepping import type_of
 from .unrolled import Lifted, Numbers, Sliced, Steps, val_of
 
@@ -53,14 +53,24 @@ class Scan(torch.nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """The last carried values, then what the body stacks."""
         ends = self.carried + self.sliced
-        body = self.body
+        body, carried = self.body, self.carried
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
+        state = [x.clone(memory_format=dense) for x in given[:carried]]
+        kinds = [x.dtype for x in state]
 
         def step(*now: Tensor) -> list[Tensor]:
-            return list(body(*now))
+            if not trains:
+                return list(body(*now))
+            given = map(from_inexact, now[:carried], kinds)
+            made = body(*given, *now[carried:])
+            kinds[carried:] = [x.dtype for x in made[carried:]]
+            return list(map(as_inexact, made))
 
-        dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
-        state = [x.clone(memory_format=dense) for x in given[: self.carried]]
-        return tuple(scan_op(step, tied(state, given), list(given[self.carried : ends]), given[ends:]))
+        if trains:
+            state = tied([*map(as_inexact, state)], given)
+        made = scan_op(step, state, list(given[carried:ends]), given[ends:])
+        return tuple(map(from_inexact, made, kinds) if trains else made)
 
 
 def replaced(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
