@@ -8,16 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._decomp import decompositions as torchs
-from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopPartitionedGraph
+from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopJointGraph, HopPartitionedGraph
 from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.torch_version import TorchVersion
+from torch.utils.checkpoint import CheckpointPolicy
 
 MOST_UNROLLED = 64
 """Steps up to which a layer is taken apart step by step."""
@@ -30,6 +32,19 @@ Layer = Callable[..., tuple[Tensor, object]]
 _NAMES = ("one_layer_rnn", "one_layer_lstm")
 
 
+_computes_again: ContextVar[bool] = ContextVar("_computes_again", default=False)
+
+
+@contextmanager
+def computed_again(active: bool) -> Generator[None]:
+    """While active, scans save nothing of what their steps make but the states: the backward pass computes it again."""
+    token = _computes_again.set(active)
+    try:
+        yield
+    finally:
+        _computes_again.reset(token)
+
+
 @contextmanager
 def mended_scans() -> Generator[None]:
     """While active, torch differentiates scans of which a step passes a gradient on as it is, or of which gradients of
@@ -38,6 +53,7 @@ def mended_scans() -> Generator[None]:
     logger = logging.getLogger("torch._higher_order_ops.partitioner")
     level, partitioner = logger.level, HopGraphMinCutPartitioner
     plain, backward = partitioner.create_partitioned_graph, ScanAutogradImpl.call_backward
+    cut = HopJointGraph.partition
 
     def called(self: ScanAutogradImpl, *gradients: object) -> object:
         return backward(self, *(g.clone() if isinstance(g, Tensor) else g for g in gradients))
@@ -47,7 +63,13 @@ def mended_scans() -> Generator[None]:
         _own_results(made.bw_gm)
         return made
 
+    def partition(self: HopJointGraph, *args: Any, **named: Any) -> HopPartitionedGraph:
+        if _computes_again.get():
+            _compute_again(self.joint_gm)
+        return cut(self, *args, **named)
+
     logger.setLevel(max(level, logging.INFO))
+    HopJointGraph.partition = partition
     partitioner.create_partitioned_graph = staticmethod(created)
     ScanAutogradImpl.call_backward = called
     try:
@@ -55,7 +77,19 @@ def mended_scans() -> Generator[None]:
     finally:
         partitioner.create_partitioned_graph = staticmethod(plain)
         ScanAutogradImpl.call_backward = backward
+        HopJointGraph.partition = cut
         logger.setLevel(level)
+
+
+def _compute_again(joint: fx.GraphModule) -> None:
+    """Mark what the forward pass makes as what the backward pass makes again."""
+    late: set[fx.Node] = set()
+    for n in joint.graph.nodes:
+        tangent = n.op == "placeholder" and n.name.startswith("tangents")
+        if tangent or any(a in late for a in n.all_input_nodes):
+            late.add(n)
+        elif n.op == "call_function" and isinstance(n.meta.get("val"), Tensor):
+            n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _own_results(gm: fx.GraphModule) -> None:

@@ -27,6 +27,7 @@ from .lifted import lifted
 from .modes import casting, shift_of
 from .recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
+from .same_bodies import with_bodies_once
 from .scanned import Loop, place_of, replaced, tensors_of, written_of
 from .stepping import fill, number_for, type_of
 from .unrolled import (
@@ -47,16 +48,18 @@ LOG = logging.getLogger("tilewright")
 def rolled(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with a scan in the place of each loop of more than `MOST_UNROLLED` equal steps; itself if it has none.
     Nodes carry `meta["example_value"]`."""
-    made = gm
+    if len(gm.graph.nodes) <= MOST_UNROLLED:
+        return gm
+    made, found = with_bodies_once(gm), False
     while True:
         nodes = list(made.graph.nodes)
-        if len(nodes) <= MOST_UNROLLED or _device(nodes) not in ("cpu", "cuda"):
-            return made
+        if _device(nodes) not in ("cpu", "cuda"):
+            return gm
         loop = next((x for r in repeats(nodes, MOST_UNROLLED) if (x := _loop(nodes, r)) is not None), None)
         if loop is None:
-            return made
+            return made if found else gm
         LOG.info("%d equal steps became a loop", loop.steps)
-        made = replaced(made, loop)
+        made, found = replaced(made, loop), True
 
 
 def _device(nodes: Sequence[fx.Node]) -> str:
@@ -139,8 +142,13 @@ def _body(
             take(key, torch.zeros((), dtype=type_of(what), device=place))
     if not found.taken:
         take("counter", torch.zeros((), dtype=torch.int64, device=place))
+    root = torch.nn.Module()
     for node in found.outer:
-        take(node, val_of(node))
+        if node in found.functions:
+            root.add_module(str(node.target), found.functions[node])
+            values[node] = graph.get_attr(str(node.target))
+        else:
+            take(node, val_of(node))
     values |= {windows[0][m]: values["carried", m, delay] for m, delay in found.carried if delay == 1}
     for m, node in enumerate(windows[1]):
         if node not in found.sliced:
@@ -151,7 +159,7 @@ def _body(
     results = [graph.call_method("clone", (values[windows[1][m]],)) for m in stacked]
     rows = [graph.call_method("contiguous", (x,)) for x in carried]
     graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
-    body = fx.GraphModule(torch.nn.Module(), graph)
+    body = fx.GraphModule(root, graph)
     _check(found, body, samples, stacked)
     idle = _idle(body, samples, len(found.carried))
     if not SCANS_DIFFERENTIATE and any(k < len(found.carried) for k in idle):

@@ -18,9 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from .lifted import PRODUCTS
 from .modes import silent
-from .recurrent import as_inexact, from_inexact, tied
+from .recurrent import as_inexact, computed_again, from_inexact, tied
 from .stepping import type_of
 from .unrolled import Lifted, Numbers, Sliced, Steps, val_of
+
+_CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
+"""What calls a function whose inside is computed again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class Scan(torch.nn.Module):
 
         if trains:
             state = tied([*map(as_inexact, state)], given)
-        made = scan_op(step, state, list(given[carried:ends]), given[ends:])
+        saves_little = any(n.target in _CHECKPOINTS for n in body.graph.nodes)
+        with computed_again(saves_little):
+            made = scan_op(step, state, list(given[carried:ends]), given[ends:])
         return tuple(map(from_inexact, made, kinds) if trains else made)
 
 
@@ -127,7 +132,7 @@ class _Placed:
         given += [self.taken(key, what) for key, what in found.taken.items()]
         if not found.taken:
             given.append(self.graph.call_function(torch.arange, (self.loop.steps,), {"device": self.place}))
-        given += [self.values[n] for n in found.outer]
+        given += [self.values[n] for n in found.outer if n not in found.functions]
         given = [self.call(torch.detach, x) if k in self.loop.idle else x for k, x in enumerate(given)]
         made = self.made = graph.call_module(name, tuple(given))
         made.meta = written_of(found.windows[0][-1])

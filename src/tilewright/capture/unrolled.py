@@ -73,6 +73,8 @@ class Steps:
     )
     """By what stands for them in step 1: a node, or number of a node and of its argument."""
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
+    functions: dict[fx.Node, fx.GraphModule] = field(default_factory=dict[fx.Node, fx.GraphModule])
+    """What of these is no tensor but a function that steps call."""
     unread: frozenset[object] = frozenset()
     """What is sliced and read only by products that are sliced themselves."""
 
@@ -202,6 +204,10 @@ def _read(
             raise BeginsUnlike("the first step is wired in another way")
     elif all(a is second for a in across):
         made.outer[second] = None
+        owner = second.graph.owning_module
+        function = getattr(owner, str(second.target), None) if second.op == "get_attr" else None
+        if isinstance(function, fx.GraphModule):
+            made.functions[second] = function
     elif not _carried(made, where, at, across):
         outside = [a for a in across if isinstance(a, fx.Node)]
         sliced = _sliced(outside, [{}] * len(outside)) if len(outside) == len(across) else None
