@@ -12,7 +12,7 @@ from torch import Tensor
 import tilewright
 from tests.test_loops_rolled import agrees, loops
 from tilewright.capture import rolled
-from tilewright.capture.rolled import Scan
+from tilewright.capture.scanned import Scan
 
 STEPS = 20
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from .in_place import Writes, check_writes, owning
 from .leaving import Watch, memories_of, written_after
 from .lifted import lifted
 from .modes import casting, shift_of
@@ -78,10 +79,9 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
     for first, last in runs(windows):
         while last - first > MOST_UNROLLED:
             try:
-                steps = lifted(classified(windows[first:last]))
                 begin, end = start + first * period, start + last * period
                 with casting(nodes[:begin]):
-                    body, stacked, ends, idle = _body(steps)
+                    steps, body, stacked, ends, idle = _made(classified(windows[first:last]))
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
@@ -98,6 +98,16 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
 # --- the body ---
 
 
+def _made(found: Steps) -> tuple[Steps, fx.GraphModule, tuple[int, ...], dict[int, int], frozenset[int]]:
+    """The steps as a loop runs them, and what `_body` says of them. Raises Unlike."""
+    try:
+        steps = lifted(found)
+        return steps, *_body(steps)
+    except Writes as why:
+        steps = owning(found, why.keys)
+        return steps, *_body(steps)
+
+
 def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
     """Numbers of the nodes of a step: carried ones of which only what the last step makes is read outside are second,
     with the carried values that they are; all others that are read outside are first."""
@@ -106,8 +116,12 @@ def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
     made = [m for m in range(len(windows[0])) if windows[1][m] not in found.sliced]
     carried = {m: p for p, (m, delay) in enumerate(found.carried) if delay == 1}
     readers = {m: [k for k in range(len(windows)) if _read_outside(found, k, m, inside)] for m in made}
-    ends = {m: carried[m] for m in made if readers[m] == [len(windows) - 1] and m in carried}
-    return tuple(m for m in made if readers[m] and m not in ends), ends
+    stored = {s.source for s in found.stores.values()}
+    ends = {
+        m: carried[m] for m in made if readers[m] == [len(windows) - 1] and m in carried and m not in stored
+    }
+    stacked = tuple(m for m in made if (readers[m] or m in stored) and m not in ends)
+    return stacked, {m: p for m, p in ends.items() if m not in found.owned}
 
 
 def _body(
@@ -117,6 +131,7 @@ def _body(
     gradient. Raises Unlike."""
     windows = found.windows
     stacked, ends = _leaving(found)
+    check_writes(found, stacked, ends)
     left = [val_of(windows[1][m]) for m in (*(m for m, _ in found.carried), *stacked)]
     made = [t for t in left if isinstance(t, Tensor)]
     if len(made) < len(left):
@@ -133,6 +148,8 @@ def _body(
 
     for m, delay in found.carried:
         take(("carried", m, delay), val_of(windows[1][m]))
+    for node in found.held:
+        take(node, val_of(node))
     place = place_of(windows[0])
     for key, what in found.taken.items():
         if isinstance(key, fx.Node):
@@ -147,22 +164,27 @@ def _body(
         if node in found.functions:
             root.add_module(str(node.target), found.functions[node])
             values[node] = graph.get_attr(str(node.target))
-        else:
+        elif node not in found.held:
             take(node, val_of(node))
+    keys = {n: k for k, n in values.items() if n.op == "placeholder"}
+    given = list(keys.values())
+    for key in (*found.held, *(("carried", m, 1) for m in found.owned)):
+        values[key] = graph.call_method("clone", (values[key],))
     values |= {windows[0][m]: values["carried", m, delay] for m, delay in found.carried if delay == 1}
     for m, node in enumerate(windows[1]):
-        if node not in found.sliced:
+        if node not in found.sliced and m not in found.stores:
             values[node] = _copied(graph, found, node, m, values)
     carried = [
         values[windows[1][m] if delay == 1 else ("carried", m, delay - 1)] for m, delay in found.carried
     ]
+    carried += [values[node] for node in found.held]
     results = [graph.call_method("clone", (values[windows[1][m]],)) for m in stacked]
     rows = [graph.call_method("contiguous", (x,)) for x in carried]
     graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
     body = fx.GraphModule(root, graph)
-    _check(found, body, samples, stacked)
-    idle = _idle(body, samples, len(found.carried))
-    if not SCANS_DIFFERENTIATE and any(k < len(found.carried) for k in idle):
+    _check(found, body, samples, given, stacked)
+    idle = _idle(body, samples, found.states)
+    if not SCANS_DIFFERENTIATE and any(k < found.states for k in idle):
         raise Unlike("this torch fails where a step differentiates nothing of a state")
     return body, stacked, ends, idle
 
@@ -205,8 +227,11 @@ def _read_outside(found: Steps, k: int, m: int, inside: set[fx.Node]) -> bool:
     return any(u not in inside for u in found.windows[k][m].users)
 
 
-def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacked: Sequence[int]) -> None:
-    """Run the body on what only pretends to be there. Raises Unlike unless its results are what the steps made."""
+def _check(
+    found: Steps, body: fx.GraphModule, samples: Sequence[object], keys: Sequence[object], stacked: Sequence[int]
+) -> None:  # fmt: skip
+    """Run the body on what only pretends to be there. Raises Unlike unless its results are what the steps made, and
+    Writes if it writes into some of `samples`, which stand at `keys`."""
     fake = next((s for s in samples if isinstance(s, FakeTensor)), None)
     if fake is None or any(s is None for s in samples):
         raise Unlike("what the steps read is not known")
@@ -220,12 +245,17 @@ def _check(found: Steps, body: fx.GraphModule, samples: Sequence[object], stacke
                 made = body(*given)
             except Exception as error:
                 raise Unlike(f"a step fails alone: {error}") from error
-    refused = watch.drew or next((watch.wrote[m] for m in memories_of(given) if m in watch.wrote), "")
-    if refused:
-        raise Unlike(f"a step runs {refused}")
-    wanted = [*(m for m, _ in found.carried), *stacked]
-    for have, m in zip(made, wanted, strict=True):
-        _alike(have, val_of(found.windows[1][m]), Unlike)
+    if watch.drew:
+        raise Unlike(f"a step runs {watch.drew}")
+    written = {key: m for key, t in zip(keys, given, strict=True) for m in memories_of(t) if m in watch.wrote}
+    if written:
+        raise Writes(written.keys(), watch.wrote[next(iter(written.values()))])
+    if not found.states:
+        raise Unlike("no step reads what another one made")
+    last = found.windows[1]
+    wanted = [*(last[m] for m, _ in found.carried), *found.held, *(last[m] for m in stacked)]
+    for have, node in zip(made, wanted, strict=True):
+        _alike(have, val_of(node), Unlike)
     for have, first in zip(made, found.carried.values(), strict=False):
         _alike(have, val_of(first), BeginsUnlike)
 

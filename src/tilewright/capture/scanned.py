@@ -92,7 +92,7 @@ def replaced(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
             values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
         if node is last:
             placed.scan(name)
-    setattr(gm, name, Scan(loop.body, len(found.carried), max(1, len(found.taken))))
+    setattr(gm, name, Scan(loop.body, found.states, max(1, len(found.taken))))
     try:
         made = fx.GraphModule(gm, graph)
     finally:
@@ -128,19 +128,33 @@ class _Placed:
         """The scan, and the tensors that hold what its steps made."""
         found, graph = self.loop.found, self.graph
         mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
-        given: list[fx.Node] = [self.values[first] for first in found.carried.values()]
+        given: list[fx.Node] = [self.values[first] for first in (*found.carried.values(), *found.held)]
         given += [self.taken(key, what) for key, what in found.taken.items()]
         if not found.taken:
             given.append(self.graph.call_function(torch.arange, (self.loop.steps,), {"device": self.place}))
-        given += [self.values[n] for n in found.outer if n not in found.functions]
+        given += [self.values[n] for n in found.outer if n not in found.functions and n not in found.held]
         given = [self.call(torch.detach, x) if k in self.loop.idle else x for k, x in enumerate(given)]
         made = self.made = graph.call_module(name, tuple(given))
         made.meta = written_of(found.windows[0][-1])
         for k, m in enumerate(self.loop.stacked):
-            stack = self.stacks[m] = self.call(operator.getitem, made, len(found.carried) + k)
+            stack = self.stacks[m] = self.call(operator.getitem, made, found.states + k)
             one = cast(Tensor, val_of(found.windows[1][m]))
             with mode:
                 stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
+        self.writes()
+
+    def writes(self) -> None:
+        """What the steps write, where it belongs."""
+        found, graph = self.loop.found, self.graph
+        for store in found.stores.values():
+            parts, stack = self.parts_of(self.values[store.part.base], store.part), self.stacks[store.source]
+            if store.part.step < 0:
+                stack = self.call(torch.flip, stack, (0,))
+            graph.call_method("copy_", (parts, stack))
+        held = {node: len(found.carried) + k for k, node in enumerate(found.held)}
+        held |= {first: p for p, ((m, _), first) in enumerate(found.carried.items()) if m in found.owned}
+        for node, p in held.items():
+            graph.call_method("copy_", (self.values[node], self.call(operator.getitem, self.made, p)))
 
     def call(self, target: Callable[..., object], *args: object) -> fx.Node:
         """A call in the new graph."""
@@ -168,14 +182,13 @@ class _Placed:
             return graph.call_function(
                 torch.tensor, (list(what.values),), {"dtype": kind, "device": self.place}
             )
-        base = self.values[what.base]
-        if what.index is not None:
-            base = self.call(operator.getitem, base, what.index)
-        part = self.parts_of(base, what)
+        part = self.parts_of(self.values[what.base], what)
         return part if what.step > 0 else self.call(torch.flip, part, (0,))
 
     def parts_of(self, base: fx.Node, what: Sliced) -> fx.Node:
-        """The parts of `base` from the lowest on, at places of dim 0."""
+        """The parts of `base` from the lowest on, at places of dim 0, where they lie."""
+        if what.index is not None:
+            base = self.call(operator.getitem, base, what.index)
         steps, stride, dim = self.loop.steps, abs(what.step), what.dim
         span = (steps - 1) * stride + (what.length or 1)
         low = min(what.first, what.first + (steps - 1) * what.step)
@@ -198,6 +211,8 @@ class _Placed:
         found = self.parts.get(at)
         if found is None:
             step, number = at
+            if number in self.loop.found.owned:
+                return self.values[self.loop.found.carried[number, 1]]
             if number in self.loop.ends:
                 part = self.call(operator.getitem, self.made, self.loop.ends[number])
             else:
@@ -242,7 +257,7 @@ class _Placed:
         k = 0
         while k < len(items):
             at = None if items[k] in self.loop.written else self.inside.get(items[k])
-            if at is None or at[1] in self.loop.ends:
+            if at is None or at[1] not in self.stacks:
                 single = self.of(items[k])
                 pieces.append(self.call(torch.unsqueeze, single, dim) if stacks else single)
                 k += 1

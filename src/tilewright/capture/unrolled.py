@@ -57,6 +57,14 @@ class Lifted:
     node: fx.Node
 
 
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Step k writes what the node of number `source` makes into a part of a tensor that it does not read."""
+
+    part: Sliced
+    source: int
+
+
 @dataclass(slots=True)
 class Steps:
     """Equal steps: `windows[k]` are the nodes of step k, `kept` those numbers of a step that are computed in it."""
@@ -75,8 +83,19 @@ class Steps:
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
     functions: dict[fx.Node, fx.GraphModule] = field(default_factory=dict[fx.Node, fx.GraphModule])
     """What of these is no tensor but a function that steps call."""
+    stores: dict[int, Store] = field(default_factory=dict[int, Store])
+    """Nodes, by number, that write into parts: all of them are one write behind the loop."""
+    held: tuple[fx.Node, ...] = ()
+    """Tensors of outside that steps write to and read again: carried values in a memory of their own."""
+    owned: frozenset[int] = frozenset()
+    """Carried values, by the number of their node, that steps write into where they lie."""
     unread: frozenset[object] = frozenset()
     """What is sliced and read only by products that are sliced themselves."""
+
+    @property
+    def states(self) -> int:
+        """The number of carried values, those of outside among them."""
+        return len(self.carried) + len(self.held)
 
     @property
     def taken(self) -> dict[object, Sliced | Numbers | Lifted]:
@@ -180,11 +199,30 @@ def classified(windows: list[list[fx.Node]]) -> Steps:
         if sliced is not None:
             made.sliced[node] = sliced
             continue
+        if _stored(made, where, m):
+            continue
         for p, across in enumerate(zip(*(arguments_of(window[m]) for window in windows), strict=True)):
             _read(made, where, (m, p), across)
-    if not made.carried:
-        raise Unlike("no step reads what another one made")
     return made
+
+
+def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
+    """Whether a node writes part after part of one tensor of outside. Noted."""
+    nodes = [window[m] for window in made.windows]
+    base = nodes[1].args[0]
+    if nodes[1].target is not operator.setitem or not isinstance(base, fx.Node):
+        return False
+    whole, value = val_of(base), nodes[1].args[2]
+    if any(n.args[0] is not base for n in nodes) or not isinstance(whole, Tensor):
+        return False
+    part = _indexed(base, whole, [n.args[1] for n in nodes])
+    if part is None or abs(part.step) < (part.length or 1):
+        return False
+    if not isinstance(value, fx.Node) or value not in where[1]:
+        raise Unlike("a step writes what it does not make")
+    _read(made, where, (m, len(arguments_of(nodes[1])) - 1), [n.args[2] for n in nodes])
+    made.stores[m] = Store(part, where[1][value])
+    return True
 
 
 def _read(

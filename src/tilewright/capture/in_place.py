@@ -1,0 +1,83 @@
+"""Loops whose steps write into tensors: what that means for a scan, which writes nothing.
+
+A tensor that steps write to and read again is a carried value in a memory of its own; behind the loop its last value is
+written where the tensor lies. Parts that step after step writes, and no step reads, are stacked, and written behind the
+loop at once. Both are right only if nothing else that the steps touch lies in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx
+
+from .leaving import memories_of
+from .modes import MODES
+from .unrolled import Lifted, Sliced, Steps, Unlike, val_of
+
+
+class Writes(Unlike):
+    """Steps write into what stands at these keys of what they are given."""
+
+    def __init__(self, keys: Collection[object], what: str) -> None:
+        super().__init__(f"a step runs {what}")
+        self.keys = keys
+
+
+def owning(found: Steps, keys: Collection[object]) -> Steps:
+    """The steps, which carry the tensors at these keys in a memory of their own. Raises Unlike."""
+    held = tuple(key for key in keys if isinstance(key, fx.Node) and key in found.outer)
+    owned = frozenset(
+        key[1] for key in keys if isinstance(key, tuple) and key[0] == "carried" and key[2] == 1
+    )
+    if len(held) + len(owned) < len(keys):
+        raise Unlike("a step writes into a part of a tensor that it takes")
+    return replace(found, held=held, owned=owned)
+
+
+def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> None:
+    """Raise Unlike unless each tensor that the steps write to lies apart from everything else that they touch."""
+    if not (found.stores or found.held or found.owned):
+        return
+    windows = found.windows
+    if any(n.target in MODES for n in windows[1]):
+        raise Unlike("a step writes in a mode of its own")
+    firsts = {m: first for (m, delay), first in found.carried.items() if delay == 1}
+    kept = [*found.held, *(firsts[m] for m in found.owned)]
+    owners = [(memories, None) for node in kept if (memories := _memories(node))]
+    stores = [(_memories(s.part.base), m) for m, s in found.stores.items()]
+    if len(owners) < len(kept) or not all(memories for memories, _ in stores):
+        raise Unlike("a step writes into a tensor without memory")
+    whole = [m for memories, _ in (*owners, *stores) for m in memories]
+    if len(whole) > len(set(whole)):
+        raise Unlike("two tensors that a step writes to share memory")
+    others = {*found.outer, *found.carried.values(), *_bases(found)} - set(kept)
+    left = [windows[1][m] for m in (*stacked, *ends) if m not in found.owned]
+    left += [windows[1][m] for m, _ in found.carried if m not in found.owned]
+    written = set(whole)
+    if any(written & _memories(n) for n in (*others, *left)):
+        raise Unlike("a step writes to memory that something else reads")
+    unread = {m for memories, _ in stores for m in memories}
+    read = [n for m, node in enumerate(windows[1]) if m not in found.stores for n in node.all_input_nodes]
+    if any(unread & _memories(n) for n in read) or found.owned & {*stacked}:
+        raise Unlike("a step reads what another one wrote")
+    for m, store in found.stores.items():
+        made, target = val_of(windows[1][store.source]), windows[1][m].args
+        whole_tensor = val_of(store.part.base)
+        assert isinstance(whole_tensor, Tensor)
+        with torch.no_grad():
+            one = whole_tensor[target[1]]  # pyright: ignore[reportArgumentType, reportIndexIssue]
+        if not isinstance(made, Tensor) or str(made.shape) != str(one.shape):
+            raise Unlike("a step writes a value of another shape")
+
+
+def _memories(node: fx.Node) -> set[int]:
+    return set(memories_of(val_of(node)))
+
+
+def _bases(found: Steps) -> list[fx.Node]:
+    """The tensors of which steps take parts, and what products in front of the loop read."""
+    parts = [w.part if isinstance(w, Lifted) else w for w in found.sliced.values()]
+    read = [n for w in found.sliced.values() if isinstance(w, Lifted) for n in w.node.all_input_nodes]
+    return [*(p.base for p in parts if isinstance(p, Sliced)), *read]
