@@ -389,6 +389,7 @@ def _counted(
     *, size_dim: int | None = None, length: int | None = None,
 ) -> Sliced | None:  # fmt: skip
     """The parts at these places, if they count up or down by the same."""
+    dim = dim % val.dim() if size_dim is None else dim
     size = cast(object, val.shape[dim if size_dim is None else size_dim])
     if any(type(n) is not int for n in numbers):
         return None
