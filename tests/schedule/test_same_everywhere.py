@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import dims
 from tilewright.ir.expr import Axis, Expr, axis
-from tilewright.schedule.refine import _terms  # pyright: ignore[reportPrivateUsage]
+from tilewright.schedule.classes import terms_of
 
 
 def test_terms_stand_in_the_order_in_which_an_offset_names_them() -> None:
@@ -13,4 +13,4 @@ def test_terms_stand_in_the_order_in_which_an_offset_names_them() -> None:
         offset: Expr = dims.ZERO
         for k, a in enumerate(axes):
             offset = dims.add(offset, dims.mul(axis(a), dims.integer(8**k)))
-        assert list(_terms(offset)) == axes
+        assert list(terms_of(offset)) == axes

@@ -321,10 +321,10 @@ def register_index(op: str, build: Callable[..., Expr]) -> None:
     _index_rebuild[op] = build
 
 
-def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
-    """Replace nodes top down: `visit` returns a replacement (not visited again) or None to descend. Shared
-    nodes once. Expressions may be of any depth."""
-    memo: dict[Expr, Expr] = {}
+def transform(e: Expr, visit: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Replace nodes top down: `visit` returns a replacement (not visited again) or None to descend. Shared nodes once:
+    those of several expressions, too, if they are given the same `memo`. Expressions may be of any depth."""
+    memo = {} if memo is None else memo
     opened: set[Expr] = set()
     todo = [e]
     while todo:
@@ -346,9 +346,9 @@ def transform(e: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     return memo[e]
 
 
-def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
-    """Replace each node that is a key of `mapping`, simultaneously."""
-    return e if mapping.keys().isdisjoint(walk(e)) else transform(e, mapping.get)
+def substitute(e: Expr, mapping: Mapping[Expr, Expr], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Replace each node that is a key of `mapping`, simultaneously. `memo` as in `transform`."""
+    return e if mapping.keys().isdisjoint(walk(e)) else transform(e, mapping.get, memo)
 
 
 def walk(e: Expr) -> tuple[Expr, ...]:

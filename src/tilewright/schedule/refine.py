@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from graphlib import CycleError, TopologicalSorter
 
 from ..errors import IllegalSchedule
 from ..ir import dims
 from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, axis, both, const, leaves, make, substitute, transform, walk, where
+from ..ir.expr import Axis, Expr, axes_of, axis, both, const, make, substitute, transform, walk, where
 from ..ir.graph import Layout, Value
 from ..ir.kernel import Kernel
 from .checks import inside_of
+from .classes import Classes, age_of, terms_of
 from .compose import compose
 from .form import Form, Item, folds_read
 from .needed import check_repeated
@@ -57,7 +57,7 @@ def _settle(form: Form) -> Form:
 
 def _join(form: Form) -> Form:
     """Make classes of axes that meet through edges, then through inputs, then through the shape of outputs."""
-    classes = _Classes(form)
+    classes = Classes(form)
     for item in form.items:
         for node in _values(item):
             fold = form.items[node.value[0]]  # type: ignore[index]
@@ -74,120 +74,30 @@ def _join(form: Form) -> Form:
     return classes.apply()
 
 
-class _Classes:
-    """Union-find over axes. A union is refused if extents differ, if one item would hold a class twice, or if two folds
-    would then each need the other's loop outside its own (joins are preferences: without it both are legal)."""
-
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        self.parent: dict[Axis, Axis] = {}
-        self.members: dict[Axis, set[int]] = {}
-        self.inside: dict[Axis, set[Axis]] = {}  # D -> every C, where a fold keeps D and reduces C
-        for i in form.items:
-            for a in i.axes:
-                self.members.setdefault(a, set()).add(i.id)
-            for d in i.kept if i.reduce else ():
-                self.inside.setdefault(d, set()).update(i.reduce)
-        self.cyclic = _is_cyclic(self.inside)
-
-    def find(self, a: Axis) -> Axis:
-        while a in self.parent:
-            a = self.parent[a]
-        return a
-
-    def union(self, a: Axis, b: Axis) -> bool:
-        a, b = self.find(a), self.find(b)
-        if a == b:
-            return True
-        if a.extent is not b.extent or self.members[a] & self.members[b]:
-            return False
-        if _age(b) < _age(a):
-            a, b = b, a
-        if self.cyclic or self.reaches(a, b) or self.reaches(b, a):
-            return False
-        self.parent[b] = a
-        self.members[a] |= self.members.pop(b)
-        if b in self.inside:
-            self.inside.setdefault(a, set()).update(self.inside.pop(b))
-        return True
-
-    def reaches(self, start: Axis, end: Axis) -> bool:
-        """Whether the relation "a fold keeps D and reduces C" leads from one class to another. While there is no cycle,
-        joining two makes one just where it does."""
-        todo, seen = [start], {start}
-        while todo:
-            for inner in self.inside.get(todo.pop(), ()):
-                c = self.find(inner)
-                if c == end:
-                    return True
-                if c not in seen:
-                    seen.add(c)
-                    todo.append(c)
-        return False
-
-    def apply(self) -> Form:
-        mapping = {a: self.find(a) for i in self.form.items for a in i.axes if self.find(a) != a}
-        return _rename(self.form, mapping) if mapping else self.form
-
-
-def _is_cyclic(inside: Mapping[Axis, set[Axis]]) -> bool:
-    try:
-        TopologicalSorter(inside).prepare()
-    except CycleError:
-        return True
-    return False
-
-
-def _age(a: Axis) -> int:
-    return int(a.name[1:])
-
-
-def _rename(form: Form, mapping: Mapping[Axis, Axis]) -> Form:
-    table = {axis(a): axis(b) for a, b in mapping.items()}
-    pick = lambda group: tuple(mapping.get(a, a) for a in group)  # noqa: E731
-    items = [
-        replace(
-            i, kept=pick(i.kept), reduce=pick(i.reduce), scan=mapping.get(i.scan, i.scan) if i.scan else None,
-            body=tuple(substitute(b, table) for b in i.body), offset=substitute(i.offset, table),
-        )
-        for i in form.items
-    ]  # fmt: skip
-    return replace(form, items=tuple(items))
-
-
 def _values(item: Item) -> list[Expr]:
     return list({x: None for b in item.roots for x in walk(b) if x.op == "value"})
 
 
-@lru_cache(1 << 14)
-def _terms(offset: Expr) -> dict[Axis, Expr]:
-    """Axis -> its coefficient, for the axes in which an offset is affine, in the order in which it names them: which
-    classes are joined first depends on it, and must not differ between processes. Do not change the result."""
-    out: dict[Axis, Expr] = {}
-    for x in leaves(offset, "axis"):
-        factor = dims.coefficient(offset, x)
-        if factor is not None and isinstance(x.value, Axis):
-            out[x.value] = factor
-    return out
-
-
-def _by_param(form: Form) -> dict[int, list[tuple[Item, dict[Axis, Expr], Expr]]]:
-    out: dict[int, list[tuple[Item, dict[Axis, Expr], Expr]]] = {}
+def _by_param(form: Form) -> dict[int, list[tuple[Item, dict[Axis, Expr]]]]:
+    """Parameter -> the items that access it, with the terms of an offset, each once: steps that are written out read
+    one parameter at many places that differ in nothing else."""
+    out: dict[int, dict[object, tuple[Item, dict[Axis, Expr]]]] = {}
     for item in form.items:
         for param, offset in dict.fromkeys(item.accesses()):
-            out.setdefault(param, []).append((item, _terms(offset), offset))
-    return out
+            terms = terms_of(offset)
+            out.setdefault(param, {}).setdefault((item, *terms.items()), (item, terms))
+    return {param: list(found.values()) for param, found in out.items()}
 
 
 def _input_meetings(form: Form) -> Iterator[tuple[Axis, Axis]]:
     """Axes with equal coefficient and extent in two accesses of one parameter; whole matches come first."""
     partial: list[tuple[Axis, Axis]] = []
     for accesses in _by_param(form).values():
-        for n, (one, terms, _) in enumerate(accesses):
-            for other, terms2, _ in accesses[n + 1 :]:
+        backs = [{(c, a.extent): a for a, c in terms.items()} for _, terms in accesses]
+        for n, (one, terms) in enumerate(accesses):
+            for (other, terms2), back in zip(accesses[n + 1 :], backs[n + 1 :], strict=True):
                 if one is other or not terms or not terms2:
                     continue
-                back = {(c, a.extent): a for a, c in terms2.items()}
                 pairs = [(a, back[c, a.extent]) for a, c in terms.items() if (c, a.extent) in back]
                 if len(pairs) == len(terms) == len(terms2):
                     yield from pairs
@@ -218,7 +128,7 @@ def _splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
                     yield x.args[0].value, x.args[1]
                 if x.op == "value" and isinstance(x.value, tuple):
                     for arg, kept in zip(x.args, form.items[x.value[0]].kept, strict=True):
-                        for factor in _terms(arg).values():
+                        for factor in terms_of(arg).values():
                             yield kept, factor
     yield from _boundary_splits(form)
 
@@ -249,36 +159,40 @@ def _looked_up(form: Form, root: Expr) -> set[Expr]:
 
 
 def _boundary_splits(form: Form) -> Iterator[tuple[Axis, Expr]]:
+    """(axis, inner size) wherever other items access a parameter in steps, or rows, that end inside of the axis."""
     for accesses in _by_param(form).values():
-        for one, terms, _ in accesses:
-            for other, terms2, _ in accesses:
-                if one is other:
-                    continue
-                marks = set(terms2.values()) | {dims.mul(c, a.extent) for a, c in terms2.items()}
-                for a, c in terms.items():
-                    for mark in marks:
-                        inner = dims.exact_div(mark, c)
-                        if inner is not None and inner is not dims.ZERO:
-                            yield a, inner
+        marked: dict[tuple[Expr, ...], list[tuple[int, Item]]] = {}
+        for n, (item, terms) in enumerate(accesses):
+            ends = (dims.mul(c, a.extent) for a, c in terms.items())
+            marked.setdefault(tuple(dict.fromkeys((*terms.values(), *ends))), []).append((n, item))
+        for one, terms in accesses:
+            firsts = ((next((n for n, i in found if i is not one), -1), m) for m, found in marked.items())
+            for _, marks in sorted((f for f in firsts if f[0] >= 0), key=lambda f: f[0]):
+                for (a, c), mark in itertools.product(terms.items(), marks):
+                    inner = dims.exact_div(mark, c)
+                    if inner is not None and inner is not dims.ZERO:
+                        yield a, inner
 
 
 def split_class(form: Form, a: Axis, outer: Expr, inner: Expr) -> Form:
     """a = p * inner + q, everywhere."""
-    next_age = 1 + max(_age(x) for i in form.items for x in i.axes)
+    next_age = 1 + max(age_of(x) for i in form.items for x in i.axes)
     p, q = Axis(f"c{next_age}", outer), Axis(f"c{next_age + 1}", inner)
     whole = {axis(a): dims.add(dims.mul(axis(p), inner), axis(q))}
     position = {i.id: i.kept.index(a) for i in form.items if i.is_fold and a in i.kept}
+    expanded: dict[Expr, Expr] = {}
+    placed: dict[Expr, Expr] = {}
 
     def expand(x: Expr) -> Expr | None:
         if x.op != "value" or not isinstance(x.value, tuple) or x.value[0] not in position:
             return None
         at = position[x.value[0]]
-        args = [substitute(transform(y, expand), whole) for y in x.args]
+        args = [apply(y) for y in x.args]
         both = (dims.floordiv(args[at], inner), dims.mod(args[at], inner))
         return make("value", (*args[:at], *both, *args[at + 1 :]), x.dtype, x.value)
 
     def apply(e: Expr) -> Expr:
-        return substitute(transform(e, expand), whole)
+        return substitute(transform(e, expand, expanded), whole, placed)
 
     pick = lambda group: tuple(y for x in group for y in ((p, q) if x == a else (x,)))  # noqa: E731
     items = [
@@ -298,7 +212,7 @@ def _clone_misfits(form: Form, budget: int) -> Form:
     """A fold read at other indices than its own classes is computed again for that reader (a second instance)."""
     items = list(form.items)
     made: dict[Expr, Expr] = {}
-    age = 1 + max((_age(a) for i in items for a in i.axes), default=0)
+    age = 1 + max((age_of(a) for i in items for a in i.axes), default=0)
 
     def fit(x: Expr) -> Expr | None:
         nonlocal age
@@ -321,16 +235,17 @@ def _clone_misfits(form: Form, budget: int) -> Form:
             axis(a): e for a, e in zip(fold.kept, x.args, strict=True)
         }
         kept = tuple(
-            sorted({y.value for a in x.args for y in axes_of(a) if isinstance(y.value, Axis)}, key=_age)
+            sorted({y.value for a in x.args for y in axes_of(a) if isinstance(y.value, Axis)}, key=age_of)
         )
         body = tuple(_guarded(substitute(b, table), x.args, fold.kept) for b in fold.body)
         items.append(replace(fold, id=len(items), kept=kept, reduce=tuple(fresh.values()), body=body))
         made[x] = make("value", tuple(axis(a) for a in kept), x.dtype, (len(items) - 1, x.value[1]))
         return made[x]
 
+    memo: dict[Expr, Expr] = {}
     for n in range(len(form.items)):
         i = items[n]
-        body = tuple(transform(b, fit) for b in i.body)
+        body = tuple(transform(b, fit, memo) for b in i.body)
         if body != i.body:
             items[n] = replace(items[n], body=body)
     return form if len(items) == len(form.items) else replace(form, items=tuple(items))
@@ -364,17 +279,19 @@ def _shared_folds(form: Form) -> Form:
             return make("value", x.args, x.dtype, (same[x.value[0]], x.value[1]))
         return None
 
+    def changed(i: Item) -> Item:
+        return replace(i, body=tuple(transform(b, change, memo) for b in i.body)) if same else i
+
+    memo: dict[Expr, Expr] = {}
     items: list[Item] = []
-    for i in form.items:
-        i = replace(i, body=tuple(transform(b, change) for b in i.body))
+    for i in map(changed, form.items):
         items.append(i)
         if i.is_fold:
             n = first.setdefault((i.kept, i.reduce, i.body, i.reduction, i.scan), i.id)
             if n != i.id:
                 same[i.id] = n
-    return replace(
-        form, items=tuple(replace(i, body=tuple(transform(b, change) for b in i.body)) for i in items)
-    )
+                memo = {}
+    return replace(form, items=tuple(map(changed, items))) if same else form
 
 
 def drop_dead(form: Form) -> Form:
@@ -387,19 +304,24 @@ def drop_dead(form: Form) -> Form:
                 live.add(f)
                 todo.append(form.items[f])
     kept = [i for i in form.items if not i.is_fold or i.id in live]
+    if len(kept) == len(form.items):
+        return form
+    memo: dict[Expr, Expr] = {}
     number = {i.id: n for n, i in enumerate(kept)}
 
     def renumber(x: Expr) -> Expr | None:
         if x.op == "value" and isinstance(x.value, tuple):
             return make(
                 "value",
-                tuple(transform(a, renumber) for a in x.args),
+                tuple(transform(a, renumber, memo) for a in x.args),
                 x.dtype,
                 (number[x.value[0]], x.value[1]),
             )
         return None
 
-    items = [replace(i, id=number[i.id], body=tuple(transform(b, renumber) for b in i.body)) for i in kept]
+    items = [
+        replace(i, id=number[i.id], body=tuple(transform(b, renumber, memo) for b in i.body)) for i in kept
+    ]
     return replace(form, items=tuple(items))
 
 
@@ -437,7 +359,7 @@ def _watched(form: Form) -> set[Axis]:
         if e.op == "axis" and isinstance(e.value, Axis):
             found.add(e.value)
         elif e.op == "read":
-            affine = set(_terms(e.args[0]))
+            affine = set(terms_of(e.args[0]))
             found.update(
                 x.value for x in axes_of(e.args[0]) if isinstance(x.value, Axis) and x.value not in affine
             )
@@ -445,7 +367,7 @@ def _watched(form: Form) -> set[Axis]:
         elif e.op != "value":
             todo += e.args
     for i in form.items:
-        affine = set(_terms(i.offset))
+        affine = set(terms_of(i.offset))
         found.update(
             x.value for x in axes_of(i.offset) if isinstance(x.value, Axis) and x.value not in affine
         )
@@ -457,7 +379,7 @@ def _merges_in(i: Item, a: Axis, b: Axis) -> bool:
     if any(x != y for x, y in sides):
         return False
     for _, offset in i.accesses():
-        terms = _terms(offset)
+        terms = terms_of(offset)
         ca, cb = terms.get(a, dims.ZERO), terms.get(b, dims.ZERO)
         if ca is not dims.mul(cb, b.extent):
             return False
@@ -465,21 +387,22 @@ def _merges_in(i: Item, a: Axis, b: Axis) -> bool:
 
 
 def _merged(form: Form, a: Axis, b: Axis) -> Form:
-    age = 1 + max(_age(x) for i in form.items for x in i.axes)
+    age = 1 + max(age_of(x) for i in form.items for x in i.axes)
     m = Axis(f"c{age}", dims.mul(a.extent, b.extent))
     table = {axis(a): dims.ZERO, axis(b): axis(m)}
+    dropped: dict[Expr, Expr] = {}
+    placed: dict[Expr, Expr] = {}
     position = {i.id: i.kept.index(a) for i in form.items if i.is_fold and a in i.kept}
 
     def drop(x: Expr) -> Expr | None:
         if x.op != "value" or not isinstance(x.value, tuple) or x.value[0] not in position:
             return None
         at = position[x.value[0]]
-        return make(
-            "value", tuple(substitute(y, table) for n, y in enumerate(x.args) if n != at), x.dtype, x.value
-        )
+        args = tuple(substitute(y, table, placed) for n, y in enumerate(x.args) if n != at)
+        return make("value", args, x.dtype, x.value)
 
     def apply(e: Expr) -> Expr:
-        return substitute(transform(e, drop), table)
+        return substitute(transform(e, drop, dropped), table, placed)
 
     pick = lambda group: tuple(m if x == b else x for x in group if x != a)  # noqa: E731
     items = [
