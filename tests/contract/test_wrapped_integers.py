@@ -153,3 +153,55 @@ def test_sizes_times_large_numbers() -> None:
     got = torch.compile(far, backend=tilewright.backend, dynamic=True)(x)
     for ours, eagers in zip(got, far(x), strict=True):
         assert torch.equal(ours, eagers)
+
+
+def test_sums_and_products_of_a_program_that_few_sizes_make_too_large() -> None:
+    def far(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        i = torch.arange(n)
+        cubes = i * n**2 * 2
+        return (
+            cubes // 2,
+            cubes % 7,
+            cubes >= 0,
+            cubes.clamp(min=0),
+            torch.maximum(-cubes, i),
+            torch.relu(cubes),
+            (cubes + n) // n,
+            torch.div(cubes, 2, rounding_mode="trunc"),
+            i * i * i * 2 // 2,
+        )
+
+    x = torch.empty(1, dtype=torch.int8).expand(3_000_000)
+    torch._dynamo.mark_dynamic(x, 0)
+    got = torch.compile(far, backend=tilewright.backend)(x)
+    for ours, eagers in zip(got, far(x), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_products_of_the_sizes_of_one_tensor() -> None:
+    def far(x: Tensor) -> tuple[Tensor, ...]:
+        a = x.shape[0]
+        product = torch.arange(3) + a
+        for size in x.shape[1:]:
+            product = product * size
+        return product * 4 // 4, product * a // a, product * a % a, product * 5000 > product
+
+    x = torch.empty(1, dtype=torch.int8).expand(1500, 1400, 1301, 1200, 1100, 2)
+    got = torch.compile(far, backend=tilewright.backend, dynamic=True)(x)
+    for ours, eagers in zip(got, far(x), strict=True):
+        assert torch.equal(ours, eagers)
+
+
+def test_what_a_program_computes_of_sizes_is_divided_as_it_is() -> None:
+    n, few = symbol("n"), symbol("few", 0, 1000)
+    i = axis(Axis("i", n))
+    square = dims.of_program("mul", i, n)
+    assert not may_wrap(square) and dims.floordiv(square, n) is i
+    cube = dims.of_program("mul", square, n)
+    twice = dims.of_program("mul", cube, dims.add(dims.ONE, dims.ONE))
+    assert may_wrap(twice) and dims.floordiv(twice, n).op == "floordiv" and not dims.at_least(twice, 0)
+    j = axis(Axis("j", few))
+    assert dims.floordiv(dims.of_program("mul", dims.of_program("mul", j, few), few), few) is dims.mul(j, few)
+    # What the compiler makes is a place of a tensor.
+    assert dims.floordiv(dims.mul(i, n, n, n), n) is dims.mul(i, n, n)

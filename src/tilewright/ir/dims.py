@@ -23,6 +23,7 @@ from .linear_form import (
     is_short,
     key_of,
     linear,
+    marked,
     may_wrap,
     monomial_of,
     needs_bound,
@@ -150,14 +151,9 @@ def mod(a: Expr, b: Expr) -> Expr:
     r = from_linear(rest)
     if not rest or (at_least(r, 0) and at_least(sub(b, r), 1)):
         return r
-    if r.op == "mod" and _divides(b, r.args[1]):
+    if r.op == "mod" and exact_div(r.args[1], b) is not None:
         return mod(r.args[0], b)
     return _reduced("mod", r, b)
-
-
-def _divides(d: Expr, n: Expr) -> bool:
-    mono = monomial_of(d)
-    return mono is not None and not split_by(linear(n), *mono)[1]
 
 
 def _reduced(op: str, r: Expr, b: Expr) -> Expr:
@@ -303,7 +299,7 @@ def _atom_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
 
 def _long_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
     """Bounds of a sum or product that has too many terms to be one of those."""
-    if beyond({(atom,): 1}):
+    if beyond({(atom,): 1}) or may_wrap(atom):
         return None, None
     (alo, ahi), (blo, bhi) = bounds(atom.args[0]), bounds(atom.args[1])
     if atom.op == "sub":
@@ -486,12 +482,18 @@ def dense_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(reversed(out))
 
 
-def _of_program(build: Callable[..., Expr], args: tuple[Expr, ...]) -> Expr:
+def of_program(op: str, *args: Expr) -> Expr:
+    """A sum ("add"), difference ("sub") or product ("mul") that a program wrote: it wraps around."""
+    return _rebuilt({"add": add, "sub": sub, "mul": mul}[op], True, args)
+
+
+def _rebuilt(build: Callable[..., Expr], programs: bool, args: tuple[Expr, ...]) -> Expr:
     """What a program computes wraps around; what `at_least` subtracts for a proof is exact."""
     form = held(linear(e := build(*args)))
-    return e if form is None else from_linear(form)
+    e = e if form is None else from_linear(form)
+    return marked(e) if programs else e
 
 
 for _name, _build in (("add", add), ("sub", sub), ("mul", mul), ("floordiv", floordiv), ("mod", mod),
                       ("neg", lambda a: mul(a, integer(-1))), ("maximum", maximum), ("minimum", minimum)):  # fmt: skip
-    register_index(_name, lambda *args, build=_build: _of_program(build, args))
+    register_index(_name, lambda programs, *args, build=_build: _rebuilt(build, programs, args))

@@ -43,12 +43,19 @@ class Slot:
     index: int
 
 
-Leaf = Const | Symbol | Axis | Slot | tuple[int, int] | int | None
+@dataclass(frozen=True, slots=True)
+class OfProgram:
+    """The mark of a sum or product that a program wrote: it wraps around where it exceeds an int64. What the compiler
+    makes itself is a place or a size, and exact."""
+
+
+OF_PROGRAM = OfProgram()
+Leaf = Const | Symbol | Axis | Slot | OfProgram | tuple[int, int] | int | None
 
 
 class Expr:
     """One node: `op`, `args`, `dtype`, and `value` for leaves (constant, symbol, axis, slot; a read's operand
-    number)."""
+    number) and marks."""
 
     __slots__ = (
         "__weakref__",
@@ -309,7 +316,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     if e.op == "implied":
         return implied(*args)
     if e.dtype is i64 and e.op in _index_rebuild:
-        return _index_rebuild[e.op](*args)
+        return _index_rebuild[e.op](e.value is OF_PROGRAM, *args)
     return call(e.op, *args, dtype=e.dtype if SCALARS[e.op].result == "given" else None)
 
 

@@ -6,7 +6,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from .dtype import Kind, bool_, i64
-from .expr import Axis, Expr, Symbol, show, unsettled, written
+from .expr import OF_PROGRAM, Axis, Expr, Symbol, make, show, unsettled, written
 from .identity import expr_identity
 
 Monomial = tuple[Expr, ...]
@@ -56,7 +56,8 @@ def key_of(atom: Expr) -> str:
 
 def linear(e: Expr) -> Linear:
     """The normal form of index expression `e`: monomial (sorted atoms) -> coefficient. Do not change the result.
-    Expressions may be of any depth. A sum or product that would have too many terms is an atom itself."""
+    Expressions may be of any depth. A sum or product that would have too many terms is an atom itself; so is one that
+    the program wrote over places and sizes and that might exceed an int64."""
     if e.linear_memo is not None:
         return e.linear_memo
     if e.op not in _RING:
@@ -68,8 +69,32 @@ def linear(e: Expr) -> Linear:
         return form
     for x in unsettled(e, lambda x: x.linear_memo is not None or x.op not in _RING):
         whole = _of_parts(x.op, [linear(a) for a in x.args])
-        x.linear_memo = {(x,): 1} if whole is None else whole
+        own = (
+            x.value is OF_PROGRAM
+            and whole is not None
+            and not _has_data(whole)
+            and _largest(whole) > _LARGEST
+        )
+        x.linear_memo = {(x,): 1} if whole is None or own else whole
     return linear(e)
+
+
+def marked(e: Expr) -> Expr:
+    """A sum or product that the program wrote, marked if it might exceed an int64. Data say so themselves, but places
+    may stand for these later."""
+    if e.op not in _RING:
+        return e
+    form = linear(e)
+    return make(e.op, e.args, e.dtype, OF_PROGRAM) if _has_data(form) or _largest(form) > _LARGEST else e
+
+
+def _has_data(form: Linear) -> bool:
+    return any(_reach(atom).any_size for m in form for atom in m)
+
+
+def _largest(form: Linear) -> int:
+    """A bound of the magnitude of what a program computes from places and sizes."""
+    return min(sum(abs(c) * prod(_reach(atom).far for atom in m) for m, c in form.items()), _ANY)
 
 
 def _of_parts(op: str, parts: list[Linear]) -> Linear | None:
@@ -108,10 +133,11 @@ def _moves(m: Monomial) -> bool:
 
 class _Reach(NamedTuple):
     """What is known of an integer: the largest magnitude that numbers, axes or a narrow type decide (0 if data of any
-    size do), whether data of any size are in it, and whether axes or data are, or numbers alone (that wrapped
-    around)."""
+    size do), that of arithmetic that the program wrote, whether data of any size are in it, and whether axes or data
+    are, or numbers alone (that wrapped around)."""
 
     most: int
+    far: int
     any_size: bool
     moves: bool
 
@@ -120,7 +146,7 @@ def _reach(e: Expr) -> _Reach:
     for x in unsettled(e, lambda x: x.reach_memo is not None):
         moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
         moves = moves or (bool(x.args) and all(a.op == "const" for a in x.args))
-        x.reach_memo = _Reach(min(_most(x), _ANY), _is_any_size(x), moves)
+        x.reach_memo = _Reach(min(_most(x), _ANY), min(_far(x), _ANY), _is_any_size(x), moves)
     assert isinstance(e.reach_memo, _Reach)
     return e.reach_memo
 
@@ -133,6 +159,8 @@ def _is_any_size(e: Expr) -> bool:
         return e.args[0].dtype.is_float or (not _is_narrow(e.args[0]) and _reach(e.args[0]).any_size)
     if e.op == "checked":
         return False
+    if e.value is OF_PROGRAM and linear(e) == {(e,): 1}:
+        return True
     if e.dtype is i64 and e.args and e.op not in _BOUNDED:
         return True
     parts = e.args[1:] if e.op in ("mod", "where") else e.args
@@ -210,6 +238,26 @@ def _most(e: Expr) -> int:
     size = min(max(-low, high), 1 << 63)
     # What wraps around, or lies below zero, may have any remainder.
     return -(-size // abs(by)) if e.op == "floordiv" else abs(by) - 1 if low < 0 else min(size, abs(by) - 1)
+
+
+def _far(e: Expr) -> int:
+    """The same where the program wrote the arithmetic. A size without a bound counts as one that memory can hold."""
+    if isinstance(e.value, Symbol):
+        return _SIZE if e.value.high is None else max(abs(e.value.low), e.value.high)
+    if isinstance(e.value, Axis):
+        last = linear(e.value.extent)
+        return max(last.get((), 0) - 1, 0) if last.keys() <= {()} else min(_largest(last), _SIZE)
+    if e.op == "checked":
+        return _SIZE
+    if e.op in ("floordiv", "mod") and e.dtype is i64:
+        by = e.args[1].value if e.args[1].op == "const" else None
+        if isinstance(by, int) and by:
+            return _largest(linear(e.args[0])) // abs(by) + 1 if e.op == "floordiv" else abs(by) - 1
+        return _largest(linear(e.args[e.op == "mod"]))
+    if e.dtype is i64 and e.op in _BOUNDED:
+        sizes = [_largest(linear(a)) for a in (e.args[1:] if e.op == "where" else e.args)]
+        return prod(sizes) if e.op == "mul" else sum(sizes) if e.op in _RING else max(sizes)
+    return _most(e)
 
 
 def _magnitude(e: Expr) -> int:

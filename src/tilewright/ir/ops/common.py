@@ -25,9 +25,9 @@ Binary = Callable[[Builder, Arg, Arg], Value]
 
 
 def arith(op: str, *args: Expr) -> Expr:
-    """Scalar operation `op`; i64 ring arithmetic goes to the normal form of index arithmetic."""
-    in_rings = {"add": dims.add, "sub": dims.sub, "mul": dims.mul}.get(op)
-    return in_rings(*args) if in_rings is not None and args[0].dtype is i64 else call(op, *args)
+    """Scalar operation `op`; i64 ring arithmetic goes to the normal form of index arithmetic, as the program's."""
+    in_ring = op in ("add", "sub", "mul") and args[0].dtype is i64
+    return dims.of_program(op, *args) if in_ring else call(op, *args)
 
 
 def number(value: Number, like: Expr | Value) -> Expr:
