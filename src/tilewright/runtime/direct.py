@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import getitem, is_
 from typing import Protocol
@@ -25,38 +26,43 @@ from tilewright.runtime.executable import Executable, Result
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled
 _modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_default_type = torch.get_default_dtype
+_deterministic = torch._C._get_deterministic_algorithms
 _transform = torch._C._functorch.peek_interpreter_stack
 
 
 def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
-    arrays and scalars of numpy (which stand for tensors) and tensors kept negated (kernels would read the wrong sign),
-    under modes and transforms of torch, which want to see every op, and under autocast, which would change calls."""
-    if _modes() or _transform() is not None or _autocast():
+    arrays and scalars of numpy (which stand for tensors) and tensors kept negated or conjugated (kernels and calls
+    would read the wrong sign), under modes and transforms of torch, which want to see every op or function (a default
+    device is one), and under autocast, which would change calls."""
+    if _modes() or _function_modes() or _transform() is not None or _autocast():
         raise TypeError("a mode is active")
     parts: list[object] = [
         (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
-        if isinstance(a, Tensor) and not a.is_neg()
+        if isinstance(a, Tensor) and not (a.is_neg() or a.is_conj())
         else _plain(a)
         for a in args
     ]
     if kwargs:
         parts += kwargs
         parts.append(key_of(tuple(kwargs.values()), {}))
-    return (_grad(), *parts)
+    return (_grad(), _default_type(), _deterministic(), *parts)
 
 
 def _plain(value: object) -> tuple[object, object]:
     if isinstance(value, np.generic):
         raise TypeError("a scalar of numpy stands for a tensor")
     if isinstance(value, Tensor):
-        raise TypeError("a tensor is kept negated")
+        raise TypeError("a tensor is kept negated or conjugated")
     return value.__class__, value
 
 
 class Surroundings:
-    """What a program reads besides its arguments: parameters, buffers and plain attributes of its modules, its closure
-    and the global names it uses. `unchanged` compares identities; objects inside these are not looked into."""
+    """What a program reads besides its arguments: parameters, buffers and plain attributes of its modules, and the
+    closures and global names of its functions, forward methods and what these call by name. `unchanged` compares
+    identities; objects inside these are not looked into."""
 
     def __init__(self, target: Callable[..., object]) -> None:
         self.tensors: list[Tensor] = []
@@ -65,14 +71,13 @@ class Surroundings:
         self._values: list[object] = []
         self._marks: tuple[tuple[Tensor, int, int], ...] = ()
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
-        for module in _modules(target):
+        reached = _reached(target)
+        for module in (x for x in reached if isinstance(x, torch.nn.Module)):
             self._module(module)
-        if isinstance(target, types.FunctionType):
-            used = [n for n in target.__code__.co_names if n in target.__globals__]
-            self._add(target.__globals__, used)
-            self._cells = tuple((c, c.cell_contents) for c in target.__closure__ or ())
-        else:
-            self._cells = ()
+        functions = [x for x in reached if isinstance(x, types.FunctionType)]
+        for function in functions:
+            self._add(function.__globals__, _globals_of(function))
+        self._cells = tuple((c, v) for f in functions for c, v in _cells(f))
 
     def _module(self, module: torch.nn.Module) -> None:
         plain = [
@@ -101,22 +106,64 @@ class Surroundings:
                 return False
         try:
             same = all(map(is_, map(getitem, self._dicts, self._names), self._values))
-        except KeyError:
+            return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
+        except (KeyError, ValueError):  # a name or a variable holds nothing any more
             return False
-        return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
 
 
-def _modules(target: Callable[..., object]) -> Iterator[torch.nn.Module]:
-    """The modules that `target` is or holds in its closure or global names, each once."""
-    held: list[object] = [target]
-    if isinstance(target, types.FunctionType):
-        held += [c.cell_contents for c in target.__closure__ or ()]
-        held += [target.__globals__[n] for n in target.__code__.co_names if n in target.__globals__]
-    seen: dict[int, torch.nn.Module] = {}
-    for h in held:
-        if isinstance(h, torch.nn.Module):
-            seen |= {id(m): m for m in h.modules()}
-    yield from seen.values()
+def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
+    """The modules and functions that `target` is or uses by name, each once. What torch defines is not followed."""
+    found: dict[int, torch.nn.Module | types.FunctionType] = {}
+    todo = [target]
+    while todo:
+        x = todo.pop()
+        if id(x) in found:
+            continue
+        if isinstance(x, torch.nn.Module):
+            found |= {id(m): m for m in x.modules()}
+            todo += [f for c in dict.fromkeys(map(type, x.modules())) for f in _methods(c)]
+        elif isinstance(x, types.FunctionType) and not _is_torchs(x):
+            found[id(x)] = x
+            todo += [v for _, v in _cells(x)] + [x.__globals__[n] for n in _globals_of(x)]
+    return list(found.values())
+
+
+def _methods(of: type) -> list[object]:
+    """The forward method of a class of modules, and those that it names, directly or not."""
+    found: dict[str, object] = {}
+    todo = ["forward"]
+    while todo:
+        method = getattr(of, name := todo.pop(), None)
+        if name not in found and isinstance(method, types.FunctionType) and not _is_torchs(method):
+            found[name] = method
+            todo += [n for code in _codes(method.__code__) for n in code.co_names]
+    return list(found.values())
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] == "torch"
+
+
+def _cells(function: types.FunctionType) -> list[tuple[types.CellType, object]]:
+    """The variables of outer functions, with what they hold, if anything yet."""
+    held: list[tuple[types.CellType, object]] = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            held.append((cell, cell.cell_contents))
+    return held
+
+
+def _globals_of(function: types.FunctionType) -> list[str]:
+    """The global names that a function uses, or a function within it."""
+    names = dict.fromkeys(n for code in _codes(function.__code__) for n in code.co_names)
+    return [n for n in names if n in function.__globals__]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
 
 
 @dataclass(frozen=True, slots=True)
