@@ -91,3 +91,57 @@ def test_tensors_that_are_kept_conjugated() -> None:
         got = compiled(given)
         assert torch.allclose(got[0], given.imag * 2 + given.real)  # pyright: ignore
         assert torch.allclose(got[1], given.abs())  # pyright: ignore
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.rest = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self.first(x))
+
+
+def tripled(*given: object) -> object:
+    last = given[-1]
+    return last * 3 if isinstance(last, Tensor) else (last[0] * 3,)  # pyright: ignore
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    "a hook": lambda m: m.register_forward_hook(tripled),
+    "a hook of a part": lambda m: m.first.register_forward_hook(tripled),
+    "a hook before a part": lambda m: m.rest[0].register_forward_pre_hook(tripled),  # pyright: ignore
+    "another part": lambda m: setattr(m, "first", torch.nn.Linear(4, 4)),
+    "another part of a part": lambda m: m.rest.__setitem__(1, torch.nn.Tanh()),
+    "one part more": lambda m: m.rest.append(torch.nn.Tanh()),
+    "another forward": lambda m: setattr(m, "forward", lambda x: x * 0),
+    "another forward of a part": lambda m: setattr(m.first, "forward", torch.sin),
+    "another class": lambda m: setattr(m.rest[1], "__class__", torch.nn.Tanh),
+    "no bias": lambda m: setattr(m.first, "bias", None),
+}
+
+
+@pytest.mark.parametrize("frozen", [None, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_parts_and_hooks_of_modules_are_compared(change: str, frozen: bool | None) -> None:
+    net, x = Net().eval(), torch.randn(2, 4)
+    compiled = tilewright.compile(net, freeze=frozen)
+    with torch.no_grad():
+        before = net(x)
+        for _ in range(2):
+            assert torch.allclose(compiled(x), before, atol=1e-6)  # pyright: ignore[reportArgumentType]
+        CHANGES[change](net)
+        assert not torch.allclose(net(x), before)
+        for _ in range(2):
+            assert torch.allclose(compiled(x), net(x), atol=1e-6)  # pyright: ignore[reportArgumentType]
+
+
+def test_another_forward_method_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Net().eval(), torch.randn(2, 4)
+    compiled = tilewright.compile(net)
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(x)
+        monkeypatch.setattr(Net, "forward", lambda self, x: x * 0)  # pyright: ignore
+        assert torch.equal(compiled(x), torch.zeros(2, 4))  # pyright: ignore[reportArgumentType]

@@ -7,11 +7,11 @@ program reads besides its arguments, and the executable."""
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import getitem, is_
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -60,20 +60,26 @@ def _plain(value: object) -> tuple[object, object]:
 
 
 class Surroundings:
-    """What a program reads besides its arguments: parameters, buffers and plain attributes of its modules, and the
-    closures and global names of its functions, forward methods and what these call by name. `unchanged` compares
-    identities; objects inside these are not looked into."""
+    """What a program reads besides its arguments: its modules, their classes, parameters, buffers, hooks and plain
+    attributes, and the closures and global names of its functions, forward methods and what these call by name.
+    `unchanged` compares identities; objects inside these are not looked into."""
 
     def __init__(self, target: Callable[..., object]) -> None:
         self.tensors: list[Tensor] = []
-        self._dicts: list[Mapping[str, object]] = []
-        self._names: list[str] = []
+        self._dicts: list[Mapping[Any, object]] = []
+        self._names: list[object] = []
         self._values: list[object] = []
+        self._counted: list[Sized] = []
         self._marks: tuple[tuple[Tensor, int, int], ...] = ()
         self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
         reached = _reached(target)
-        for module in (x for x in reached if isinstance(x, torch.nn.Module)):
+        self._modules = [x for x in reached if isinstance(x, torch.nn.Module)]
+        for module in self._modules:
             self._module(module)
+        self._classes = list(map(type, self._modules))
+        for owner, name in dict.fromkeys(m for c in dict.fromkeys(self._classes) for m in _methods(c)):
+            self._add(vars(owner), [name])
+        self._counts = list(map(len, self._counted))
         functions = [x for x in reached if isinstance(x, types.FunctionType)]
         for function in functions:
             self._add(function.__globals__, _globals_of(function))
@@ -87,8 +93,12 @@ class Surroundings:
         for held in (module._parameters, module._buffers):
             self._add(held, list(held))
             self.tensors += [t for t in held.values() if t is not None]
+        for held in (module._modules, module._forward_hooks, module._forward_pre_hooks):
+            self._add(held, list(held))
+            self._counted.append(held)
+        self._counted.append(vars(module))
 
-    def _add(self, held: Mapping[str, object], names: list[str]) -> None:
+    def _add(self, held: Mapping[Any, object], names: Sequence[object]) -> None:
         self._dicts += [held] * len(names)
         self._names += names
         self._values += [held[n] for n in names]
@@ -105,7 +115,9 @@ class Surroundings:
             if t.data_ptr() != address or (version >= 0 and t._version != version):
                 return False
         try:
-            same = all(map(is_, map(getitem, self._dicts, self._names), self._values))
+            same = list(map(len, self._counted)) == self._counts
+            same = same and all(map(is_, map(type, self._modules), self._classes))
+            same = same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
             return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
         except (KeyError, ValueError):  # a name or a variable holds nothing any more
             return False
@@ -121,21 +133,28 @@ def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
             continue
         if isinstance(x, torch.nn.Module):
             found |= {id(m): m for m in x.modules()}
-            todo += [f for c in dict.fromkeys(map(type, x.modules())) for f in _methods(c)]
+            methods = [m for c in dict.fromkeys(map(type, x.modules())) for m in _methods(c)]
+            todo += [vars(owner)[name] for owner, name in methods]
         elif isinstance(x, types.FunctionType) and not _is_torchs(x):
             found[id(x)] = x
             todo += [v for _, v in _cells(x)] + [x.__globals__[n] for n in _globals_of(x)]
     return list(found.values())
 
 
-def _methods(of: type) -> list[object]:
-    """The forward method of a class of modules, and those that it names, directly or not."""
-    found: dict[str, object] = {}
+def _methods(of: type) -> list[tuple[type, str]]:
+    """The forward method of a class of modules, and those that it names, directly or not: the classes that define
+    them, and their names. What torch defines is not followed."""
+    found: dict[str, tuple[type, str]] = {}
     todo = ["forward"]
     while todo:
-        method = getattr(of, name := todo.pop(), None)
-        if name not in found and isinstance(method, types.FunctionType) and not _is_torchs(method):
-            found[name] = method
+        name = todo.pop()
+        owner = next((c for c in of.__mro__ if name in vars(c)), None)
+        if name in found or owner is None:
+            continue
+        method = vars(owner)[name]
+        if name == "forward" or (isinstance(method, types.FunctionType) and not _is_torchs(method)):
+            found[name] = owner, name
+        if isinstance(method, types.FunctionType) and not _is_torchs(method):
             todo += [n for code in _codes(method.__code__) for n in code.co_names]
     return list(found.values())
 

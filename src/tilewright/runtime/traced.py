@@ -178,6 +178,7 @@ class TracedWay:
                 stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
             limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
             stack.enter_context(torch._dynamo.config.patch(limits))
+            stack.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
             if self.naming:
                 stack.enter_context(shapes_config.patch(use_duck_shape=False))
             if oblivious:
