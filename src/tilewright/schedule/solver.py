@@ -15,6 +15,7 @@ from ..ir.program import Dot, Stmt, TileProgram
 from ..options import Options
 from ..partition.merging import Afar
 from ..target import MemoryKind, Precision, Target
+from .begins import ALIGNED, at_first_step
 from .blocks import blocks, buckets, misalignment, row_buckets
 from .chains import chained
 from .companions import refusals, with_companions
@@ -82,7 +83,7 @@ class Solver:
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
-        return self._solution(kernel, layouts).seconds
+        return self._alike(kernel, layouts).seconds
 
     @property
     def afar(self) -> Afar | None:
@@ -93,7 +94,7 @@ class Solver:
         target = self.target.without(MemoryKind.L2)
 
         def price(kernel: Kernel, layouts: Layouts) -> float:
-            found = self._solution(kernel, layouts)
+            found = self._alike(kernel, layouts)
             return modelled(found.form, found.schedule, target)
 
         return Afar(cache.capacity / 2, price)
@@ -181,6 +182,13 @@ class Solver:
         if isinstance(found, IllegalSchedule):
             raise found
         return found
+
+    def _alike(self, kernel: Kernel, layouts: Layouts) -> _Solution:
+        """The solution of a kernel, or of one that costs the same."""
+        key = kernel_key(kernel, layouts)
+        aligned = ALIGNED if self.target.lanes > 1 else 1
+        first = kernel if key in self.known else at_first_step(kernel, layouts, aligned)
+        return self._solution(first, layouts, key if first is kernel else None)
 
     def _best(self, form: Form) -> _Solution:
         if self.target.lanes == 1:
