@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 from torch.overrides import TorchFunctionMode
 
 import tilewright
@@ -108,6 +109,8 @@ def tripled(*given: object) -> object:
     return last * 3 if isinstance(last, Tensor) else (last[0] * 3,)  # pyright: ignore
 
 
+OLD = TorchVersion(torch.__version__) < "2.13"
+
 CHANGES: dict[str, Callable[[Net], object]] = {
     "a hook": lambda m: m.register_forward_hook(tripled),
     "a hook of a part": lambda m: m.first.register_forward_hook(tripled),
@@ -125,6 +128,8 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 @pytest.mark.parametrize("frozen", [None, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_parts_and_hooks_of_modules_are_compared(change: str, frozen: bool | None) -> None:
+    if change == "another class" and OLD:
+        pytest.skip("torch's guards do not compare the classes of parts")
     net, x = Net().eval(), torch.randn(2, 4)
     compiled = tilewright.compile(net, freeze=frozen)
     with torch.no_grad():
@@ -137,6 +142,7 @@ def test_parts_and_hooks_of_modules_are_compared(change: str, frozen: bool | Non
             assert torch.allclose(compiled(x), net(x), atol=1e-6)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.skipif(OLD, reason="torch's guards do not compare the classes of parts")
 def test_another_forward_method_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = Net().eval(), torch.randn(2, 4)
     compiled = tilewright.compile(net)
