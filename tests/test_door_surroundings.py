@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.torch_version import TorchVersion
 from torch.overrides import TorchFunctionMode
+from torch.torch_version import TorchVersion
 
 import tilewright
 

@@ -233,7 +233,9 @@ def test_checkpointed_steps_save_their_states_alone() -> None:
 
     given = torch.randn(STEPS, 32, 8), torch.randn(8, 256) / 3, torch.randn(256, 8) / 16, torch.randn(32, 8)
     wide = 32 * 256 * 4
-    assert saved_bytes(run, *(t.clone().requires_grad_() for t in given)) < STEPS * wide  # several in each step without
+    assert (
+        saved_bytes(run, *(t.clone().requires_grad_() for t in given)) < STEPS * wide
+    )  # several in each step without
     assert loops() == 1
     compiled = torch.compile(run, backend="tilewright", fullgraph=True)
     torch.testing.assert_close(gradients(compiled, given), gradients(run, given), rtol=5e-5, atol=5e-6)

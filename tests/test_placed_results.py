@@ -38,3 +38,20 @@ def test_results_lie_where_eagers_do(function: Callable[[Tensor], object], offse
         for a, b in zip(ours, eager, strict=True):
             assert isinstance(a, Tensor) and isinstance(b, Tensor) and a.equal(b) and a.stride() == b.stride()
             assert (a.data_ptr() - x.data_ptr() == b.data_ptr() - y.data_ptr()) or function is mapped
+
+
+@pytest.mark.parametrize(
+    "pieces", [lambda x: x.chunk(2, 1), lambda x: x.split(3, 1), lambda x: x[:, 2:].unbind(1)]
+)
+def test_pieces_of_a_part(pieces: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    """Of a part whose sizes are not proved, so that a call makes it (found by the fuzz, 5300035)."""
+
+    def parts(x: Tensor) -> tuple[Tensor, ...]:
+        return pieces(x.tensor_split(2, -1)[1])[:2]
+
+    compiled = torch.compile(parts, backend=tilewright.backend, dynamic=True)
+    for sizes in ((33, 8), (11, 31), (7, 33), (5, 40)):
+        x = torch.randn(*sizes)
+        with torch.no_grad():
+            for a, b in zip(compiled(x), parts(x), strict=True):
+                assert a.equal(b) and a.data_ptr() == b.data_ptr() and a.stride() == b.stride()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -93,11 +94,22 @@ def _is_part(node: object, held: set[fx.Node]) -> bool:
     if not isinstance(offset, torch.SymInt) and not offset:
         return False
     source = node.args[0] if node.args else None
-    while isinstance(source, fx.Node) and storage_of(source) == storage_of(node):
+    while isinstance(source, fx.Node) and _shows(source, node):
         if source in held:
             return True
         source = source.args[0] if source.args else None
     return False
+
+
+def _shows(source: fx.Node, node: fx.Node) -> bool:
+    """Whether a node, or what it takes apart (`split`), has the storage of another one."""
+    val = source.meta.get("val")
+    parts = cast(Sequence[object], val) if isinstance(val, (list, tuple)) else ()
+    found = [t for t in parts if isinstance(t, Tensor)]
+    if found:
+        own = node.meta["val"].untyped_storage()
+        return all(t.untyped_storage()._cdata == own._cdata for t in found)  # pyright: ignore[reportPrivateUsage]
+    return storage_of(source) == storage_of(node)
 
 
 def written(gm: fx.GraphModule) -> set[fx.Node]:
