@@ -49,6 +49,7 @@ def test_pieces_of_a_part(pieces: Callable[[Tensor], tuple[Tensor, ...]]) -> Non
     def parts(x: Tensor) -> tuple[Tensor, ...]:
         return pieces(x.tensor_split(2, -1)[1])[:2]
 
+    tilewright.reset()
     compiled = torch.compile(parts, backend=tilewright.backend, dynamic=True)
     for sizes in ((33, 8), (11, 31), (7, 33), (5, 40)):
         x = torch.randn(*sizes)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from .leaving import memories_of
 from .modes import MODES
-from .unrolled import Lifted, Sliced, Steps, Unlike, val_of
+from .unrolled import MOST_DELAYED, Lifted, Sliced, Steps, Unlike, val_of
 
 
 class Writes(Unlike):
@@ -36,6 +36,32 @@ def owning(found: Steps, keys: Collection[object]) -> Steps:
     return replace(found, held=held, owned=owned)
 
 
+def reading_back(found: Steps) -> Steps:
+    """The steps, where parts that a step reads are those that a step before has written: these are carried values."""
+    carried, sliced, back = dict(found.carried), dict(found.sliced), dict(found.read_back)
+    for store in found.stores.values():
+        for m, node in enumerate(found.windows[1]):
+            part = found.sliced.get(node)
+            delay = _delay(store.part, part) if isinstance(part, Sliced) else 0
+            if not delay or delay >= len(found.windows):
+                continue
+            firsts = {(store.source, delay - k): found.windows[k][m] for k in range(delay)}
+            if any(key in found.carried for key in firsts):
+                continue
+            carried = firsts | carried
+            back[node] = store.source, delay
+            del sliced[node]
+    return replace(found, carried=carried, sliced=sliced, read_back=back)
+
+
+def _delay(written: Sliced, read: Sliced) -> int:
+    """How many steps before the part that a step reads has been written; 0 if by none."""
+    if replace(read, first=written.first) != written:
+        return 0
+    steps, rest = divmod(written.first - read.first, written.step)
+    return steps if not rest and 0 < steps <= MOST_DELAYED else 0
+
+
 def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> None:
     """Raise Unlike unless each tensor that the steps write to lies apart from everything else that they touch."""
     if not (found.stores or found.held or found.owned):
@@ -52,14 +78,19 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     whole = [m for memories, _ in (*owners, *stores) for m in memories]
     if len(whole) > len(set(whole)):
         raise Unlike("two tensors that a step writes to share memory")
-    others = {*found.outer, *found.carried.values(), *_bases(found)} - set(kept)
+    again = {w[m] for m, n in enumerate(windows[1]) if n in found.read_back for w in windows}
+    others = {*found.outer, *found.carried.values(), *_bases(found)} - {*kept, *again}
     left = [windows[1][m] for m in (*stacked, *ends) if m not in found.owned]
     left += [windows[1][m] for m, _ in found.carried if m not in found.owned]
     written = set(whole)
     if any(written & _memories(n) for n in (*others, *left)):
         raise Unlike("a step writes to memory that something else reads")
     unread = {m for memories, _ in stores for m in memories}
-    read = [n for m, node in enumerate(windows[1]) if m not in found.stores for n in node.all_input_nodes]
+    computed = [n for m, n in enumerate(windows[1]) if m not in found.stores and n not in found.read_back]
+    for n in computed:  # what shows a part that is read back is a part of a carried value
+        if unread & _memories(n) and all(i in again or not unread & _memories(i) for i in n.all_input_nodes):
+            again.add(n)
+    read = [n for node in computed for n in node.all_input_nodes if n not in again]
     if any(unread & _memories(n) for n in read) or found.owned & {*stacked}:
         raise Unlike("a step reads what another one wrote")
     for m, store in found.stores.items():

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from .in_place import Writes, check_writes, owning
+from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lifted
 from .modes import casting, shift_of
@@ -81,7 +81,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
             try:
                 begin, end = start + first * period, start + last * period
                 with casting(nodes[:begin]):
-                    steps, body, stacked, ends, idle = _made(classified(windows[first:last]))
+                    steps, body, stacked, ends, idle = _made(reading_back(classified(windows[first:last])))
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
@@ -172,7 +172,9 @@ def _body(
         values[key] = graph.call_method("clone", (values[key],))
     values |= {windows[0][m]: values["carried", m, delay] for m, delay in found.carried if delay == 1}
     for m, node in enumerate(windows[1]):
-        if node not in found.sliced and m not in found.stores:
+        if node in found.read_back:
+            values[node] = values["carried", *found.read_back[node]]
+        elif node not in found.sliced and m not in found.stores:
             values[node] = _copied(graph, found, node, m, values)
     carried = [
         values[windows[1][m] if delay == 1 else ("carried", m, delay - 1)] for m, delay in found.carried

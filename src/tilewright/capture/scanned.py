@@ -128,7 +128,7 @@ class _Placed:
         """The scan, and the tensors that hold what its steps made."""
         found, graph = self.loop.found, self.graph
         mode = next(v for n in found.windows[0] if isinstance(v := val_of(n), FakeTensor)).fake_mode
-        given: list[fx.Node] = [self.values[first] for first in (*found.carried.values(), *found.held)]
+        given: list[fx.Node] = [self.first_of(n) for n in (*found.carried.values(), *found.held)]
         given += [self.taken(key, what) for key, what in found.taken.items()]
         if not found.taken:
             given.append(self.graph.call_function(torch.arange, (self.loop.steps,), {"device": self.place}))
@@ -142,6 +142,10 @@ class _Placed:
             with mode:
                 stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
         self.writes()
+
+    def first_of(self, node: fx.Node) -> fx.Node:
+        """What begins a carried value: also a part that a step takes of what was there before the loop."""
+        return self.graph.node_copy(node, self.of) if node in self.inside else self.values[node]
 
     def writes(self) -> None:
         """What the steps write, where it belongs."""

@@ -85,6 +85,8 @@ class Steps:
     """What of these is no tensor but a function that steps call."""
     stores: dict[int, Store] = field(default_factory=dict[int, Store])
     """Nodes, by number, that write into parts: all of them are one write behind the loop."""
+    read_back: dict[fx.Node, tuple[int, int]] = field(default_factory=dict[fx.Node, tuple[int, int]])
+    """Parts, by what takes them in step 1, that steps before have written: the carried values that they are."""
     held: tuple[fx.Node, ...] = ()
     """Tensors of outside that steps write to and read again: carried values in a memory of their own."""
     owned: frozenset[int] = frozenset()
