@@ -71,6 +71,8 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
         raise Unlike("a step writes in a mode of its own")
     firsts = {m: first for (m, delay), first in found.carried.items() if delay == 1}
     kept = [*found.held, *(firsts[m] for m in found.owned)]
+    if any(_memories(firsts[m]) != _memories(windows[1][m]) for m in found.owned):
+        raise Unlike("a step writes into what the step before made, and makes another tensor")
     owners = [(memories, None) for node in kept if (memories := _memories(node))]
     stores = [(_memories(s.part.base), m) for m, s in found.stores.items()]
     if len(owners) < len(kept) or not all(memories for memories, _ in stores):
@@ -79,7 +81,9 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     if len(whole) > len(set(whole)):
         raise Unlike("two tensors that a step writes to share memory")
     again = {w[m] for m, n in enumerate(windows[1]) if n in found.read_back for w in windows}
-    others = {*found.outer, *found.carried.values(), *_bases(found)} - {*kept, *again}
+    others = [n for n in found.outer if n not in found.held] + _bases(found)
+    firsts_left = [x for (m, delay), x in found.carried.items() if m not in found.owned or delay > 1]
+    others += [x for x in firsts_left if x not in again]
     left = [windows[1][m] for m in (*stacked, *ends) if m not in found.owned]
     left += [windows[1][m] for m, _ in found.carried if m not in found.owned]
     written = set(whole)
