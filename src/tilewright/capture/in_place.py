@@ -39,17 +39,17 @@ def owning(found: Steps, keys: Collection[object]) -> Steps:
 def reading_back(found: Steps) -> Steps:
     """The steps, where parts that a step reads are those that a step before has written: these are carried values."""
     carried, sliced, back = dict(found.carried), dict(found.sliced), dict(found.read_back)
-    for store in found.stores.values():
+    for written, store in found.stores.items():
         for m, node in enumerate(found.windows[1]):
             part = found.sliced.get(node)
             delay = _delay(store.part, part) if isinstance(part, Sliced) else 0
             if not delay or delay >= len(found.windows):
                 continue
-            firsts = {(store.source, delay - k): found.windows[k][m] for k in range(delay)}
+            firsts = {(written, delay - k): found.windows[k][m] for k in range(delay)}
             if any(key in found.carried for key in firsts):
                 continue
             carried = firsts | carried
-            back[node] = store.source, delay
+            back[node] = written, delay
             del sliced[node]
     return replace(found, carried=carried, sliced=sliced, read_back=back)
 
@@ -98,7 +98,7 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     if any(unread & _memories(n) for n in read) or found.owned & {*stacked}:
         raise Unlike("a step reads what another one wrote")
     for m, store in found.stores.items():
-        made, target = val_of(windows[1][store.source]), windows[1][m].args
+        made, target = val_of(store.value), windows[1][m].args
         whole_tensor = val_of(store.part.base)
         assert isinstance(whole_tensor, Tensor)
         with torch.no_grad():

@@ -116,11 +116,8 @@ def _leaving(found: Steps) -> tuple[tuple[int, ...], dict[int, int]]:
     made = [m for m in range(len(windows[0])) if windows[1][m] not in found.sliced]
     carried = {m: p for p, (m, delay) in enumerate(found.carried) if delay == 1}
     readers = {m: [k for k in range(len(windows)) if _read_outside(found, k, m, inside)] for m in made}
-    stored = {s.source for s in found.stores.values()}
-    ends = {
-        m: carried[m] for m in made if readers[m] == [len(windows) - 1] and m in carried and m not in stored
-    }
-    stacked = tuple(m for m in made if (readers[m] or m in stored) and m not in ends)
+    ends = {m: carried[m] for m in made if readers[m] == [len(windows) - 1] and m in carried}
+    stacked = tuple(m for m in made if readers[m] and m not in ends)
     return stacked, {m: p for m, p in ends.items() if m not in found.owned}
 
 
@@ -132,12 +129,7 @@ def _body(
     windows = found.windows
     stacked, ends = _leaving(found)
     check_writes(found, stacked, ends)
-    left = [val_of(windows[1][m]) for m in (*(m for m, _ in found.carried), *stacked)]
-    made = [t for t in left if isinstance(t, Tensor)]
-    if len(made) < len(left):
-        raise Unlike("what leaves a step is no tensor")
-    if any(t.is_complex() for t in tensors_of(windows[1])) and _asks_gradient(windows[1]):
-        raise Unlike("torch has no gradient of loops over complex numbers")
+    _check_kinds(found, stacked)
     graph = fx.Graph()
     values: dict[object, fx.Node] = {}
     samples: list[object] = []
@@ -147,7 +139,7 @@ def _body(
         samples.append(sample)
 
     for m, delay in found.carried:
-        take(("carried", m, delay), val_of(windows[1][m]))
+        take(("carried", m, delay), val_of(found.value_of(m)))
     for node in found.held:
         take(node, val_of(node))
     place = place_of(windows[0])
@@ -171,10 +163,14 @@ def _body(
     for key in (*found.held, *(("carried", m, 1) for m in found.owned)):
         values[key] = graph.call_method("clone", (values[key],))
     values |= {windows[0][m]: values["carried", m, delay] for m, delay in found.carried if delay == 1}
+    stored: list[fx.Node] = []
     for m, node in enumerate(windows[1]):
-        if node in found.read_back:
+        if m in found.stores:  # as it is now: a step may write into it later
+            values[node] = graph.call_method("clone", (values[found.stores[m].value],))
+            stored.append(values[node])
+        elif node in found.read_back:
             values[node] = values["carried", *found.read_back[node]]
-        elif node not in found.sliced and m not in found.stores:
+        elif node not in found.sliced:
             values[node] = _copied(graph, found, node, m, values)
     carried = [
         values[windows[1][m] if delay == 1 else ("carried", m, delay - 1)] for m, delay in found.carried
@@ -182,13 +178,23 @@ def _body(
     carried += [values[node] for node in found.held]
     results = [graph.call_method("clone", (values[windows[1][m]],)) for m in stacked]
     rows = [graph.call_method("contiguous", (x,)) for x in carried]
-    graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results))
+    graph.output((*[graph.call_method("clone", (x,)) for x in rows], *results, *stored))
     body = fx.GraphModule(root, graph)
     _check(found, body, samples, given, stacked)
     idle = _idle(body, samples, found.states)
     if not SCANS_DIFFERENTIATE and any(k < found.states for k in idle):
         raise Unlike("this torch fails where a step differentiates nothing of a state")
     return body, stacked, ends, idle
+
+
+def _check_kinds(found: Steps, stacked: Sequence[int]) -> None:
+    """Raise Unlike for values that no scan carries or stacks."""
+    windows = found.windows
+    left = [*(found.value_of(m) for m in (*(m for m, _ in found.carried), *stacked)), *found.values_stored]
+    if not all(isinstance(val_of(n), Tensor) for n in left):
+        raise Unlike("what leaves a step is no tensor")
+    if any(t.is_complex() for t in tensors_of(windows[1])) and _asks_gradient(windows[1]):
+        raise Unlike("torch has no gradient of loops over complex numbers")
 
 
 def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:
@@ -255,7 +261,8 @@ def _check(
     if not found.states:
         raise Unlike("no step reads what another one made")
     last = found.windows[1]
-    wanted = [*(last[m] for m, _ in found.carried), *found.held, *(last[m] for m in stacked)]
+    wanted = [*(found.value_of(m) for m, _ in found.carried), *found.held, *(last[m] for m in stacked)]
+    wanted += found.values_stored
     for have, node in zip(made, wanted, strict=True):
         _alike(have, val_of(node), Unlike)
     for have, first in zip(made, found.carried.values(), strict=False):

@@ -137,7 +137,7 @@ class _Placed:
         made = self.made = graph.call_module(name, tuple(given))
         made.meta = written_of(found.windows[0][-1])
         for k, m in enumerate(self.loop.stacked):
-            stack = self.stacks[m] = self.call(operator.getitem, made, found.states + k)
+            stack = self.stacks[m] = self.result(found.states + k, found.windows[-1][m])
             one = cast(Tensor, val_of(found.windows[1][m]))
             with mode:
                 stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
@@ -147,18 +147,30 @@ class _Placed:
         """What begins a carried value: also a part that a step takes of what was there before the loop."""
         return self.graph.node_copy(node, self.of) if node in self.inside else self.values[node]
 
+    def result(self, k: int, last: fx.Node) -> fx.Node:
+        """Result number k of the scan, which is for `last` what the last step made: without a gradient where that has
+        none, which torch's scans do not tell."""
+        made, value = self.call(operator.getitem, self.made, k), val_of(last)
+        return made if isinstance(value, Tensor) and value.requires_grad else self.call(torch.detach, made)
+
     def writes(self) -> None:
         """What the steps write, where it belongs."""
         found, graph = self.loop.found, self.graph
-        for store in found.stores.values():
-            parts, stack = self.parts_of(self.values[store.part.base], store.part), self.stacks[store.source]
+        for k, (m, store) in enumerate(found.stores.items(), found.states + len(self.loop.stacked)):
+            value = found.windows[-1][m].args[2]
+            assert isinstance(value, fx.Node)
+            parts, stack = self.parts_of(self.values[store.part.base], store.part), self.result(k, value)
             if store.part.step < 0:
                 stack = self.call(torch.flip, stack, (0,))
             graph.call_method("copy_", (parts, stack))
-        held = {node: len(found.carried) + k for k, node in enumerate(found.held)}
-        held |= {first: p for p, ((m, _), first) in enumerate(found.carried.items()) if m in found.owned}
-        for node, p in held.items():
-            graph.call_method("copy_", (self.values[node], self.call(operator.getitem, self.made, p)))
+        owned = [
+            (first, self.result(p, found.windows[-1][m]))
+            for p, ((m, delay), first) in enumerate(found.carried.items())
+            if m in found.owned and delay == 1
+        ]
+        held = [(node, self.result(p, node)) for p, node in enumerate(found.held, len(found.carried))]
+        for node, value in (*held, *owned):
+            graph.call_method("copy_", (self.values[node], value))
 
     def call(self, target: Callable[..., object], *args: object) -> fx.Node:
         """A call in the new graph."""
@@ -218,7 +230,7 @@ class _Placed:
             if number in self.loop.found.owned:
                 return self.values[self.loop.found.carried[number, 1]]
             if number in self.loop.ends:
-                part = self.call(operator.getitem, self.made, self.loop.ends[number])
+                part = self.result(self.loop.ends[number], node)
             else:
                 part = self.call(torch.select, self.stacks[number], 0, step)
             found = self.parts[at] = self.copied(part, node)

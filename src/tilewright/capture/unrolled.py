@@ -59,10 +59,10 @@ class Lifted:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Step k writes what the node of number `source` makes into a part of a tensor that it does not read."""
+    """Step k writes `value`, as step 1 has it, into a part of a tensor that it does not read."""
 
     part: Sliced
-    source: int
+    value: fx.Node
 
 
 @dataclass(slots=True)
@@ -98,6 +98,15 @@ class Steps:
     def states(self) -> int:
         """The number of carried values, those of outside among them."""
         return len(self.carried) + len(self.held)
+
+    def value_of(self, m: int) -> fx.Node:
+        """What node number m makes in step 1, or writes."""
+        return self.stores[m].value if m in self.stores else self.windows[1][m]
+
+    @property
+    def values_stored(self) -> list[fx.Node]:
+        """What step 1 writes into parts."""
+        return [store.value for store in self.stores.values()]
 
     @property
     def taken(self) -> dict[object, Sliced | Numbers | Lifted]:
@@ -223,7 +232,7 @@ def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
     if not isinstance(value, fx.Node) or value not in where[1]:
         raise Unlike("a step writes what it does not make")
     _read(made, where, (m, len(arguments_of(nodes[1])) - 1), [n.args[2] for n in nodes])
-    made.stores[m] = Store(part, where[1][value])
+    made.stores[m] = Store(part, value)
     return True
 
 
