@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tests.test_loops_parts import agrees, fewer
+from tests.test_loops_parts import agrees, fewer, loops
 
 __all__ = ["fewer"]
 STEPS = 12
@@ -201,6 +201,93 @@ def test_tensors_that_are_read_again(steps: Callable[[Tensor, Tensor], object], 
 @pytest.mark.parametrize("steps", [diffused, smoothed])
 def test_gradients(steps: Callable[[Tensor, Tensor], object]) -> None:
     agrees(lambda h, w: steps(h.clone(), w), torch.randn(6, 8), torch.randn(8, 8) / 3)
+
+
+def stored_before_a_write(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.zeros(STEPS, 3, 8)
+    for t in range(STEPS):
+        h = torch.tanh(x[t] + h @ w)
+        out[t] = h
+        h += 1
+    return out, h
+
+
+def stored_part(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    out, h = torch.zeros(STEPS, 8), h.clone()
+    for t in range(STEPS):
+        h += torch.tanh(x[t] + h @ w)
+        out[t] = h[1]
+        h[1] = 0
+    return out, h
+
+
+def stored_operand(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.zeros(STEPS, 3, 8)
+    for t in range(STEPS):
+        out[t] = x[t]
+        h = torch.tanh(x[t] + h @ w)
+    return out, h
+
+
+def stored_product(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.zeros(STEPS, 3, 8)
+    for t in range(STEPS):
+        z = x[t] @ w
+        out[t] = z
+        h = torch.tanh(z + h @ w)
+    return out, h
+
+
+@pytest.mark.parametrize("run", [stored_before_a_write, stored_part, stored_operand, stored_product])
+def test_parts_hold_what_was_there_when_they_were_written(run: Callable[..., object]) -> None:
+    agrees(run, *operands(), trains=False)
+
+
+def written_then_another(h: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    seen: list[Tensor] = []
+    first = h
+    for _ in range(STEPS):
+        h.mul_(0.9)
+        h = torch.tanh(h @ w)
+        seen.append(h[0])
+    return h, torch.stack(seen), first
+
+
+def one_beginning(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    a = h
+    for _ in range(STEPS):
+        h += torch.tanh(a @ w)
+        a = torch.sin(a)
+    return a, h
+
+
+@pytest.mark.parametrize("steps", [written_then_another, one_beginning])
+def test_a_beginning_that_something_else_reads(steps: Callable[[Tensor, Tensor], object]) -> None:
+    """No loop, or one that begins later."""
+
+    def run(h: Tensor, w: Tensor) -> object:
+        return steps(h.clone(), w)
+
+    given = torch.randn(6, 8), torch.randn(8, 8) / 3
+    with torch.no_grad():
+        have, want = torch.compile(run, backend="tilewright", fullgraph=True)(*given), run(*given)
+    torch.testing.assert_close(have, want, rtol=2e-5, atol=2e-6)
+
+
+def test_what_steps_make_without_gradients_has_none() -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen: list[Tensor] = []
+        out = torch.zeros(STEPS, 3, 8)
+        for t in range(STEPS):
+            h = torch.tanh(x[t] + h @ w)
+            out[t] = h.detach()
+            seen.append(2 * h.detach())
+        return h, out, torch.stack(seen)
+
+    given = [t.requires_grad_() for t in operands()]
+    made = torch.compile(run, backend="tilewright", fullgraph=True)(*given)
+    assert loops() > 0
+    assert [t.requires_grad for t in made] == [True, False, False]
 
 
 def read_elsewhere(h: Tensor, w: Tensor) -> Tensor:
