@@ -69,41 +69,51 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     windows = found.windows
     if any(n.target in MODES for n in windows[1]):
         raise Unlike("a step writes in a mode of its own")
-    firsts = {m: first for (m, delay), first in found.carried.items() if delay == 1}
-    kept = [*found.held, *(firsts[m] for m in found.owned)]
-    if any(_memories(firsts[m]) != _memories(windows[1][m]) for m in found.owned):
+    begins = {m: first for (m, delay), first in found.carried.items() if delay == 1}
+    if any(_memories(begins[m]) != _memories(windows[1][m]) for m in found.owned):
         raise Unlike("a step writes into what the step before made, and makes another tensor")
-    owners = [(memories, None) for node in kept if (memories := _memories(node))]
-    stores = [(_memories(s.part.base), m) for m, s in found.stores.items()]
-    if len(owners) < len(kept) or not all(memories for memories, _ in stores):
+    kept = [_memories(n) for n in (*found.held, *(begins[m] for m in found.owned))]
+    filled = [_memories(n) for n in {s.part.base: None for s in found.stores.values()}]
+    if not all((*kept, *filled)):
         raise Unlike("a step writes into a tensor without memory")
-    whole = [m for memories, _ in (*owners, *stores) for m in memories]
-    if len(whole) > len(set(whole)):
-        raise Unlike("two tensors that a step writes to share memory")
-    again = {w[m] for m, n in enumerate(windows[1]) if n in found.read_back for w in windows}
-    others = [n for n in found.outer if n not in found.held] + _bases(found)
-    firsts_left = [x for (m, delay), x in found.carried.items() if m not in found.owned or delay > 1]
-    others += [x for x in firsts_left if x not in again]
-    left = [windows[1][m] for m in (*stacked, *ends) if m not in found.owned]
-    left += [windows[1][m] for m, _ in found.carried if m not in found.owned]
-    written = set(whole)
-    if any(written & _memories(n) for n in (*others, *left)):
+    written = [m for memories in (*kept, *filled) for m in memories]
+    if len(written) > len(set(written)) or len(filled) < len(found.stores):
+        raise Unlike("a step writes twice into one memory")
+    if any(set(written) & _memories(n) for n in _left_alone(found, stacked, ends)):
         raise Unlike("a step writes to memory that something else reads")
-    unread = {m for memories, _ in stores for m in memories}
-    computed = [n for m, n in enumerate(windows[1]) if m not in found.stores and n not in found.read_back]
-    for n in computed:  # what shows a part that is read back is a part of a carried value
-        if unread & _memories(n) and all(i in again or not unread & _memories(i) for i in n.all_input_nodes):
-            again.add(n)
-    read = [n for node in computed for n in node.all_input_nodes if n not in again]
-    if any(unread & _memories(n) for n in read) or found.owned & {*stacked}:
-        raise Unlike("a step reads what another one wrote")
+    if found.owned & {*stacked}:
+        raise Unlike("what steps write into is read after each of them")
+    _check_filled(found, {m for memories in filled for m in memories})
+
+
+def _left_alone(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> list[fx.Node]:
+    """What steps take or leave without writing to it."""
+    back = {w[m] for m, n in enumerate(found.windows[1]) if n in found.read_back for w in found.windows}
+    carried = [x for (m, delay), x in found.carried.items() if m not in found.owned or delay > 1]
+    made = [
+        found.windows[1][m] for m in (*stacked, *ends, *(m for m, _ in found.carried)) if m not in found.owned
+    ]
+    outer = [n for n in found.outer if n not in found.held]
+    return [*outer, *_bases(found), *(x for x in carried if x not in back), *made]
+
+
+def _check_filled(found: Steps, filled: set[int]) -> None:
+    """Raise Unlike if a step reads this memory, which steps fill part by part, other than as a carried value, or if
+    what it writes there is not of the part's shape: a stack of these would be broadcast along the steps."""
+    back = {n for n in found.windows[1] if n in found.read_back}
+    computed = [n for m, n in enumerate(found.windows[1]) if m not in found.stores and n not in back]
+    for n in computed:
+        shows = [i for i in n.all_input_nodes if filled & _memories(i)]
+        if any(i not in back for i in shows):
+            raise Unlike("a step reads what another one wrote")
+        if shows and filled & _memories(n):
+            back.add(n)  # it shows a part of a carried value
     for m, store in found.stores.items():
-        made, target = val_of(store.value), windows[1][m].args
-        whole_tensor = val_of(store.part.base)
-        assert isinstance(whole_tensor, Tensor)
+        made, whole, index = val_of(store.value), val_of(store.part.base), found.windows[1][m].args[1]
+        assert isinstance(whole, Tensor)
         with torch.no_grad():
-            one = whole_tensor[target[1]]  # pyright: ignore[reportArgumentType, reportIndexIssue]
-        if not isinstance(made, Tensor) or str(made.shape) != str(one.shape):
+            part = whole[index]  # pyright: ignore[reportArgumentType]
+        if not isinstance(made, Tensor) or str(made.shape) != str(part.shape):
             raise Unlike("a step writes a value of another shape")
 
 

@@ -3,8 +3,8 @@
 A loop in Python leaves equal steps behind each other in the graph. Where step k reads what step k - 1 made, the same
 tensors in every step, and parts of tensors that move by one with each step, the steps become one scan of torch's. Torch
 knows its gradient: so this happens before autograd, and is right for training and inference alike. Numbers that change
-with the step become one more tensor that is sliced. What is read of each step is stacked by the scan. Steps that write
-into tensors, or draw random numbers, stay as they are."""
+with the step become one more tensor that is sliced. What is read of each step is stacked by the scan. What steps write
+is carried, or stacked as well (`in_place`). Steps that draw random numbers stay as they are."""
 
 # What torch offers to compilers it names with underscores.
 # pyright: reportPrivateUsage=false
@@ -130,34 +130,8 @@ def _body(
     stacked, ends = _leaving(found)
     check_writes(found, stacked, ends)
     _check_kinds(found, stacked)
-    graph = fx.Graph()
-    values: dict[object, fx.Node] = {}
-    samples: list[object] = []
-
-    def take(key: object, sample: object) -> None:
-        values[key] = graph.placeholder(f"given_{len(samples)}")
-        samples.append(sample)
-
-    for m, delay in found.carried:
-        take(("carried", m, delay), val_of(found.value_of(m)))
-    for node in found.held:
-        take(node, val_of(node))
-    place = place_of(windows[0])
-    for key, what in found.taken.items():
-        if isinstance(key, fx.Node):
-            take(key, val_of(key))
-        else:
-            assert isinstance(what, Numbers)
-            take(key, torch.zeros((), dtype=type_of(what), device=place))
-    if not found.taken:
-        take("counter", torch.zeros((), dtype=torch.int64, device=place))
-    root = torch.nn.Module()
-    for node in found.outer:
-        if node in found.functions:
-            root.add_module(str(node.target), found.functions[node])
-            values[node] = graph.get_attr(str(node.target))
-        elif node not in found.held:
-            take(node, val_of(node))
+    graph, root = fx.Graph(), torch.nn.Module()
+    values, samples = _given(found, graph, root)
     keys = {n: k for k, n in values.items() if n.op == "placeholder"}
     given = list(keys.values())
     for key in (*found.held, *(("carried", m, 1) for m in found.owned)):
@@ -185,6 +159,40 @@ def _body(
     if not SCANS_DIFFERENTIATE and any(k < found.states for k in idle):
         raise Unlike("this torch fails where a step differentiates nothing of a state")
     return body, stacked, ends, idle
+
+
+def _given(
+    found: Steps, graph: fx.Graph, root: torch.nn.Module
+) -> tuple[dict[object, fx.Node], list[object]]:
+    """The placeholders of a body by what they stand for, and what stands for their values. Functions that steps call
+    are attributes of `root`."""
+    values: dict[object, fx.Node] = {}
+    samples: list[object] = []
+
+    def take(key: object, sample: object) -> None:
+        values[key] = graph.placeholder(f"given_{len(samples)}")
+        samples.append(sample)
+
+    for m, delay in found.carried:
+        take(("carried", m, delay), val_of(found.value_of(m)))
+    for node in found.held:
+        take(node, val_of(node))
+    place = place_of(found.windows[0])
+    for key, what in found.taken.items():
+        if isinstance(key, fx.Node):
+            take(key, val_of(key))
+        else:
+            assert isinstance(what, Numbers)
+            take(key, torch.zeros((), dtype=type_of(what), device=place))
+    if not found.taken:
+        take("counter", torch.zeros((), dtype=torch.int64, device=place))
+    for node in found.outer:
+        if node in found.functions:
+            root.add_module(str(node.target), found.functions[node])
+            values[node] = graph.get_attr(str(node.target))
+        elif node not in found.held:
+            take(node, val_of(node))
+    return values, samples
 
 
 def _check_kinds(found: Steps, stacked: Sequence[int]) -> None:

@@ -67,7 +67,7 @@ class Store:
 
 @dataclass(slots=True)
 class Steps:
-    """Equal steps: `windows[k]` are the nodes of step k, `kept` those numbers of a step that are computed in it."""
+    """Equal steps: `windows[k]` are the nodes of step k, and node number m of each does the same."""
 
     windows: list[list[fx.Node]]
     carried: dict[tuple[int, int], fx.Node] = field(default_factory=dict[tuple[int, int], fx.Node])
