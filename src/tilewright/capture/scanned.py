@@ -291,6 +291,7 @@ class _Placed:
 
 
 def tensors_of(nodes: Sequence[fx.Node]) -> list[Tensor]:
+    """All tensors among what stands for the values of nodes."""
     return [t for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)]
 
 
