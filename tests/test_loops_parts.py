@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
@@ -250,3 +251,81 @@ def test_functions_that_differ_are_two() -> None:
         return h
 
     agrees(run, torch.randn(8, 8) / 3, torch.randn(3, 8), count=2, trains=False)
+
+
+def dropped(h: Tensor, w: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        h = F.dropout(torch.tanh(h @ w), 0.3)
+    return h
+
+
+def disturbed(h: Tensor, w: Tensor) -> Tensor:
+    made: list[Tensor] = []
+    for _ in range(STEPS):
+        h = torch.tanh(h @ w) + 0.1 * torch.randn_like(h)
+        h = h * torch.bernoulli(h.sigmoid().detach()) + torch.rand(3, 8)
+        made.append(h)
+    return torch.stack(made)
+
+
+@pytest.mark.parametrize("steps", [dropped, disturbed])
+@pytest.mark.parametrize("trains", [True, False])
+def test_random_numbers_are_those_of_eager(steps: Callable[..., Tensor], trains: bool) -> None:
+    given = torch.randn(3, 8), torch.randn(8, 8) / 3
+    found: list[list[Tensor | None]] = []
+    for f in (torch.compile(steps, backend="tilewright", fullgraph=True), steps):
+        torch.manual_seed(5)
+        with torch.set_grad_enabled(trains):
+            found.append([*(gradients(f, given) if trains else [f(*given)]), torch.rand(4)])
+    torch.testing.assert_close(found[0], found[1], rtol=2e-5, atol=2e-6)
+    assert loops() == 1 + trains
+
+
+def test_random_numbers_that_would_be_drawn_again_stay_apart() -> None:
+    def run(h: Tensor, w: Tensor) -> Tensor:
+        for _ in range(STEPS):
+            made = checkpoint(lambda h: F.dropout(torch.tanh(h @ w), 0.3), h, use_reentrant=False)
+            assert isinstance(made, Tensor)
+            h = made
+        return h
+
+    given = torch.randn(3, 8), torch.randn(8, 8) / 3
+    found: list[list[Tensor | None]] = []
+    for f in (torch.compile(run, backend="tilewright"), run):
+        torch.manual_seed(5)
+        found.append(gradients(f, given))
+    torch.testing.assert_close(found[0], found[1], rtol=2e-5, atol=2e-6)
+    assert not loops()
+
+
+def test_random_numbers_on_a_gpu_stay_apart() -> None:
+    """A graph of all steps would draw the same ones at each."""
+    graph = fx.Graph()
+    with FakeTensorMode():
+        h = graph.placeholder("h")
+        h.meta["example_value"] = value = torch.empty(3, 8, device="cuda")
+        for _ in range(3 * STEPS):
+            h = graph.call_function(F.dropout, (h, 0.3))
+            h.meta["example_value"] = torch.empty_like(value)
+            h = graph.call_function(torch.tanh, (h,))
+            h.meta["example_value"] = torch.empty_like(value)
+        graph.output((h,))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    assert rolled.rolled(gm) is gm
+
+
+def test_what_counts_the_steps_of_a_loop_on_a_gpu_lies_there() -> None:
+    """Else the loop is on both sides, and runs on the CPU."""
+    graph = fx.Graph()
+    with FakeTensorMode():
+        h = graph.placeholder("h")
+        h.meta["example_value"] = value = torch.empty(3, 8, device="cuda")
+        for t in range(2 * STEPS):
+            h = graph.call_function(torch.mul, (h, 0.1 * t if t % 2 else 2.0))
+            h.meta["example_value"] = torch.empty_like(value)
+            h = graph.call_function(torch.tanh, (h,))
+            h.meta["example_value"] = torch.empty_like(value)
+        graph.output((h,))
+    made = rolled.rolled(fx.GraphModule(torch.nn.Module(), graph))
+    makers = [n for n in made.graph.nodes if n.target in (torch.arange, torch.tensor)]
+    assert makers and all(torch.device(n.kwargs["device"]).type == "cuda" for n in makers)
