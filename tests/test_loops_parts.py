@@ -299,7 +299,7 @@ def test_random_numbers_that_would_be_drawn_again_stay_apart() -> None:
 
 
 def test_random_numbers_on_a_gpu_stay_apart() -> None:
-    """A graph of all steps would draw the same ones at each."""
+    """That graphs of several steps count what they draw is not shown."""
     graph = fx.Graph()
     with FakeTensorMode():
         h = graph.placeholder("h")
