@@ -193,17 +193,22 @@ def test_precision_that_is_switched_around_a_loop() -> None:
 
 @pytest.mark.parametrize("carried", [True, False])
 def test_integers_beside_gradients(carried: bool) -> None:
-    """Torch's scans have no gradient where they make integers: they carry their bits. These overflow."""
+    """Torch's scans have no gradient where they make integers: they carry numbers. These wrap around."""
 
     def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         count, few = torch.full((3,), -5), torch.zeros(3, dtype=torch.int8)
+        short, middle = (
+            torch.full((3,), 31745, dtype=torch.int16),
+            torch.full((3,), -(2**31) + 1, dtype=torch.int32),
+        )
         most: list[Tensor] = []
         for row in x:
             h = torch.tanh(row + h @ w)
             count = count * 6364136223846793005 + 1442695040888963407 if carried else count
             few = few + (h[:, 0] > 0)
+            short, middle = short + 3001, middle * 3 + 1
             most.append(h.argmax(-1))
-        return h, count, few, torch.stack(most)
+        return h, count, few, short, middle, torch.stack(most)
 
     agrees(run, torch.randn(STEPS, 3, 8), torch.randn(8, 8) / 3, torch.randn(3, 8))
 

@@ -142,26 +142,30 @@ def tied(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
     return list(map(with_gradient, states))
 
 
-_SAME_BITS = {
-    torch.int64: torch.float64, torch.int32: torch.float32, torch.int16: torch.float16,
-    torch.uint64: torch.float64, torch.uint32: torch.float32, torch.uint16: torch.float16,
+CARRIED_INEXACT = {
+    torch.bool: torch.float32, torch.int8: torch.float32, torch.uint8: torch.float32, torch.int16: torch.float32,
+    torch.int32: torch.float64, torch.int64: torch.float64,
 }  # fmt: skip
-"""What has as many bits as integers. Smaller ones, and truth values, are among the singles."""
+"""What torch's scans, which differentiate no integers, carry in their place: a type that holds every value, and for
+int64 the two halves of each as numbers. (Bits as they are would be those of NaNs, which conversions change.)"""
+
+_HALF = 32
 
 
 def as_inexact(x: Tensor) -> Tensor:
-    """A tensor as torch's scans differentiate it: they take no integers. Its values, or bits, are those of `x`."""
+    """A tensor as torch's scans differentiate it; integers as `CARRIED_INEXACT` says, halves along a last dim."""
     if x.is_floating_point() or x.is_complex():
         return x
-    return x.view(_SAME_BITS[x.dtype]) if x.dtype in _SAME_BITS else x.to(torch.float32)
+    parts = torch.stack((x >> _HALF, x & ((1 << _HALF) - 1)), -1) if x.dtype == torch.int64 else x
+    return parts.to(CARRIED_INEXACT[x.dtype])
 
 
 def from_inexact(x: Tensor, kind: torch.dtype) -> Tensor:
     """What `as_inexact` made `x` of."""
     if x.dtype == kind:
         return x
-    x = x.detach()
-    return x.view(kind) if kind in _SAME_BITS else x.to(kind)
+    whole = x.detach().to(kind)
+    return (whole[..., 0] << _HALF) | whole[..., 1] if kind == torch.int64 else whole
 
 
 def _is_long(x: Tensor) -> bool:

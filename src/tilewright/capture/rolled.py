@@ -27,7 +27,7 @@ from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lifted
 from .modes import casting, shift_of
-from .recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE
+from .recurrent import CARRIED_INEXACT, MOST_UNROLLED, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
 from .scanned import Loop, place_of, replaced, tensors_of, written_of
@@ -204,6 +204,9 @@ def _check_kinds(found: Steps, stacked: Sequence[int]) -> None:
         raise Unlike("what leaves a step is no tensor")
     if any(t.is_complex() for t in tensors_of(windows[1])) and _asks_gradient(windows[1]):
         raise Unlike("torch has no gradient of loops over complex numbers")
+    kinds = {t.dtype for n in (*left, *found.held) for t in tensors_of([n]) if not t.is_floating_point()}
+    if kinds - CARRIED_INEXACT.keys() and _asks_gradient(windows[1]):
+        raise Unlike("torch has no gradient of loops over unsigned integers")
 
 
 def _asks_gradient(nodes: Sequence[fx.Node]) -> bool:

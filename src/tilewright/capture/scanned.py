@@ -20,7 +20,7 @@ from .lifted import PRODUCTS
 from .modes import silent
 from .recurrent import as_inexact, computed_again, from_inexact, tied
 from .stepping import type_of
-from .unrolled import Lifted, Numbers, Sliced, Steps, val_of
+from .unrolled import TAKES, Lifted, Numbers, Sliced, Steps, val_of
 
 _CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
 """What calls a function whose inside is computed again in the backward pass."""
@@ -106,8 +106,7 @@ def replaced(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
 def _is_dead(node: fx.Node) -> bool:
     """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took, and products
     of these, have none."""
-    parts = (operator.getitem, torch.unbind, "unbind", "select", torch.select)
-    return node.target not in parts and (node.target not in PRODUCTS or "out" in node.kwargs)
+    return node.target not in TAKES and (node.target not in PRODUCTS or "out" in node.kwargs)
 
 
 class _Placed:

@@ -15,6 +15,12 @@ _NAMES = (*(n for n in _SIGNS if n not in ("truediv", "floordiv", "mod")), "div"
 ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n in _NAMES), *_NAMES}
 """What a number and a tensor without dims mean the same to, if that has the number's type."""
 
+TAKES = (
+    operator.getitem, torch.unbind, "unbind", torch.select, "select", torch.narrow, "narrow", torch.split, "split",
+    torch.chunk, "chunk",
+)  # fmt: skip
+"""What takes parts of a tensor, and nothing else."""
+
 FILLS = (torch.full, torch.full_like, "new_full")
 """What fills a tensor with a number."""
 
