@@ -308,7 +308,7 @@ def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sl
         if isinstance(val, Tensor):
             return _indexed(base, val, [n.args[1] for n in nodes])
         return _piece(base, [n.args[1] for n in nodes])
-    plain = all(type(a) is int for n in nodes for a in n.args[1:])
+    plain = len(first.args) > 2 and all(type(a) is int for n in nodes for a in n.args[1:])
     if not plain or not isinstance(val, Tensor) or any(n.args[1] != first.args[1] for n in nodes):
         return None
     dim, numbers = cast(int, first.args[1]), [cast(tuple[int, ...], n.args[2:]) for n in nodes]
