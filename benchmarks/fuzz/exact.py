@@ -25,6 +25,7 @@ from benchmarks.fuzz.judge import REFUSED, Failure, Setting
 from benchmarks.fuzz.outcome import ran
 from benchmarks.fuzz.program import Program, function
 from tilewright import compiler
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.building import in_silence
 from tilewright.capture.fx import from_fx
 from tilewright.door import Session
@@ -32,23 +33,22 @@ from tilewright.errors import IllegalSchedule, IndexOutOfRange, UnsupportedError
 from tilewright.interp import EXACT, ResidueError, equal, exact_random, run_program
 from tilewright.interp.algebra import STORAGE, Array
 from tilewright.interp.evaluate import TensorEvaluator
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr
+from tilewright.ir.form import Form
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Kernel, Scheduled, Step, ViewStep
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.fallback import Captured
 from tilewright.schedule import solver as solving
-from tilewright.schedule.form import Form
 from tilewright.schedule.roles import check_roles
-from tilewright.schedule.schedule import Role, Schedule
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import PRESETS, Target
-from tilewright.tile.sizes import seen_sizes
 
 MACHINES = tuple(PRESETS)
 LARGEST = 1 << 14

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tilewright.options import Options
+from .options import Options
 
 if TYPE_CHECKING:
-    from tilewright.door import backend, compilations, compile, reset, stats, synchronize
     from tilewright.runtime.model import CompiledModel
+
+    from .door import backend, compilations, compile, reset, stats, synchronize
 
 __all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats", "synchronize"]
 __version__ = "0.1.0"

@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
-from tilewright.errors import BuildError
 from tilewright.runtime.cache import digest
 from tilewright.runtime.cuda_job import Job
 from tilewright.runtime.triton_compat import compile_job
+
+from .errors import BuildError
 
 
 def answer(line: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InputError
+from .errors import InputError
 
 _PLAIN: Mapping[str, torch.dtype] = {
     name: getattr(torch, name)

@@ -13,19 +13,17 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.cpp import emit_units
 from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource, emit_triton
 from tilewright.emit.variant import Variant
-from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
-from tilewright.ir.host import number
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
-from tilewright.options import Options
+from tilewright.ir.sizes.host import number
 from tilewright.partition.recall import ranged
-from tilewright.plan import Plan
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.cuda_build import build_kernels
@@ -41,8 +39,11 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.runtime.verified import Level, checks_of
 from tilewright.schedule.solver import Solver, kernel_key
-from tilewright.target import Target
-from tilewright.tile.sizes import seen_sizes
+
+from .errors import BuildError, KernelRefused, SharedMemoryExceeded
+from .options import Options
+from .plan import Plan
+from .target import Target
 
 ATTEMPTS = 4
 """How often a kernel is built until it fits the shared memory."""

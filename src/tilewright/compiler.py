@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
-from tilewright.building import Builder, Refused, executable, names_of, numbered
+from tilewright.analysis.size_hints import EARNEST, raised, representative, seen_sizes
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.moved import moved
@@ -27,32 +27,19 @@ from tilewright.capture.symbols import Ranges
 from tilewright.emit.cpp import emit_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
-from tilewright.errors import (
-    BuildError,
-    CompilerMissing,
-    IllegalSchedule,
-    UnsupportedError,
-    VerifyError,
-)
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.program import TileProgram
-from tilewright.looping import Bodies, looped
-from tilewright.options import Options
 from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
 from tilewright.partition.library import library_cover, select, spared
 from tilewright.partition.settle import Mapped
 from tilewright.partition.specialise import specialise
-from tilewright.phases import Recorder, Trace
-from tilewright.place import Place, lacking, machine_of, place_of
-from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.plan.work import CoreTime, ops_by_origin
-from tilewright.pricing import mapped
 from tilewright.rewrite.freeze import freeze
 from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify, without_nothing
 from tilewright.rewrite.wide_moments import wide_moments
@@ -72,9 +59,17 @@ from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.schedule.windows import with_windows
-from tilewright.target import Target
 from tilewright.tile.library import call_seconds
-from tilewright.tile.sizes import EARNEST, raised, representative, seen_sizes
+
+from .building import Builder, Refused, executable, names_of, numbered
+from .errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
+from .looping import Bodies, looped
+from .options import Options
+from .phases import Recorder, Trace
+from .place import Place, lacking, machine_of, place_of
+from .plan import Home, Plan, build_plan
+from .pricing import mapped
+from .target import Target
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")

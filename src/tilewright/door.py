@@ -17,18 +17,19 @@ from tilewright.capture.device import ADMITTED
 from tilewright.capture.exported import exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, load
-from tilewright.compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
-from tilewright.errors import InputError, UnsupportedError
-from tilewright.files import FileWay, program_way
-from tilewright.options import Options, OptionValue
-from tilewright.phases import Trace
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime import cuda_executable
 from tilewright.runtime.model import CompiledModel, Way
 from tilewright.runtime.naming import DimsLike, Naming
 from tilewright.runtime.recompiles import warn_at_recompile_limit
 from tilewright.runtime.stats import STATS, Stats
 from tilewright.runtime.traced import TracedWay
+
+from .compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
+from .errors import InputError, UnsupportedError
+from .files import FileWay, program_way
+from .options import Options, OptionValue
+from .phases import Trace
+from .runtime import cuda_executable
 
 OptionsLike = Options | Mapping[str, OptionValue] | None
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]

@@ -23,10 +23,6 @@ from tilewright.capture.onnx import (
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
-from tilewright.compiler import Compiled, compile_fx
-from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
-from tilewright.options import Options
-from tilewright.phases import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.direct import Short
 from tilewright.runtime.fallback import Region
@@ -34,6 +30,11 @@ from tilewright.runtime.naming import Naming
 from tilewright.runtime.pieces import Pieces
 from tilewright.runtime.programs import ProgramWay
 from tilewright.runtime.steps import CALLED
+
+from .compiler import Compiled, compile_fx
+from .errors import InputError, ModelError, TilewrightError, UnsupportedError
+from .options import Options
+from .phases import Trace
 
 LOG = logging.getLogger("tilewright")
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from tilewright.ir.graph import Graph, Loop
-from tilewright.options import Options
 from tilewright.partition.loop_rows import part_of, parts_for, rows_of
 from tilewright.partition.loop_steps import several, together_for
 from tilewright.partition.loops import distinct, with_bodies
-from tilewright.place import Place, machine_of
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.cuda_unit import CudaUnit
@@ -21,7 +19,10 @@ from tilewright.runtime.loop_body import LoopBody
 from tilewright.runtime.loop_graph import recorder
 from tilewright.runtime.loop_native import loop_function
 from tilewright.runtime.unit import NativeUnit
-from tilewright.target import Target
+
+from .options import Options
+from .place import Place, machine_of
+from .target import Target
 
 
 class Made(Protocol):

@@ -30,8 +30,8 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from tilewright.errors import TilewrightError
-from tilewright.peak_memory import PeakMemory
+from .errors import TilewrightError
+from .peak_memory import PeakMemory
 
 PAUSE = 0.03
 """Seconds of silence before a sample: with nothing running in this process."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, TypeGuard
 
-from tilewright.errors import InputError
+from .errors import InputError
 
 PREFIX = "TILEWRIGHT_"
 Trim = Literal["assume_finite", "exact"]

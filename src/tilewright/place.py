@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.device import graph_device, host_inputs
-from tilewright.options import Options
 from tilewright.runtime.cuda_device import gpu_target, missing, singles_may_round
 from tilewright.runtime.device import find_compiler, host_target
-from tilewright.target import Target
+
+from .options import Options
+from .target import Target
 
 
 @dataclass(frozen=True, slots=True)

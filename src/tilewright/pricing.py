@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilewright.building import Builder, in_silence
+from tilewright.analysis.size_hints import EARNEST, estimate, raised, seen_sizes
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, LibraryStep, Note
-from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import called, is_contraction
 from tilewright.partition.recall import Memory
@@ -26,8 +25,10 @@ from tilewright.rewrite.quotient import undivided
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.tile.library import call_seconds, touch_seconds
-from tilewright.tile.sizes import EARNEST, estimate, raised, seen_sizes
-from tilewright.trial import Trial, machine
+
+from .building import Builder, in_silence
+from .options import Options
+from .trial import Trial, machine
 
 LARGER = 8
 """How many times as large as what kernels store a value is that they spare."""

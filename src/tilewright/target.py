@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from tilewright.errors import InputError
+from .errors import InputError
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewright.building import Builder, executable, names_of, numbered
-from tilewright.errors import TilewrightError
-from tilewright.ir import dims
+from tilewright.analysis.size_hints import estimate, seen_sizes
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
-from tilewright.options import Options
+from tilewright.ir.sizes import dims
 from tilewright.partition.fusion import partition
-from tilewright.plan import build_plan
 from tilewright.runtime.judge import processor
 from tilewright.runtime.tensors import drawn, torch_dtype
-from tilewright.tile.sizes import estimate, seen_sizes
+
+from .building import Builder, executable, names_of, numbered
+from .errors import TilewrightError
+from .options import Options
+from .plan import build_plan
 
 ROOM = 4 << 30
 """Bytes of a region's operands and results up to which it is timed."""

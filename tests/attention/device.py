@@ -14,13 +14,14 @@ from tests.rewrite.capture import Function
 from torch import Tensor
 
 from tilewright import compiler
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
-from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.settle import Mapped, Settled
@@ -28,7 +29,6 @@ from tilewright.phases import Recorder
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import preset
-from tilewright.tile.sizes import seen_sizes
 
 
 @dataclass(frozen=True)

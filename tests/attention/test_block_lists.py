@@ -17,14 +17,14 @@ from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
 from tilewright.interp.program import run_program
-from tilewright.ir import dims
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import walk
 from tilewright.ir.program import Compute, Load, Loop, TileProgram, Update, expressions
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
 from tilewright.schedule import windows
 from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
-from tilewright.schedule.schedule import Schedule
 from tilewright.target import preset
 
 D = programs.D

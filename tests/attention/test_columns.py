@@ -13,13 +13,13 @@ from tests.emit.triton_harness import build, interpret, same_as_interpreter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilewright import accuracy
+from tilewright.analysis.predicate import constant_under
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import axes_of, const
 from tilewright.ir.program import Dot, Loop, Stmt
-from tilewright.schedule.predicate import constant_under
+from tilewright.ir.sizes import dims
 from tilewright.target import preset
 
 

@@ -21,10 +21,10 @@ from tests.attention.device import Device, compiled
 from tests.attention.test_decode import parts, repeated, right, statements
 from torch import Tensor
 
-from tilewright.ir import dims
-from tilewright.ir.host import number
 from tilewright.ir.program import Dot, Load
-from tilewright.schedule.schedule import Role, Schedule
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.host import number
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

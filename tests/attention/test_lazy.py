@@ -20,7 +20,7 @@ from torch import Tensor
 
 import tilewright
 from tilewright.ir.program import Branch, Dot
-from tilewright.schedule.schedule import Schedule
+from tilewright.ir.schedule import Schedule
 from tilewright.schedule.solver import Solver
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)

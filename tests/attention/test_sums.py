@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
-from tilewright.ir import dims
 from tilewright.ir.program import Dot, Loop, Stmt, Update
+from tilewright.ir.sizes import dims
 from tilewright.target import preset
 
 

@@ -15,18 +15,18 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import tilewright
 from tests.emit.triton_harness import Job, interpret
 from tests.schedule.run import one_kernel
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.symbols import factors
 from tilewright.errors import TilewrightError
-from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
-from tilewright.ir.host import number
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.rewrite.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
-from tilewright.tile.sizes import seen_sizes
 
 
 def grouped(x: Tensor, w: Tensor) -> Tensor:

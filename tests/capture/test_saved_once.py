@@ -14,8 +14,8 @@ import tilewright
 from tilewright import looping
 from tilewright.capture import rolled
 from tilewright.capture.recurrent import MOST_UNROLLED
-from tilewright.ir import dims
 from tilewright.ir.graph import Loop, Value
+from tilewright.ir.sizes import dims
 from tilewright.runtime.loop import LoopRunner
 
 STEPS, WIDTH = 20, 24

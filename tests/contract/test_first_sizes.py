@@ -10,9 +10,9 @@ from tests.attention.device import compiled
 from torch import Tensor
 
 import tilewright
-from tilewright.ir import dims
+from tilewright.analysis.size_hints import WORTH_A_LAUNCH, estimate, raised, representative, seen_sizes
 from tilewright.ir.expr import Expr, integer, symbol
-from tilewright.tile.sizes import WORTH_A_LAUNCH, estimate, raised, representative, seen_sizes
+from tilewright.ir.sizes import dims
 
 Dims = dict[str, dict[int, str]]
 

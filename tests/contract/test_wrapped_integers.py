@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright.ir import dims
 from tilewright.ir.expr import Axis, axis, symbol
-from tilewright.ir.linear_form import may_wrap
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.linear_form import may_wrap
 
 HUGE = torch.tensor([2**63 - 1, -(2**63), 2**62, 2**61 + 3, -(2**62) - 7, 5])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_, f32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer, symbol
 from tilewright.ir.program import (
@@ -25,6 +24,7 @@ from tilewright.ir.program import (
     value_of,
 )
 from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
 
 N = symbol("n")
 M = symbol("m")

@@ -14,8 +14,8 @@ from tests.schedule.run import sizes_of, solved
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.exact import ELEMENT, EXACT, equal, exact_random
 from tilewright.interp.graph import run_graph
-from tilewright.ir import dims
 from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
 
 NAMES = ("softmax_small", "flatten_softmax", "layer_norm", "group_norm_silu", "row_argmax", "cumsum_plus", "transpose",
          "concat", "slice_flip_roll", "cross_entropy", "max_pool", "pixel_shuffle", "causal_attention", "qkv_heads",

@@ -15,11 +15,11 @@ from tests.emit.programs import M, N, column_sum, elementwise, peeled, row_sum, 
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.exact import ELEMENT, EXACT, equal, exact_random
 from tilewright.interp.program import run_program
-from tilewright.ir import dims
 from tilewright.ir.dtype import f16, f32, i32
 from tilewright.ir.expr import SCALARS, Expr, call, cast, const, where
 from tilewright.ir.program import Buffer, Loop, Stmt, TileProgram, rewrite_body
 from tilewright.ir.reduction import argmax, logsumexp, moments, product
+from tilewright.ir.sizes import dims
 
 
 def given(program: TileProgram, sizes: dict[str, int], seed: int = 1) -> list[np.ndarray]:

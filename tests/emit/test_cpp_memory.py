@@ -10,7 +10,6 @@ import pytest
 from tests.emit.harness import build, same_as_interpreter
 from tests.emit.programs import M, N, Vars, below, peeled, row_sum, size
 
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_, f16, f32, f64, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, integer, where
 from tilewright.ir.program import (
@@ -32,6 +31,7 @@ from tilewright.ir.program import (
     value_of,
 )
 from tilewright.ir.reduction import any_, argmin, logsumexp, maximum, product, sum_
+from tilewright.ir.sizes import dims
 from tilewright.target import PRESETS
 
 Offset = Callable[[Expr, Expr], Expr]

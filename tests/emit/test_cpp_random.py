@@ -10,7 +10,6 @@ from tests.emit.harness import build, same_as_interpreter
 from tests.emit.programs import M, N, Vars, peeled
 
 from tilewright.interp.algebra import STORAGE
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_, f32, f64, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, integer, where
 from tilewright.ir.program import (
@@ -29,6 +28,7 @@ from tilewright.ir.program import (
     value_of,
 )
 from tilewright.ir.reduction import any_, maximum, minimum, sum_
+from tilewright.ir.sizes import dims
 
 FLOATS, INTEGERS = (f32, f64), (i32, i64)
 ARITHMETIC = ("add", "sub", "maximum", "minimum")

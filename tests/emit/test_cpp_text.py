@@ -15,7 +15,6 @@ from tests.emit.programs import M, N, dot_tiles, elementwise, row_sum, softmax
 from tilewright.emit.cpp import INCLUDE, emit_unit
 from tilewright.emit.cpp_expr import float_literal
 from tilewright.errors import UnsupportedError
-from tilewright.ir import dims
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer
 from tilewright.ir.program import (
@@ -32,6 +31,7 @@ from tilewright.ir.program import (
     value_of,
 )
 from tilewright.ir.reduction import moments, sum_
+from tilewright.ir.sizes import dims
 from tilewright.target import preset
 
 WIDE = preset("x86-64-v4")

@@ -14,9 +14,9 @@ from tests.emit.triton_harness import NARROW, Job, build, interpret, same_as_int
 
 from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import STORAGE
-from tilewright.ir import dims
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Buffer
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select

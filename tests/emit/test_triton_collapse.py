@@ -13,6 +13,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 from torch import Tensor
 
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
 from tilewright.ir.graph import Value
@@ -23,7 +24,6 @@ from tilewright.partition.fusion import partition
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import preset
-from tilewright.tile.sizes import seen_sizes
 
 HOPPER = preset("sm_90")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import Variant, variants
 from tilewright.ir.program import Branch
-from tilewright.schedule.schedule import Role, Schedule
+from tilewright.ir.schedule import Role, Schedule
 from tilewright.target import MemoryKind, preset
 
 QUICK = ("chain", "softmax", "layer_norm", "column_max_and_sum", "row_argmax", "any_all", "cumsum_columns", "concat",

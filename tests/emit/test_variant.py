@@ -17,11 +17,11 @@ from tilewright.emit.variant import (
     reach,
     variants,
 )
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, axis, call, integer
 from tilewright.ir.program import Var, value_of
 from tilewright.ir.reduction import sum_
+from tilewright.ir.sizes import dims
 
 
 def test_static_sizes_decide_the_width() -> None:

@@ -19,9 +19,9 @@ from tilewright.emit.triton import Argument, TritonSource, emit_triton
 from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, bool_
 from tilewright.ir.program import Buffer, TileProgram
+from tilewright.ir.sizes import dims
 from tilewright.runtime.cuda_job import Facts
 from tilewright.runtime.cuda_job import Job as BuildJob
 from tilewright.runtime.triton_compat import compile_job

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, Symbol, axis, integer, make, symbol, walk
+from tilewright.ir.sizes import dims
 
 N = symbol("n", 2)
 M = symbol("m", 0, 5)

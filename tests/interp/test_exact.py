@@ -15,12 +15,13 @@ from tilewright.interp import EXACT, ResidueError, equal, exact_random, modular,
 from tilewright.interp.algebra import Array
 from tilewright.interp.evaluate import TensorEvaluator
 from tilewright.interp.exact import from_floats
-from tilewright.ir import dims, reduction
+from tilewright.ir import reduction
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bool_, f16, f32, i64
 from tilewright.ir.expr import Axis, axis, integer, read
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 
 

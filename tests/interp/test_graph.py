@@ -11,12 +11,13 @@ import torch
 from tilewright.errors import IndexOutOfRange, InputError
 from tilewright.interp import evaluate as evaluate_module
 from tilewright.interp import run_graph
-from tilewright.ir import dims, reduction
+from tilewright.ir import reduction
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bf16, bool_, f16, f32, f64, i32, i64, u8
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer, read, symbol, where
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Operand, Value
 from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 
 RNG = np.random.default_rng(0)

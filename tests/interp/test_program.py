@@ -9,10 +9,9 @@ import pytest
 
 from tilewright.errors import IndexOutOfRange, InputError, VerifyError
 from tilewright.interp import EXACT, Algebra, equal, exact_random, run_program
-from tilewright.ir import dims
 from tilewright.ir.dtype import bf16, f16, f32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer, symbol, where
-from tilewright.ir.program import (
+from tilewright.ir.program import (  # fmt: skip
     Branch,
     Buffer,
     Check,
@@ -30,8 +29,9 @@ from tilewright.ir.program import (
     Update,
     Var,
     value_of,
-)  # fmt: skip
+)
 from tilewright.ir.reduction import argmax, maximum, sum_
+from tilewright.ir.sizes import dims
 
 N, M = symbol("n"), symbol("m")
 ROW, J = Axis("i", N), Axis("j", M)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.ops import pointwise as p
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.merging import Afar, Price

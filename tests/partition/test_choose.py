@@ -10,9 +10,9 @@ from tests.partition.calls import agrees, calls, captured, fast, generated, prod
 from torch import nn
 from torch._higher_order_ops.scan import scan
 
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph
+from tilewright.ir.sizes import dims
 from tilewright.partition.choose import Entrant
 from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise

@@ -7,8 +7,8 @@ from tests.partition.calls import captured, fast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Layout, Value
+from tilewright.ir.sizes import dims
 from tilewright.partition.layout import channels_last, kernel_layouts
 
 

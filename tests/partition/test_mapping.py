@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tilewright.errors import IllegalSchedule
 from tilewright.interp.graph import run_graph
-from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition import mapping
 from tilewright.partition.mapping import (

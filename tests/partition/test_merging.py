@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from tests.emit.harness import host_target
 
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
@@ -19,6 +18,7 @@ from tilewright.ir.kernel import Kernel, LibraryStep, ViewStep
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.ops.reduce import mean, sum_
 from tilewright.ir.ops.view import stack
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition import merging, order
 from tilewright.partition.fusion import partition

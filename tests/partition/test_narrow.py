@@ -13,13 +13,13 @@ from torch import Tensor
 
 import tilewright
 from tilewright.errors import IllegalSchedule
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bf16, f32
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.ops.reduce import sum_
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.merging import Merging

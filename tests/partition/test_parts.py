@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright.ir import dims
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import ViewStep
+from tilewright.ir.sizes import dims
 from tilewright.partition import parts
 from tilewright.partition.parts import are_apart, meeting
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tilewright.errors import VerifyError
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Expr, const, integer, symbol
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Share, Shares, Value, Write
-from tilewright.ir.host import number, size
 from tilewright.ir.kernel import Cover, LibraryStep, ViewStep
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.host import number, size
 from tilewright.plan import Call, Copy, Home, Part, Plan, Spec, View, build_plan
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.coverage import Coverage, Row, coverage_of

@@ -12,9 +12,9 @@ from torch import Tensor
 import tilewright
 from tilewright.compiler import COMPILATIONS
 from tilewright.errors import VerifyError
-from tilewright.ir.dims import integer
 from tilewright.ir.dtype import f32
 from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.sizes.dims import integer
 from tilewright.plan import Buffer, Call, Copy, Home, Launch, Launches, Plan, Segment, Spec, View
 from tilewright.plan.verify import check_memory, written_operands
 

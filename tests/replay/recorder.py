@@ -19,15 +19,15 @@ from tilewright.compiler import Compiled, watched
 from tilewright.emit.cpp import emit_units
 from tilewright.emit.triton import emit_triton
 from tilewright.ir.expr import Expr
+from tilewright.ir.form import Form
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step
 from tilewright.ir.program import TileProgram
+from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.place import Place
 from tilewright.runtime.cuda_unit import usual
 from tilewright.runtime.fallback import Captured
 from tilewright.schedule import solver
-from tilewright.schedule.form import Form
-from tilewright.schedule.schedule import Schedule
 from tilewright.target import Target, preset
 
 Texts = dict[str, str]

@@ -10,13 +10,13 @@ import pytest
 from tests.rewrite.algebra_cases import CASES, RULE, Net, after, agree, build
 
 from tilewright.interp import FLOATS, REALS, Array, run_graph
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import DType, bf16, f16, f32
 from tilewright.ir.expr import Expr, call, cast, const, symbol
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.ops import norm, pointwise, reduce
 from tilewright.ir.ops.common import pointwise as each
+from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra import RULES
 
 PAIRS = [(rule, case) for rule, cases in CASES.items() for case in cases]

@@ -11,13 +11,13 @@ import pytest
 from tests.schedule.run import one_kernel
 from tests.schedule.test_online import graph_of, online_class
 
+from tilewright.analysis.online.cascade import Link, cascade, part_body
 from tilewright.interp import EXACT, FLOATS, Algebra, equal, exact_random
 from tilewright.interp.evaluate import Evaluator, merge_last
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, make, slot, substitute
-from tilewright.rewrite.cascade import Link, cascade, part_body
+from tilewright.ir.form import Item, folds_read
 from tilewright.schedule.companions import links_of, with_companions
-from tilewright.schedule.form import Item, folds_read
 from tilewright.schedule.refine import make_form
 
 ROWS = (

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.analysis.value import conditions
+from tilewright.analysis.value.conditions import FALSE, TRUE, Condition, TooLarge, as_expr
 from tilewright.interp import FLOATS
 from tilewright.interp.evaluate import Evaluator
-from tilewright.ir import dims
 from tilewright.ir.dtype import bool_, f32, i32
 from tilewright.ir.expr import Axis, Expr, axis, call, integer, read, substitute, symbol
-from tilewright.rewrite import conditions
-from tilewright.rewrite.conditions import FALSE, TRUE, Condition, TooLarge, as_expr
+from tilewright.ir.sizes import dims
 
 ROWS, COLUMNS = Axis("i", integer(9)), Axis("j", integer(7))
 I_, J_ = axis(ROWS), axis(COLUMNS)

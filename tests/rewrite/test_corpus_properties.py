@@ -7,9 +7,9 @@ from tests.rewrite.test_value import check
 from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 
-from tilewright.ir import dims
+from tilewright.analysis.dependence.properties import Dependency, parallelism, properties
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.properties import Dependency, parallelism, properties
+from tilewright.ir.sizes import dims
 
 
 def loops_are_apart(graph: Graph) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.rewrite.capture import capture, results
 from torch import Tensor
 
+from tilewright.analysis.dependence.properties import properties
 from tilewright.interp import FLOATS
 from tilewright.interp.evaluate import Evaluator
 from tilewright.interp.graph import run_graph
@@ -22,7 +23,6 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.tensor import output_axes
 from tilewright.rewrite import mask
 from tilewright.rewrite.mask import recognise, recognise_masks
-from tilewright.rewrite.properties import properties
 
 INF = math.inf
 SHAPES = [(64, 64), (32, 64), (48, 31), (1, 64), (65, 200)]

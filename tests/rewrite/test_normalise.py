@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import tilewright
 from tilewright.interp import run_graph
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, read, symbol
 from tilewright.ir.graph import Graph, LibraryCall, Operand, Value, Write
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.reduction import sum_
+from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite import interpret, normalise
 from tilewright.rewrite.normalise import compose_views, drop_dead, fold_constants, share, simplify

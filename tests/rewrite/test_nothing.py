@@ -12,7 +12,7 @@ from tests.rewrite.capture import capture
 from torch import Tensor
 
 import tilewright
-from tilewright.ir import dims
+from tilewright.ir.sizes import dims
 from tilewright.rewrite.normalise import without_nothing
 
 PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright.analysis.online.law import Law, Refusal, derive
+from tilewright.analysis.online.running import Upstream
 from tilewright.interp import EXACT, FLOATS, equal, exact_random
 from tilewright.interp.evaluate import Evaluator
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Axis, Expr, Slot, axis, call, cast, const, leaves, make, read, slot, where
 from tilewright.ir.reduction import Reduction, all_, any_, argmax, maximum, product, sum_
-from tilewright.rewrite.gauges import Upstream
-from tilewright.rewrite.online import Law, Refusal, derive
+from tilewright.ir.sizes import dims
 
 N = 8
 J = Axis("j", dims.integer(N))

@@ -9,9 +9,7 @@ from tests.rewrite.workloads import WORKLOADS, h2o, inputs
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.ir import dims
-from tilewright.ir.graph import Graph, Op, Value
-from tilewright.rewrite.properties import (
+from tilewright.analysis.dependence.properties import (
     NO_CLASS,
     Dependency,
     Properties,
@@ -22,6 +20,8 @@ from tilewright.rewrite.properties import (
     size,
     unread,
 )
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
 
 B, R, N = Dependency.BATCH, Dependency.REUSE, Dependency.NONPARA
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tilewright.errors import VerifyError
 from tilewright.interp import FLOATS
 from tilewright.interp.evaluate import Evaluator
-from tilewright.ir import dims
 from tilewright.ir.dtype import DTYPES, DType, Kind, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 from tilewright.ir.expr import (
     SCALARS,
@@ -30,6 +29,7 @@ from tilewright.ir.expr import (
     where,
 )
 from tilewright.ir.pattern import Pattern, Rule, any_, apply, constant, rewrite
+from tilewright.ir.sizes import dims
 from tilewright.rewrite.rules import IEEE_RULES, holds_exactly
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, math.inf, -math.inf, math.nan, 1e-30, 65504.0, 300.7, -129.0]

@@ -9,14 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.analysis.value.interval import (
+    ANYTHING,
+    BELOW,
+    NAN,
+    REAL,
+    ZERO,
+    Interval,
+    interval,
+    join,
+    point,
+)
+from tilewright.analysis.value.sign import sign_of, signs_of
 from tilewright.interp import FLOATS
 from tilewright.interp.evaluate import Evaluator
 from tilewright.ir import reduction
 from tilewright.ir.dtype import bool_, f64, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer, read, walk, where
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.interval import ANYTHING, BELOW, NAN, REAL, ZERO, Interval, interval, join, point
-from tilewright.rewrite.sign import sign_of, signs_of
 
 LINE = Axis("i", integer(64))
 PLACE = axis(LINE)

@@ -15,6 +15,7 @@ from tests.rewrite.workloads import WORKLOADS, inputs
 from torch import Tensor
 from torch.nn import functional as F
 
+from tilewright.analysis.dependence.properties import Properties, Region, properties
 from tilewright.interp import FLOATS
 from tilewright.interp.algebra import Array
 from tilewright.interp.evaluate import Evaluator, Symbols
@@ -22,7 +23,6 @@ from tilewright.interp.graph import run_values
 from tilewright.ir.expr import walk
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.tensor import output_axes
-from tilewright.rewrite.properties import Properties, Region, properties
 
 INF = math.inf
 Q, K, WINDOW, SINKS, PREFIX, BLOCK = 12, 16, 5, 2, 6, 4

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory, WrongResult
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.graph import LibraryCall, Operand, Spare
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.ops import pointwise
+from tilewright.ir.sizes import dims
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home
 from tilewright.runtime import cuda_driver, cuda_executable

@@ -17,10 +17,10 @@ from tests.runtime.triton_sources import product, scaled
 from tilewright.emit.triton import TritonSource
 from tilewright.emit.variant import Variant, aligning
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, call, symbol
 from tilewright.ir.program import Buffer, GridAxis, TileProgram
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.runtime import cuda_unit
 from tilewright.runtime.cache import Store, default_root

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import InputError
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import Expr, integer, symbol
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Operand, Value, Write
 from tilewright.ir.kernel import Cover, LibraryStep
+from tilewright.ir.sizes import dims
 from tilewright.plan import build_plan
 from tilewright.runtime.arguments import deliver
 from tilewright.runtime.executable import Executable

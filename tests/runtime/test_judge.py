@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.graph import LibraryCall, Operand, Value
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.choose import Entrant, Pass
 from tilewright.runtime.cache import Store

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.ir import dims
 from tilewright.ir.graph import FrozenProduct, LibraryCall
 from tilewright.ir.ops.epilogue import activations
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import host_target

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tilewright
 from tilewright.ir.expr import Expr
-from tilewright.ir.host import number
+from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.plan import Call, Launches, Plan
 from tilewright.plan.bind import names_in

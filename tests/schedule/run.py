@@ -14,9 +14,9 @@ from tests.schedule.corpus import CASES, Case
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp.algebra import STORAGE
-from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.rewrite.normalise import normalise
 from tilewright.schedule.solver import Solver

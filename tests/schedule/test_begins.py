@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.emit.harness import host_target
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
@@ -14,6 +13,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.ops.reduce import sum_
 from tilewright.ir.ops.view import narrow_dim, select, stack
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.parts import Parts

@@ -13,16 +13,16 @@ from tests.interp.test_lowering import data, execute
 from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel
 from tilewright.interp import FLOATS, run_program
-from tilewright.ir import dims
 from tilewright.ir.expr import Axis, Symbol
 from tilewright.ir.graph import Graph, Value
-from tilewright.ir.host import number
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.program import Dot, Loop, Prefix
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.runtime.cuda_unit import usual
-from tilewright.schedule.blocks import fitting, power
-from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.blocks import fitting
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_fold
 from tilewright.schedule.tuning import Entry, Tuning
@@ -90,10 +90,6 @@ def test_running_fold_advances_in_blocks() -> None:
 )
 def test_fitting(extent: int, most: int, tile: int) -> None:
     assert fitting(Axis("a", dims.integer(extent)), most) == tile
-
-
-def test_power() -> None:
-    assert [power(n) for n in (1, 2, 3, 4, 5, 1025)] == [1, 2, 4, 4, 8, 2048]
 
 
 def dots(name: str, dynamic: bool = False) -> int:

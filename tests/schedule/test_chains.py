@@ -16,11 +16,11 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases, run
 from tests.schedule.test_classes import form_of
 from tilewright import accuracy
-from tilewright.ir import dims
 from tilewright.ir.program import Loop
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
 from tilewright.schedule.lower import lower
 from tilewright.schedule.roles import LANE_CHAIN, block_lengths
-from tilewright.schedule.schedule import ClassPlan, Role, Schedule
 from tilewright.schedule.search import ROW, heuristic
 from tilewright.schedule.wide_sums import with_wide_sums
 

@@ -16,6 +16,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, sizes_of
 from tests.schedule.test_moments import HOPPER, cut, kernels
 from tilewright import accuracy
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
 from tilewright.interp import EXACT, exact_random
@@ -25,13 +26,12 @@ from tilewright.ir.dtype import f32
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Declare, Update
+from tilewright.ir.schedule import Role
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.schedule import moments
 from tilewright.schedule.chunks import CHUNK
-from tilewright.schedule.schedule import Role
 from tilewright.schedule.solver import Solver
-from tilewright.tile.sizes import seen_sizes
 
 OF_CHUNKS = moments.moments_of_chunks(f32)
 

@@ -9,7 +9,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
-from tilewright.schedule.schedule import Schedule
+from tilewright.ir.schedule import Schedule
 from tilewright.schedule.search import ROW, SIDE, STATES, heuristic
 from tilewright.target import Target
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import MOST_WRITTEN, Expr, read, written
-from tilewright.ir.linear_form import key_of
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.linear_form import key_of
 
 STEPS = 20
 MOST_SECONDS = 60

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.emit.triton_harness import Job, build, interpret
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, sizes_of
+from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
 from tilewright.interp.graph import run_graph
@@ -26,7 +27,6 @@ from tilewright.schedule.moments import moments_in_parts
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.split import split_folds
 from tilewright.target import preset
-from tilewright.tile.sizes import seen_sizes
 
 HOPPER = preset("sm_90")
 

@@ -13,11 +13,11 @@ from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
 from tilewright.emit.cpp import emit_unit
-from tilewright.ir import dims
 from tilewright.ir.expr import axis
-from tilewright.schedule.form import Form
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
 from tilewright.schedule.lower import lower
-from tilewright.schedule.schedule import Role, Schedule
 from tilewright.schedule.search import heuristic, lanes
 from tilewright.target import preset
 

@@ -17,22 +17,22 @@ from tests.emit.harness import host_target
 from tests.interp.test_lowering import agree, data, execute, mutants
 from tests.schedule.corpus import Case, entropy
 from tests.schedule.run import capture, one_kernel
+from tilewright.analysis.size_hints import estimate
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.expr import Axis, call
+from tilewright.ir.form import Form
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Loop, Stmt, Update, value_of
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.options import Options
-from tilewright.schedule.blocks import power
 from tilewright.schedule.companions import with_companions
-from tilewright.schedule.form import Form
 from tilewright.schedule.lower import lower
 from tilewright.schedule.refine import make_form
-from tilewright.schedule.schedule import ClassPlan, Role, Schedule
 from tilewright.schedule.search import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
-from tilewright.tile.sizes import estimate
 
 ROWS, N = 2, 13
 
@@ -128,7 +128,7 @@ def roles(form: Form, streamed: Axis, tile: int, **more: object) -> Schedule:
     plans = [ClassPlan(c.axis, c.role) for c in made.classes if c.role is Role.GRID]
     rest = [c.axis for c in made.classes if c.role is not Role.GRID and c.axis != streamed]
     kept = {a for i in form.items if streamed in i.reduce for a in i.kept}
-    plans += [ClassPlan(a, Role.RESIDENT, power(estimate(a.extent))) for a in rest if a in kept]
+    plans += [ClassPlan(a, Role.RESIDENT, next_power_of_two(estimate(a.extent))) for a in rest if a in kept]
     plans += [ClassPlan(streamed, Role.STREAMED, tile)]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest if a not in kept]
     return Schedule(tuple(plans), streamed if tile > 1 else None, online=True, **more)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ import tilewright.accuracy
 from tests.schedule.corpus import Case
 from tests.schedule.test_classes import form_of
 from tilewright.interp.program import run_program
-from tilewright.ir import dims
-from tilewright.schedule.form import Form
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
 from tilewright.schedule.lower import lower
-from tilewright.schedule.schedule import ClassPlan, Role, Schedule
 
 
 def on_diagonal(x: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from tilewright.accuracy import compare
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.exact import ELEMENT, EXACT, equal, exact_random
 from tilewright.interp.graph import run_graph
-from tilewright.ir import dims
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Dot
+from tilewright.ir.sizes import dims
 
 Mask = Callable[[Tensor, Tensor], Tensor]
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.ir import dims
+from tilewright.analysis.loop_segments import split_range
+from tilewright.analysis.predicate import constant_under, decide, is_neutral, threshold
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axis, call, const, read, where
+from tilewright.ir.form import Item
 from tilewright.ir.reduction import maximum, sum_
-from tilewright.schedule.form import Item
-from tilewright.schedule.predicate import constant_under, decide, is_neutral, threshold
-from tilewright.schedule.ranges import split_range
+from tilewright.ir.sizes import dims
 
 J = Axis("c1", dims.integer(40))
 I = Axis("c0", dims.integer(40))  # noqa: E741

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axis, integer, read, symbol, walk
-from tilewright.ir.linear_form import MOST_TERMS, linear, may_wrap
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.linear_form import MOST_TERMS, linear, may_wrap
 
 PLACE = axis(Axis("i", integer(1000)))
 DATA = read(0, [PLACE], i64)

@@ -17,10 +17,10 @@ from tests.emit.triton_harness import build
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
 from tilewright.ir.kernel import Scheduled
+from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.schedule import room, solver
 from tilewright.schedule.room import shared_bytes
-from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.ir import dims
+from tilewright.analysis.loop_classes import terms_of
 from tilewright.ir.expr import Axis, Expr, axis
-from tilewright.schedule.classes import terms_of
+from tilewright.ir.sizes import dims
 
 
 def test_terms_stand_in_the_order_in_which_an_offset_names_them() -> None:

@@ -10,13 +10,9 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tilewright.ir import expr
 from tilewright.ir.expr import Expr
+from tilewright.ir.form import Form
 from tilewright.schedule.compose import compose
-from tilewright.schedule.form import Form
-from tilewright.schedule.refine import (
-    _boundary_splits,  # pyright: ignore[reportPrivateUsage]
-    _input_meetings,  # pyright: ignore[reportPrivateUsage]
-    make_form,
-)
+from tilewright.schedule.refine import _boundary_splits, _input_meetings, make_form
 
 
 def scan(steps: int) -> Case:

@@ -18,8 +18,8 @@ from tilewright.emit.cpp import emit_unit
 from tilewright.interp.algebra import Floats
 from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.expr import Expr, is_const
+from tilewright.ir.schedule import Sized
 from tilewright.options import Options
-from tilewright.schedule.schedule import Sized
 from tilewright.schedule.search import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target

@@ -15,9 +15,9 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import one_kernel
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import Variant, aligning, variants
-from tilewright.ir import dims
-from tilewright.ir.host import number
 from tilewright.ir.program import Branch, Loop, Prefix
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

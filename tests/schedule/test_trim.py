@@ -10,13 +10,13 @@ from tests.interp.test_lowering import execute
 from tests.schedule.attention import APART, LATE, MASKS, Apart, Attention, attention
 from tests.schedule.run import capture, one_kernel
 from tilewright.interp import FLOATS
-from tilewright.ir import dims
 from tilewright.ir.expr import axes_of, walk
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Collapse, Declare, Dot, Loop, TileProgram, expressions
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.tuning import Entry, Tuning
 from tilewright.target import PRESETS

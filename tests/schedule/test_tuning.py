@@ -12,8 +12,8 @@ from benchmarks.tune import relative
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tilewright.errors import InputError
+from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
-from tilewright.schedule.schedule import Schedule
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.tuning import FOLDER, Entry, Tuning, parsed
 from tilewright.target import PRESETS

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from tilewright.bisection.states import Candidate, Lowering
 from tilewright.interp.algebra import to_numpy
 from tilewright.interp.graph import run_values
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.executable import Result
 from tilewright.runtime.fallback import Captured
+
+from .states import Candidate, Lowering
 
 NEAR = 1e-2
 """Relative differences below this are rounding: the same call of the same library."""

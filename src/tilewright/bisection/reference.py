@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_map
 
 from tilewright.interp.algebra import FLOATS, Array
 from tilewright.interp.graph import run_ops, to_torch
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr, Symbol, walk
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step
+from tilewright.ir.sizes import dims
 
 
 class _Interpreted:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 
 from tilewright.accuracy import TreeVerdict
-from tilewright.bisection.nodes import Compared
-from tilewright.bisection.states import Candidate, Lowering
 from tilewright.capture.shares import output_shares
 from tilewright.compiler import Compiled, watched
 from tilewright.errors import TilewrightError, VerifyError
@@ -19,6 +17,9 @@ from tilewright.options import Options
 from tilewright.runtime.arguments import Argument
 from tilewright.runtime.executable import Executable, Result
 from tilewright.runtime.fallback import Captured
+
+from .nodes import Compared
+from .states import Candidate, Lowering
 
 Runs = Callable[[list[Argument], Sequence[Tensor] | None], list[Result]]
 

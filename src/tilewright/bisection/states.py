@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.bisection.reference import reference_cover, reference_of
-from tilewright.bisection.rules import wrong_rules
 from tilewright.building import executable
 from tilewright.ir.graph import Graph, Op, Share, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
@@ -19,6 +17,9 @@ from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.verified import UNWRITTEN
+
+from .reference import reference_cover, reference_of
+from .rules import wrong_rules
 
 BETWEEN = ("select", "normalise", "specialise", "windows", "loops", "split")
 """Phases whose results are graphs, from `select` on."""

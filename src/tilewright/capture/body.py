@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, fx
 
-from ..errors import VerifyError
-from ..ir import dims
-from ..ir.expr import Expr
-from ..ir.graph import Graph, Layout, LibraryCall, Loop, Operand, Value
-from ..ir.identity import TOLD
+from tilewright.errors import VerifyError
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Operand, Value
+from tilewright.ir.identity import TOLD
+from tilewright.ir.sizes import dims
+
 from .loop import run_eagerly
 
 Header = tuple[object, object, object, object]

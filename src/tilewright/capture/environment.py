@@ -11,8 +11,9 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.symbols import Ranges, Symbols, factor_name, factors
 from tilewright.ir.expr import Expr
+
+from .symbols import Ranges, Symbols, factor_name, factors
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -11,11 +11,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.aten import decompositions
-from tilewright.capture.environment import conditions, shape_env
-from tilewright.capture.symbols import Ranges
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
+
+from .aten import decompositions
+from .environment import conditions, shape_env
+from .symbols import Ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)

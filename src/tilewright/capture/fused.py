@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..ir import dims
-from ..ir.expr import Expr
-from ..ir.graph import Attention, LibraryCall, Operand
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Attention, LibraryCall, Operand
+from tilewright.ir.sizes import dims
 
 FASTEST = [
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,

@@ -10,17 +10,18 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from ..errors import UnsupportedError, VerifyError
-from ..ir import dims
-from ..ir.builder import Builder, traced_with
-from ..ir.dtype import DType, Kind
-from ..ir.expr import Expr
-from ..ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
-from ..ir.ops import pointwise
-from ..ir.ops.common import access
+from tilewright.capture.aten.library import collective, library_reason, library_target
+from tilewright.capture.aten.onednn import specialiser
+from tilewright.errors import UnsupportedError, VerifyError
+from tilewright.ir.builder import Builder, traced_with
+from tilewright.ir.dtype import DType, Kind
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
+from tilewright.ir.ops import pointwise
+from tilewright.ir.ops.common import access
+from tilewright.ir.sizes import dims
+
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
-from .aten.library import collective, library_reason, library_target
-from .aten.onednn import specialiser
 from .body import loop_call
 from .device import graph_device
 from .environment import shape_env, traced_sizes

@@ -37,7 +37,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
-from ..errors import UnsupportedError
+from tilewright.errors import UnsupportedError
 
 MAX_STEPS = 1_000_000
 """A loop without a trip count that goes on beyond this is taken for one without end."""

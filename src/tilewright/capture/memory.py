@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from ..ir.expr import Expr
-from ..ir.graph import Value
-from ..ir.ops.strided import Lying, nested, with_elements
+from tilewright.capture.aten.library import addresses_storage
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.ops.strided import Lying, nested, with_elements
+
 from .aten import NoDeclaration
-from .aten.library import addresses_storage
 from .symbols import Symbols
 
 aten = torch.ops.aten

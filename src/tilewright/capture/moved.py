@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .aten.registry import TABLE
+from tilewright.capture.aten.registry import TABLE
+
 from .device import HOST, tensors
 from .memory import storage_of
 from .opaque import Build, Runner, returned

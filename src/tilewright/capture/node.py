@@ -9,11 +9,12 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from ..ir.dtype import bool_
-from ..ir.expr import Expr
-from ..ir.graph import CHECK, Value
+from tilewright.capture.aten.library import library_reason
+from tilewright.ir.dtype import bool_
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import CHECK, Value
+
 from .aten import TABLE
-from .aten.library import library_reason
 
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 """What stands for a host scalar."""

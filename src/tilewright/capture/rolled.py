@@ -32,17 +32,7 @@ from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
 from .scanned import Loop, place_of, replaced, tensors_of, written_of
 from .stepping import fill, number_for, type_of
-from .unrolled import (
-    ARITHMETIC,
-    BeginsUnlike,
-    Numbers,
-    Steps,
-    Unlike,
-    arguments_of,
-    classified,
-    runs,
-    val_of,
-)
+from .unrolled import ARITHMETIC, BeginsUnlike, Numbers, Steps, Unlike, arguments_of, classified, runs, val_of
 
 LOG = logging.getLogger("tilewright")
 

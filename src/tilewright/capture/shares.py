@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from ..ir.graph import Share, Shares
+from tilewright.ir.graph import Share, Shares
+
 from .memory import storage_of
 from .opaque import Runner, returned
 from .saved import first_saved

@@ -14,10 +14,10 @@ from torch.utils._sympy import functions as fn
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ..errors import UnsupportedError
-from ..ir import dims
-from ..ir.dtype import bool_, f64, i64
-from ..ir.expr import Expr, call, cast, const, integer, symbol, where
+from tilewright.errors import UnsupportedError
+from tilewright.ir.dtype import bool_, f64, i64
+from tilewright.ir.expr import Expr, call, cast, const, integer, symbol, where
+from tilewright.ir.sizes import dims
 
 SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool
 _LIMIT = 1 << 63

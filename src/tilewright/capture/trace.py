@@ -17,17 +17,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.aten import decompositions, kept_whole
-from tilewright.capture.environment import conditions
-from tilewright.capture.exported import Exported
-from tilewright.capture.loop import keeping_loops
-from tilewright.capture.node import mutations
-from tilewright.capture.recurrent import recurrent_loops
-from tilewright.capture.symbols import Symbols
 from tilewright.errors import TilewrightError, UnsupportedError
-from tilewright.ir.dims import ZERO, coefficient, mul, static, symbols_of
 from tilewright.ir.expr import Symbol, integer
-from tilewright.ir.host import Number, number
+from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
+from tilewright.ir.sizes.host import Number, number
+
+from .aten import decompositions, kept_whole
+from .environment import conditions
+from .exported import Exported
+from .loop import keeping_loops
+from .node import mutations
+from .recurrent import recurrent_loops
+from .symbols import Symbols
 
 Place = tuple[int, int]
 """Number of an input and number of its dim."""

@@ -1,5 +1,5 @@
 """The command line: `tilewright VERB MODEL`."""
 
-from tilewright.cli.command import main
+from .command import main
 
 __all__ = ["main"]

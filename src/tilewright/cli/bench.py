@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from tilewright import measure
-from tilewright.cli.model import load
-from tilewright.cli.request import OK, Request
-from tilewright.cli.show import Cell, Json, size
-from tilewright.cli.work import Compiled, compile_for, inputs_of, show_compiled, threads_of
 from tilewright.errors import InputError, TilewrightError
+
+from .model import load
+from .request import OK, Request
+from .show import Cell, Json, size
+from .work import Compiled, compile_for, inputs_of, show_compiled, threads_of
 
 OURS = "tilewright"
 NOISY = 0.05

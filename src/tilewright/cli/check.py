@@ -13,12 +13,13 @@ from torch import Tensor
 from tilewright import measure
 from tilewright.accuracy import TreeVerdict, compare_trees, in_float64
 from tilewright.bisection import Bisection, Finding, bar, excess
-from tilewright.cli import training
-from tilewright.cli.model import Model, load, typical_inputs
-from tilewright.cli.reproduction import CASE, Case, written
-from tilewright.cli.request import CHECK_FAILED, OK, Request
-from tilewright.cli.work import Compiled, compile_for, inputs_of, threads_of
 from tilewright.errors import InputError
+
+from . import training
+from .model import Model, load, typical_inputs
+from .reproduction import CASE, Case, written
+from .request import CHECK_FAILED, OK, Request
+from .work import Compiled, compile_for, inputs_of, threads_of
 
 
 @dataclass(frozen=True, slots=True)

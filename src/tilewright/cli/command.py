@@ -9,9 +9,10 @@ from typing import Concatenate, ParamSpec
 
 import click
 
-from tilewright.cli.request import FAILED, UNSUPPORTED, WRONG_USE, Request
-from tilewright.cli.show import Screen
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
+
+from .request import FAILED, UNSUPPORTED, WRONG_USE, Request
+from .show import Screen
 
 P = ParamSpec("P")
 
@@ -106,7 +107,7 @@ def _exit_code(error: TilewrightError) -> int:
 @verb
 def compile_(request: Request) -> int:
     """Compile MODEL and show its coverage, phases and kernels."""
-    from tilewright.cli import work
+    from . import work
 
     return work.compile_model(request)
 
@@ -116,7 +117,7 @@ def compile_(request: Request) -> int:
 @verb
 def run_(request: Request, save: str | None) -> int:
     """Compile MODEL, run it once, and summarise its outputs."""
-    from tilewright.cli import work
+    from . import work
 
     return work.run_model(request, save)
 
@@ -133,7 +134,7 @@ def run_(request: Request, save: str | None) -> int:
 @verb
 def bench_(request: Request, against: str, seconds: float) -> int:
     """Time MODEL beside its peers, taking turns with pauses."""
-    from tilewright.cli import bench
+    from . import bench
 
     return bench.bench_model(request, against, seconds)
 
@@ -150,7 +151,7 @@ def bench_(request: Request, against: str, seconds: float) -> int:
 @verb
 def check_(request: Request, k: float | None, backward: bool, bisect: bool, reproduction: str) -> int:
     """Compare MODEL's outputs with float64, beside eager's own error. Exit code 4 if they are worse."""
-    from tilewright.cli import check
+    from . import check
 
     return check.check_model(request, k, backward=backward, bisect=bisect, file=reproduction)
 
@@ -160,7 +161,7 @@ def check_(request: Request, k: float | None, backward: bool, bisect: bool, repr
 @verb
 def explain_(request: Request, source: bool) -> int:
     """Show MODEL's kernels: why each ends where it does, and its bytes against the lower bound."""
-    from tilewright.cli import work
+    from . import work
 
     return work.explain_model(request, source)
 

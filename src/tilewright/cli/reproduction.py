@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tilewright.bisection import MOST, Finding
-from tilewright.cli.request import Asked, Request
-from tilewright.cli.show import Screen
 from tilewright.errors import InputError
+
+from .request import Asked, Request
+from .show import Screen
 
 CASE = "wrong.py"
 """Where it is written, unless a name is given."""

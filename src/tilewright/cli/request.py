@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilewright.cli.show import Screen
+from .show import Screen
 
 OK, FAILED, WRONG_USE, UNSUPPORTED, CHECK_FAILED = 0, 1, 2, 3, 4
 

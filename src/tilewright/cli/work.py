@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from tilewright import measure
-from tilewright.cli.model import Model, inputs_for, load, parse_pairs, parse_shape
-from tilewright.cli.request import OK, Request
-from tilewright.cli.show import Cell, Json, size
 from tilewright.errors import InputError
 from tilewright.options import PREFIX, Options
 from tilewright.partition.settle import Mapped
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 from tilewright.runtime.bound import intermediate_bytes
+
+from .model import Model, inputs_for, load, parse_pairs, parse_shape
+from .request import OK, Request
+from .show import Cell, Json, size
 
 
 class Phase(Protocol):

@@ -1,1 +1,4 @@
-"""Printing tile programs as source text."""
+"""TileProgram to text: C++ for CPUs, Triton for GPUs. The printers decide nothing.
+
+In: tile programs. Out: a `Source` with entry points. `native` holds the headers that printed C++ includes.
+"""

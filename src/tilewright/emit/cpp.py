@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Expr, Symbol, walk
 from tilewright.ir.program import Buffer, Collapse, Load, Store, TileProgram, expressions
+from tilewright.ir.sizes.dims import symbols_of
 from tilewright.target import Target
 
 from .cpp_block import Body, Special

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from tilewright.ir.dims import ONE
 from tilewright.ir.expr import Axis
 from tilewright.ir.program import Collapse, Var, value_of
 from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes.dims import ONE
 
 from .cpp_block import Body
 from .cpp_expr import INFIX, TRUTH, Expressions, typed

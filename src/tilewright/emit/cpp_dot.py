@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilewright.ir import dims
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, is_const, walk
 from tilewright.ir.program import (
@@ -24,6 +23,7 @@ from tilewright.ir.program import (
     defines,
     uses,
 )
+from tilewright.ir.sizes import dims
 
 from .cpp_block import Body, Start
 from .cpp_scope import Style, bare

@@ -10,10 +10,10 @@ from fractions import Fraction
 import numpy as np
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, i32, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, unsettled, walk, written
 from tilewright.ir.program import Var
+from tilewright.ir.sizes import dims
 
 from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, variables
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, axes_of, conjuncts
 from tilewright.ir.program import Buffer, Check, Load, Store
+from tilewright.ir.sizes import dims
 
 from .cpp_expr import Expressions
 from .cpp_scope import Lines, bare

@@ -11,10 +11,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from math import prod
 
-from tilewright.ir import dims as index
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Load, Stmt, Store
+from tilewright.ir.sizes import dims as index
 
 from .cpp_block import UNROLLED, Body, Dims
 from .cpp_scope import Place, Scope, Unit, bare

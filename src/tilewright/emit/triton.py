@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tilewright.errors import VerifyError
-from tilewright.ir.dims import symbols_of
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
 from tilewright.ir.program import Descriptor, TileProgram
+from tilewright.ir.sizes.dims import symbols_of
 from tilewright.target import Target
 
 from .triton_block import Body, block_axes, check_size, printed

@@ -11,10 +11,10 @@ from fractions import Fraction
 import numpy as np
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType, Kind, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of, substitute
 from tilewright.ir.program import Var, value_of
+from tilewright.ir.sizes import dims
 
 from .triton_helpers import HELPERS, Helpers
 from .triton_index import Indices

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.ir import dims
 from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
+from tilewright.ir.sizes import dims
 
 from .triton_expr import Expressions
 from .triton_scope import ATOM, PRODUCT, SUM, Term

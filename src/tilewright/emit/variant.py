@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, walk
 from tilewright.ir.program import (
@@ -23,6 +22,7 @@ from tilewright.ir.program import (
     expressions,
     usual_statements,
 )
+from tilewright.ir.sizes import dims
 
 ALIGNMENT = 16
 """What an `aligned` variant knows pointers (in bytes) and some sizes (as numbers) to be multiples of."""

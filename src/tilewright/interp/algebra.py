@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir.dtype import DType, Kind
-from ..ir.expr import Const
+from tilewright.ir.dtype import DType, Kind
+from tilewright.ir.expr import Const
 
 Array = NDArray[Any]
 """Elements of any type, also structured ones, with numpy's indexing and reshaping. Never changed in place."""

@@ -8,11 +8,12 @@ from functools import reduce as fold_left
 
 import numpy as np
 
-from ..errors import IndexOutOfRange, VerifyError
-from ..ir import dims
-from ..ir.expr import Axis, Expr, Symbol, slot, walk
-from ..ir.reduction import Reduction
-from ..ir.tensor import TensorExpr
+from tilewright.errors import IndexOutOfRange, VerifyError
+from tilewright.ir.expr import Axis, Expr, Symbol, slot, walk
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+
 from .algebra import Algebra, Array
 
 Condition = tuple[tuple[Expr, bool], ...]

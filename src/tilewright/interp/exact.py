@@ -18,8 +18,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from ..ir.dtype import DType, Kind, f64
-from ..ir.expr import Const
+from tilewright.ir.dtype import DType, Kind, f64
+from tilewright.ir.expr import Const
+
 from . import modular
 from .algebra import FLOATS, Array, convert, to_numpy
 from .modular import LOST, PRIMES, Words

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..errors import InputError, VerifyError
-from ..ir import dims
-from ..ir.dtype import bool_, f64, i64
-from ..ir.expr import Expr, Symbol
-from ..ir.graph import Graph, LibraryCall, Loop, Op, Operand, Value
+from tilewright.errors import InputError, VerifyError
+from tilewright.ir.dtype import bool_, f64, i64
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.graph import Graph, LibraryCall, Loop, Op, Operand, Value
+from tilewright.ir.sizes import dims
+
 from .algebra import FLOATS, Algebra, Array, to_numpy
 from .evaluate import Evaluator, Symbols, TensorEvaluator
 

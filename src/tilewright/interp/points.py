@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import UnsupportedError
-from ..ir import dims
-from ..ir.expr import Axis, Expr
-from ..ir.graph import Graph, Op, Value
+from tilewright.errors import UnsupportedError
+from tilewright.ir.expr import Axis, Expr
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
+
 from .algebra import Array, Floats
 
 Index = tuple[Array, ...]

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..errors import IndexOutOfRange, InputError, VerifyError
-from ..ir.dtype import DType, Kind, bool_
-from ..ir.expr import Axis, Expr
-from ..ir.program import (
+from tilewright.errors import IndexOutOfRange, InputError, VerifyError
+from tilewright.ir.dtype import DType, Kind, bool_
+from tilewright.ir.expr import Axis, Expr
+from tilewright.ir.program import (
     Branch,
     Buffer,
     Check,
@@ -34,7 +34,8 @@ from ..ir.program import (
     Var,
     value_of,
 )
-from ..ir.reduction import lowest, sum_
+from tilewright.ir.reduction import lowest, sum_
+
 from .algebra import FLOATS, Algebra, Array
 from .evaluate import Evaluator, merge_last, prefixes
 

@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from types import MappingProxyType
 
-from . import dims
 from .dtype import DType
 from .expr import Axis, Expr, Symbol, axis, read, show, walk
 from .graph import Graph, Layout, LibraryCall, Op, Origin, Precondition, Value, Write, verify_expr
+from .sizes import dims
 from .tensor import TensorExpr, output_axes
 
 

@@ -1,7 +1,8 @@
 """Scalar and index expressions: frozen, interned, typed. Equal expressions are the same object.
 
 Two readings share one class. A *body* computes an element from reads of tensors; an *index expression* (dtype i64)
-computes where a read goes. Index arithmetic is kept in a normal form by `ir.dims`; build it with the functions there.
+computes where a read goes. Index arithmetic is kept in a normal form by `ir.sizes.dims`; build it with the functions
+there.
 """
 
 from __future__ import annotations
@@ -324,7 +325,7 @@ _index_rebuild: dict[str, Callable[..., Expr]] = {}
 
 
 def register_index(op: str, build: Callable[..., Expr]) -> None:
-    """Tell `rebuild` how to build index operation `op` in normal form (called by `ir.dims` once)."""
+    """Tell `rebuild` how to build index operation `op` in normal form (called by `ir.sizes.dims` once)."""
     _index_rebuild[op] = build
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
 from typing import Literal, cast
 
-from ..target import Target
-from . import dims
+from tilewright.target import Target
+
 from .dtype import DType
 from .expr import Expr, Symbol
 from .identity import LABEL, TOLD, identity
+from .sizes import dims
 from .tensor import TensorExpr, show_tensor_expr
 
 

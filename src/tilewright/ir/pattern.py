@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, Literal, TypeVar
 
-from ..errors import VerifyError
+from tilewright.errors import VerifyError
+
 from .expr import Const, Expr, rebuild, walk
 
 Proof = Literal["ieee", "ring", "field", "exp", "order", "real only"]

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from . import dims
-from .dims import ONE
+from tilewright.ir.sizes.dims import ONE
+
 from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
 from .identity import TOLD
 from .reduction import Reduction
+from .sizes import dims
 
 
 class Place(Enum):

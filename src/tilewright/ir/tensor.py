@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from . import dims
 from .dtype import DType
 from .expr import Axis, Expr, axes_of, axis, substitute, transform, walk
 from .reduction import Reduction
+from .sizes import dims
 
 
 @dataclass(frozen=True, slots=True)

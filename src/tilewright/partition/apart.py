@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..ir.expr import axis, call, read
-from ..ir.graph import Graph, LibraryCall, Op, Operand, Value
-from ..ir.tensor import TensorExpr, output_axes
+from tilewright.ir.expr import axis, call, read
+from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Value
+from tilewright.ir.tensor import TensorExpr, output_axes
 
 
 def biases_apart(graph: Graph) -> Graph:

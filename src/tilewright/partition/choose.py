@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..ir.expr import Expr, cost
-from ..ir.graph import Graph, LibraryCall, Op, Value
-from ..ir.identity import identity
-from ..ir.spare import behind
+from tilewright.ir.expr import Expr, cost
+from tilewright.ir.graph import Graph, LibraryCall, Op, Value
+from tilewright.ir.identity import identity
+from tilewright.ir.spare import behind
+
 from .epilogue import Finder, Run, merged
 
 LOG = logging.getLogger("tilewright")

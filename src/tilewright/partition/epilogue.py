@@ -9,13 +9,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import dims
-from ..ir.expr import Expr, Slot, axes_of, axis, slot, transform, walk
-from ..ir.graph import Epilogue, Graph, LibraryCall, Op, Value
-from ..ir.pattern import COMMUTATIVE, Rewriter
-from ..ir.spare import followed
-from ..rewrite.normalise import interpret
-from ..rewrite.rules import IEEE_RULES
+from tilewright.ir.expr import Expr, Slot, axes_of, axis, slot, transform, walk
+from tilewright.ir.graph import Epilogue, Graph, LibraryCall, Op, Value
+from tilewright.ir.pattern import COMMUTATIVE, Rewriter
+from tilewright.ir.sizes import dims
+from tilewright.ir.spare import followed
+from tilewright.rewrite.normalise import interpret
+from tilewright.rewrite.rules import IEEE_RULES
+
 from .frozen import Frozen
 
 LOG = logging.getLogger("tilewright")

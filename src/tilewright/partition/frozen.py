@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ir import dims
-from ..ir.expr import Expr, axes_of, axis, substitute
-from ..ir.graph import Graph, Op, Value
-from ..ir.tensor import TensorExpr
+from tilewright.ir.expr import Expr, axes_of, axis, substitute
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
 
 
 class Frozen:

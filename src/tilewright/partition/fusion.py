@@ -6,8 +6,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-from ..ir.graph import Graph, Op, Value, symbols_in
-from ..ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+from tilewright.ir.graph import Graph, Op, Value, symbols_in
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+
 from .merging import Afar, Group, Merging, Price
 from .narrow import without_recomputed
 from .parts import Parts

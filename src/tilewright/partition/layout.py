@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Collection, Mapping
 
-from ..ir import dims
-from ..ir.expr import Expr, axes_of, axis, substitute
-from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.ops.strided import Lying
-from ..ir.tensor import TensorExpr
+from tilewright.ir.expr import Expr, axes_of, axis, substitute
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.ops.strided import Lying
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
 
 
 def settled_layouts(graph: Graph) -> dict[Value, Layout]:

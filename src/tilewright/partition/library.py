@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..errors import UnsupportedError
-from ..ir import dims
-from ..ir.expr import Expr, axes_of
-from ..ir.graph import Graph, LibraryCall, Op, Origin, Value
-from ..ir.kernel import Cover, Kernel, LibraryStep
-from ..rewrite.normalise import binds, bound_symbols
+from tilewright.errors import UnsupportedError
+from tilewright.ir.expr import Expr, axes_of
+from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.ir.sizes import dims
+from tilewright.rewrite.normalise import binds, bound_symbols
+
 from .frozen import Frozen
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.graph import Graph, Layout, Op, Value
 
 SPAN = 256
 """Places from its first op to its last reader over which a value is known by its distance: one that is used further

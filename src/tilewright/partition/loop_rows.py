@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Expr, axes_of, axis, substitute, walk
-from ..ir.graph import Graph, Loop, Op, Origin, Value
-from ..ir.tensor import TensorExpr
-from ..target import MemoryKind, Target
+from tilewright.ir.expr import Expr, axes_of, axis, substitute, walk
+from tilewright.ir.graph import Graph, Loop, Op, Origin, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+from tilewright.target import MemoryKind, Target
 
 
 def rows_of(loop: Loop, body: Graph) -> int | None:

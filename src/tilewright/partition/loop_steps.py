@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count as numbers_from
 
-from ..ir.expr import Expr, call, integer, read
-from ..ir.graph import Graph, Loop, Op, Origin, Value
-from ..ir.tensor import TensorExpr
-from ..target import Target
+from tilewright.ir.expr import Expr, call, integer, read
+from tilewright.ir.graph import Graph, Loop, Op, Origin, Value
+from tilewright.ir.tensor import TensorExpr
+from tilewright.target import Target
+
 from .library import is_contraction
 
 MOST_OPS = 512

@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..ir import dims
-from ..ir.expr import axis
-from ..ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
+from tilewright.ir.expr import axis
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
+from tilewright.ir.sizes import dims
+
 from .frozen import Frozen
 from .library import live
 

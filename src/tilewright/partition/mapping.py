@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..errors import IllegalSchedule
-from ..ir.expr import Expr
-from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.kernel import Kernel
-from ..rewrite.properties import NO_CLASS, classes_of, parallelism
-from ..tile.sizes import estimate
+from tilewright.analysis.dependence.properties import NO_CLASS, classes_of, parallelism
+from tilewright.analysis.size_hints import estimate
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+
 from .regions import is_product, spreads
 
 T = TypeVar("T")

@@ -15,12 +15,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.expr import Expr
-from ..ir.graph import Graph, Layout, Op, Value, symbols_in
-from ..ir.kernel import Kernel
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Layout, Op, Value, symbols_in
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
+
 from .likeness import Likeness
 from .order import Order, Standing
 from .parts import Parts

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.expr import cost
-from ..ir.graph import Op, Value
-from ..ir.kernel import Kernel
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import cost
+from tilewright.ir.graph import Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
+
 from .merging import Group, Price
 from .parts import Parts
 from .recompute import MOST_INSTRUCTIONS, MOST_TOGETHER, is_cheap, size_bytes

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from ..ir import dims
-from ..ir.expr import Expr
-from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.kernel import Kernel, ViewStep
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.kernel import Kernel, ViewStep
+from tilewright.ir.sizes import dims
+
 from .layout import returned_layouts, settled_layouts, shown
 from .recompute import recomputed
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from ..ir.expr import Expr, Symbol
-from ..ir.graph import Graph, LibraryCall
-from ..ir.identity import identity
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.graph import Graph, LibraryCall
+from tilewright.ir.identity import identity
 
 
 class Memory(Protocol):

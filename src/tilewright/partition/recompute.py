@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..ir import dims
-from ..ir.expr import cost
-from ..ir.graph import Graph, Op, Value
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.expr import cost
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
 
 MOST_INSTRUCTIONS = 8
 """Vector instructions for an element that is computed again, all that lies behind it included, stay below this."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..ir import dims
-from ..ir.graph import Graph, Op, Value
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
+
 from .library import is_contraction, is_vector_product
 
 EXPANDING = 2

@@ -16,17 +16,18 @@ from itertools import permutations
 
 import numpy as np
 
-from ..capture.fused import fused_call
-from ..errors import UnsupportedError
-from ..interp.algebra import Array
-from ..interp.points import Index, Points
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, read, walk
-from ..ir.graph import Attention, Graph, Op, Value
-from ..ir.ops.common import position
-from ..ir.tensor import TensorExpr, output_axes
-from ..rewrite.value import ValueAnalysis
-from ..target import Target
+from tilewright.analysis.value.constant_regions import ValueAnalysis
+from tilewright.capture.fused import fused_call
+from tilewright.errors import UnsupportedError
+from tilewright.interp.algebra import Array
+from tilewright.interp.points import Index, Points
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, read, walk
+from tilewright.ir.graph import Attention, Graph, Op, Value
+from tilewright.ir.ops.common import position
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.target import Target
+
 from .library import is_contraction
 
 SPREADS = (1.0, 30.0, 1000.0)

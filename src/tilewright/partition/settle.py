@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.graph import Graph, Layout, LibraryCall, Op, Value
-from ..ir.kernel import Kernel, Note
-from ..options import Contractions
-from ..rewrite.find_cascades import Cascade, cascades
-from ..rewrite.parts import in_parts
-from ..tile.sizes import estimate
+from tilewright.analysis.online.find_cascades import Cascade, cascades
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
+from tilewright.ir.kernel import Kernel, Note
+from tilewright.options import Contractions
+from tilewright.rewrite.parts import in_parts
+
 from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
 from .recall import Grouping, Memory, as_seen, groupings_of, plain, task_of
 from .regions import Region, find_regions

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from ..ir.graph import Graph, Op, Origin
+from tilewright.ir.graph import Graph, Op, Origin
 
 _MARK = re.compile(r"@(\d+)")
 

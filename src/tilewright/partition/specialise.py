@@ -9,13 +9,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Expr, axis, read, substitute
-from ..ir.graph import Graph, Maker, Op, Value
-from ..ir.spare import offered
-from ..ir.tensor import TensorExpr, output_axes
-from ..rewrite.normalise import compose_views, substitute_values
-from ..target import Target
+from tilewright.ir.expr import Expr, axis, read, substitute
+from tilewright.ir.graph import Graph, Maker, Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.spare import offered
+from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.rewrite.normalise import compose_views, substitute_values
+from tilewright.target import Target
+
 from .choose import Judge, choose, dropped
 from .epilogue import absorb
 from .frozen import Frozen

@@ -1,7 +1,7 @@
 """What to run: buffers, launches, library calls, and how sizes are found from the inputs."""
 
-from tilewright.plan.build import build_plan
-from tilewright.plan.data import (
+from .build import build_plan
+from .data import (
     Binding,
     Buffer,
     Call,

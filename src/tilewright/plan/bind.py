@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tilewright.errors import VerifyError
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr, Symbol
-from tilewright.plan.data import Binding, Buffer, Call, Part, Plan, Segment, Spec
+from tilewright.ir.sizes import dims
+
+from .data import Binding, Buffer, Call, Part, Plan, Segment, Spec
 
 
 def symbol_name(s: Expr) -> str:

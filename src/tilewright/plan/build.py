@@ -7,28 +7,16 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from tilewright.errors import VerifyError
-from tilewright.ir import dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Share, Shares, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, ViewStep
-from tilewright.plan.bind import bind_symbols, check_bound, names_in, symbol_name
-from tilewright.plan.data import (
-    Buffer,
-    Call,
-    Copy,
-    Home,
-    Launch,
-    Launches,
-    Measure,
-    Plan,
-    Segment,
-    Spec,
-    Step,
-    View,
-)
-from tilewright.plan.late import is_worth_it, touched, with_makes, with_own_memory
-from tilewright.plan.verify import check_memory
+from tilewright.ir.sizes import dims
+
+from .bind import bind_symbols, check_bound, names_in, symbol_name
+from .data import Buffer, Call, Copy, Home, Launch, Launches, Measure, Plan, Segment, Spec, Step, View
+from .late import is_worth_it, touched, with_makes, with_own_memory
+from .verify import check_memory
 
 Time = Callable[[Kernel | LibraryStep], Expr | None]
 """Nanoseconds that one core takes for a step; None where nothing is known."""

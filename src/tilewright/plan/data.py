@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from tilewright.ir.dims import ZERO
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Precondition
+from tilewright.ir.sizes.dims import ZERO
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.ir import dims
-from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
-from tilewright.tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.sizes import dims
+
+from .data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
 
 LARGE_BYTES = 1 << 18
 """A buffer of at least this size takes longer to fill than to ask for."""

@@ -22,7 +22,8 @@ from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.dtype import Kind as TypeKind
 from tilewright.ir.expr import Axis, Expr, Leaf, Symbol, make
 from tilewright.ir.graph import LibraryCall, Operand, Precondition
-from tilewright.plan.data import (
+
+from .data import (
     Binding,
     Buffer,
     Call,

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Op
-from tilewright.ir.host import size
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
+from tilewright.ir.sizes.host import size
 from tilewright.partition.sites import site
-from tilewright.plan.bind import names_in
-from tilewright.plan.coverage import How, how
-from tilewright.plan.work import bytes_of, done_by, ops_by_origin, origins_of, work_of
+
+from .bind import names_in
+from .coverage import How, how
+from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

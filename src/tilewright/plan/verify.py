@@ -14,7 +14,8 @@ from torch._ops import OpOverload
 
 from tilewright.errors import VerifyError
 from tilewright.ir.graph import LibraryCall, Operand
-from tilewright.plan.data import Call, Copy, Home, Launch, Launches, Plan, Segment, Step, View
+
+from .data import Call, Copy, Home, Launch, Launches, Plan, Segment, Step, View
 
 _GIVEN = (Home.INPUT, Home.CONSTANT)
 

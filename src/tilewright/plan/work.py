@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr, cost, walk
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
+from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")

@@ -1,4 +1,8 @@
-"""Rewriting of graphs: identities, normal form, folding of frozen weights."""
+"""Graph to Graph: each step keeps the meaning, and names the law by which it does.
+
+`normal` brings a graph into one form whatever way it was written, `algebra` moves factors over the border of a
+reduction, `split` cuts reductions into parts that run side by side, `data_masks` lists what masks made of data leave.
+"""
 
 from .freeze import freeze
 from .normalise import Evaluate, interpret, normalise

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ..ir import dims, reduction
-from ..ir.dtype import DType, Kind, bool_
-from ..ir.expr import Expr, axes_of, axis, call, cast, const, read, substitute, walk, where
-from ..ir.pattern import Proof
-from ..ir.tensor import TensorExpr
+from tilewright.ir import reduction
+from tilewright.ir.dtype import DType, Kind, bool_
+from tilewright.ir.expr import Expr, axes_of, axis, call, cast, const, read, substitute, walk, where
+from tilewright.ir.pattern import Proof
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+
 from .bounds import LARGEST, MOST
 from .factors import Draft, Part, constant, constant_value, factors, terms
 from .scale import scaled, scaled_operand

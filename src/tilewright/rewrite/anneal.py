@@ -15,10 +15,11 @@ from random import Random
 
 from torch import Tensor
 
-from ..ir import dims
-from ..ir.expr import Symbol, walk
-from ..ir.graph import Graph, Op, Value
-from ..ir.pattern import Rewriter
+from tilewright.ir.expr import Symbol, walk
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.pattern import Rewriter
+from tilewright.ir.sizes import dims
+
 from .algebra import RULES, AlgebraRule
 from .bounds import of_tensor
 from .factors import Draft

@@ -14,10 +14,11 @@ from fractions import Fraction
 
 import torch
 
-from ..ir import dims
-from ..ir.dtype import DType, Kind, i64
-from ..ir.expr import Axis, Expr, axes_of, axis, substitute
-from ..ir.graph import Value
+from tilewright.ir.dtype import DType, Kind, i64
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+
 from .normalise import map_reads
 from .rules import holds_exactly
 from .steps import Program, Step, operand

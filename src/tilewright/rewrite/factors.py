@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from ..ir.dtype import DType
-from ..ir.expr import Expr, axes_of, axis, both, call, cast, const, read, substitute
-from ..ir.tensor import TensorExpr
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Expr, axes_of, axis, both, call, cast, const, read, substitute
+from tilewright.ir.tensor import TensorExpr
+
 from .bounds import LARGEST, Bounds
 from .rules import holds_exactly
 from .steps import Program, Step, operand

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..interp import REALS, Array
-from ..interp.evaluate import Evaluator
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, const, narrow, read, walk
-from ..ir.graph import Graph, LibraryCall, Op, Operand, Origin, Value
-from ..ir.pattern import Rule
-from ..ir.tensor import TensorExpr
+from tilewright.interp import REALS, Array
+from tilewright.interp.evaluate import Evaluator
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, const, narrow, read, walk
+from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Origin, Value
+from tilewright.ir.pattern import Rule
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+
 from .normalise import Evaluate, drop_dead, fold_constants, interpret, layout_of
 
 

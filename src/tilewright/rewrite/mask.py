@@ -13,13 +13,14 @@ from itertools import product
 import numpy as np
 import torch
 
-from ..interp import FLOATS, Array
-from ..interp.evaluate import Evaluator
-from ..ir import dims
-from ..ir.dtype import DType, bool_
-from ..ir.expr import Expr, axis, call, const, integer, substitute, walk, where
-from ..ir.graph import Graph, Op, Value
-from ..ir.tensor import output_axes
+from tilewright.interp import FLOATS, Array
+from tilewright.interp.evaluate import Evaluator
+from tilewright.ir.dtype import DType, bool_
+from tilewright.ir.expr import Expr, axis, call, const, integer, substitute, walk, where
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import output_axes
+
 from .normalise import drop_dead, simplify, tidy_operands
 
 LARGEST = 1 << 26

@@ -14,9 +14,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ..interp.graph import run_graph, to_torch
-from ..ir import dims
-from ..ir.expr import (
+from tilewright.interp.graph import run_graph, to_torch
+from tilewright.ir.expr import (
     MOST_WRITTEN,
     Axis,
     Expr,
@@ -30,9 +29,11 @@ from ..ir.expr import (
     transform,
     walk,
 )
-from ..ir.graph import Graph, Layout, Op, Operand, Value, symbols_in
-from ..ir.pattern import ExprRule, Rewriter
-from ..ir.tensor import TensorExpr
+from tilewright.ir.graph import Graph, Layout, Op, Operand, Value, symbols_in
+from tilewright.ir.pattern import ExprRule, Rewriter
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+
 from .rules import IEEE_RULES
 
 Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]

@@ -17,8 +17,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from ..ir import dims
-from ..ir.expr import (
+from tilewright.analysis.online.find_cascades import Cascade, NotApart, operand_of
+from tilewright.analysis.online.law import Law, derive
+from tilewright.analysis.online.running import Upstream, empty, gap, shown
+from tilewright.analysis.online.terms import Gauge
+from tilewright.ir.expr import (
     Axis,
     Expr,
     axes_of,
@@ -34,14 +37,12 @@ from ..ir.expr import (
     walk,
     where,
 )
-from ..ir.graph import Graph, Op, Value
-from ..ir.ops.common import position
-from ..ir.tensor import TensorExpr, output_axes
-from .find_cascades import Cascade, NotApart, operand_of
-from .gauges import Upstream, empty, gap, shown
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.ops.common import position
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .normalise import normalise
-from .online import Law, derive
-from .terms import Gauge
 
 
 def in_parts(

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, const, read
-from ..ir.graph import Graph, Op, Value
-from ..ir.ops.common import position
-from ..ir.tensor import TensorExpr, output_axes
-from .interval import Interval
+from tilewright.analysis.value.interval import Interval
+from tilewright.analysis.value.sign import of_type, signs_of
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, read
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.ops.common import position
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .normalise import tidy_operands
-from .sign import of_type, signs_of
 
 
 @dataclass(frozen=True, slots=True)

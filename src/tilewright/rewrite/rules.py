@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from ..ir import dims
-from ..ir.dtype import DType, Kind, bool_, i64
-from ..ir.expr import Expr, call, cast, conjuncts, const, substitute, walk, where
-from ..ir.linear_form import may_wrap
-from ..ir.pattern import Captures, ExprRule, Pattern, Rule, always, any_, apply, constant
+from tilewright.ir.dtype import DType, Kind, bool_, i64
+from tilewright.ir.expr import Expr, call, cast, conjuncts, const, substitute, walk, where
+from tilewright.ir.pattern import Captures, ExprRule, Pattern, Rule, always, any_, apply, constant
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.linear_form import may_wrap
 
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 _EXPONENT = {"f16": 5, "bf16": 8, "f32": 8, "f64": 11}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, narrow, read, substitute
-from ..ir.graph import Value
-from ..ir.tensor import TensorExpr, output_axes
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, narrow, read, substitute
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .bounds import LARGEST, MOST
 from .factors import Draft, Part, constant_value, number
 from .steps import Step, operand, position

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, Symbol, axis, read
-from ..ir.graph import Op, Value
-from ..ir.tensor import TensorExpr
+from tilewright.ir.expr import Axis, Expr, Symbol, axis, read
+from tilewright.ir.graph import Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+
 from .normalise import map_reads
 
 UNKNOWN_SIZE = 1024

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.dtype import DType, f32, f64
-from ..ir.expr import Expr, axis, call, cast, const, make, read, transform, walk, where
-from ..ir.graph import Graph, Op, Value
-from ..ir.reduction import sum_
-from ..ir.tensor import TensorExpr, output_axes
-from .moments import Moments, is_quotient, is_square, is_sum, operand, takes_away
+from tilewright.analysis.moments import Moments, is_quotient, is_square, is_sum, operand, takes_away
+from tilewright.ir.dtype import DType, f32, f64
+from tilewright.ir.expr import Expr, axis, call, cast, const, make, read, transform, walk, where
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.reduction import sum_
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .normalise import drop_dead
 
 ROUNDED = frozenset({"read", "const", "cast", "add", "sub", "mul", "div", "maximum", "sqrt", "rsqrt"})

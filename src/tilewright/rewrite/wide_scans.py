@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir.dtype import DType, f32, f64
-from ..ir.expr import Expr, Slot, call, cast, const, slot
-from ..ir.graph import Graph, Op
-from ..ir.reduction import Reduction
+from tilewright.ir.dtype import DType, f32, f64
+from tilewright.ir.expr import Expr, Slot, call, cast, const, slot
+from tilewright.ir.graph import Graph, Op
+from tilewright.ir.reduction import Reduction
 
 
 def wide_scans(graph: Graph) -> Graph:

@@ -10,17 +10,13 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError, UnsupportedError
-from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Symbol
-from tilewright.ir.host import Number, number
+from tilewright.ir.sizes.dims import symbols_of
+from tilewright.ir.sizes.host import Number, number
 from tilewright.plan.data import Binding, Plan, Spec
 from tilewright.plan.data import Part as Where
-from tilewright.runtime.tensors import (
-    copy_into,
-    memory_range,
-    repeats_memory,
-    torch_dtype,
-)
+
+from .tensors import copy_into, memory_range, repeats_memory, torch_dtype
 
 Argument = Tensor | int | float | bool
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import TilewrightError
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Attention, LibraryCall, Operand
+from tilewright.ir.sizes import dims
 
 FEWEST_KEYS = 96
 SHALLOWEST = 32

@@ -12,17 +12,18 @@ from torch import Tensor
 from tilewright import allocate
 from tilewright.errors import NoElements
 from tilewright.ir.expr import Expr
-from tilewright.ir.host import Number, size
+from tilewright.ir.sizes.host import Number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
 from tilewright.plan.late import root_of
-from tilewright.runtime import steps
-from tilewright.runtime.launch import Launching, Unit
-from tilewright.runtime.pages import LARGE, large_maker, on_large_pages
-from tilewright.runtime.results import Act, Promise, Tensors, counting, receiving
-from tilewright.runtime.tensors import maker_on, torch_dtype
-from tilewright.runtime.verified import Checks
-from tilewright.runtime.whole import Outside, WholeCall
+
+from . import steps
+from .launch import Launching, Unit
+from .pages import LARGE, large_maker, on_large_pages
+from .results import Act, Promise, Tensors, counting, receiving
+from .tensors import maker_on, torch_dtype
+from .verified import Checks
+from .whole import Outside, WholeCall
 
 ALIGN = 64
 GPU_ALIGN = 256

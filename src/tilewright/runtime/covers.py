@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from tilewright.options import Options
-from tilewright.runtime.cache import Store, digest
 from tilewright.target import Target
+
+from .cache import Store, digest
 
 LOG = logging.getLogger("tilewright")
 FILE = "decision.json"

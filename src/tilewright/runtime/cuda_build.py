@@ -13,12 +13,13 @@ from pathlib import Path
 
 from tilewright.emit.triton import TritonSource
 from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
-from tilewright.runtime import triton_compat
-from tilewright.runtime.cache import Store, digest
-from tilewright.runtime.cuda_job import Facts, Job
-from tilewright.runtime.cuda_workers import BuilderDied, workers
-from tilewright.runtime.stats import STATS
 from tilewright.target import MemoryKind, Target
+
+from . import triton_compat
+from .cache import Store, digest
+from .cuda_job import Facts, Job
+from .cuda_workers import BuilderDied, workers
+from .stats import STATS
 
 LOG = logging.getLogger("tilewright")
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from tilewright.emit.triton import TritonSource
 from tilewright.emit.variant import ALIGNMENT
-from tilewright.ir.host import Number, size
 from tilewright.ir.program import TileProgram
-from tilewright.runtime.cuda_job import Box
+from tilewright.ir.sizes.host import Number, size
+
+from .cuda_job import Box
 
 BYTES, ALIGNED = 128, 64
 """Of a descriptor."""

@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 
 from tilewright.errors import UnsupportedError
-from tilewright.runtime import triton_compat
 from tilewright.target import PRESETS, MemoryKind, Target
+
+from . import triton_compat
 
 REACHED = 0.88
 """The part of a memory's nominal rate that a copy reaches (measured on one H200: 4.25 of 4.8 TB/s)."""

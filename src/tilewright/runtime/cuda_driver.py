@@ -18,9 +18,10 @@ import torch
 
 from tilewright.errors import BuildError, TilewrightError
 from tilewright.options import Options
-from tilewright.runtime.cache import Store
-from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.device import built
+
+from .cache import Store
+from .cuda_build import Built
+from .device import built
 
 SOURCE = Path(__file__).parent / "native" / "launch_cuda.cpp"
 LIBRARY = "libcuda.so.1"

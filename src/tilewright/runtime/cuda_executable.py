@@ -21,15 +21,16 @@ from torch import Tensor
 
 from tilewright.errors import OutOfMemory
 from tilewright.ir.expr import Expr
-from tilewright.ir.host import Number
+from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Binding, Plan
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.bound import Workspace
-from tilewright.runtime.cuda_driver import Device, capturing_on, current_stream, opened
-from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.executable import Bound, Executable, Result
-from tilewright.runtime.launch import Unit, raise_error
-from tilewright.runtime.verified import Checks
+
+from .arguments import Argument
+from .bound import Workspace
+from .cuda_driver import Device, capturing_on, current_stream, opened
+from .cuda_graph import Graphs
+from .executable import Bound, Executable, Result
+from .launch import Unit, raise_error
+from .verified import Checks
 
 KEEP_BYTES = 1 << 30
 """A workspace with more memory than this is not kept between calls."""

@@ -25,11 +25,12 @@ from torch import Tensor
 
 from tilewright.errors import UnsupportedError
 from tilewright.plan.data import Call, Home, Plan
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.cuda_driver import Device, capturing_on, current_stream
-from tilewright.runtime.executable import Bound, Result
-from tilewright.runtime.launch import raise_error
-from tilewright.runtime.tensors import maker_on, memory_range, repeats_memory
+
+from .arguments import Argument
+from .cuda_driver import Device, capturing_on, current_stream
+from .executable import Bound, Result
+from .launch import raise_error
+from .tensors import maker_on, memory_range, repeats_memory
 
 MOST_GRAPHS = 8
 """Sizes of one plan that get a graph."""

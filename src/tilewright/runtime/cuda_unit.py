@@ -13,15 +13,16 @@ from types import MappingProxyType
 from tilewright.emit.triton import Argument, TritonSource
 from tilewright.emit.variant import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
 from tilewright.errors import UnsupportedError, VerifyError
-from tilewright.ir.dims import symbols_of
 from tilewright.ir.expr import Expr, Symbol
-from tilewright.ir.host import Number, number, size
 from tilewright.ir.program import TileProgram
-from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.cuda_descriptors import Tensor, maps, tensors
-from tilewright.runtime.cuda_driver import Device, current_stream
-from tilewright.runtime.launch import Launching
-from tilewright.runtime.whole import Outside, WholeCall
+from tilewright.ir.sizes.dims import symbols_of
+from tilewright.ir.sizes.host import Number, number, size
+
+from .cuda_build import Built
+from .cuda_descriptors import Tensor, maps, tensors
+from .cuda_driver import Device, current_stream
+from .launch import Launching
+from .whole import Outside, WholeCall
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of one launch."""

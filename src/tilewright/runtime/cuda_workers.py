@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tilewright.errors import BuildError, KernelRefused
-from tilewright.runtime.cache import digest
+
+from .cache import digest
 
 BUILD_SECONDS = 300.0
 """What one kernel may take."""

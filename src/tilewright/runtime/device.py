@@ -24,8 +24,9 @@ from tilewright import emit
 from tilewright.emit.source import Source
 from tilewright.errors import BuildError, CompilerMissing, KernelRefused
 from tilewright.options import Options
-from tilewright.runtime.cache import Store, digest
 from tilewright.target import MemoryKind, Target, preset
+
+from .cache import Store, digest
 
 HEADERS = Path(emit.__path__[0]) / "native"
 LIBRARY = "unit.so"

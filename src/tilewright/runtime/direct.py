@@ -20,8 +20,9 @@ from torch.utils import _pytree as pytree
 
 from tilewright.plan.bind import bind_symbols
 from tilewright.plan.data import Spec
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Executable, Result
+
+from .arguments import Argument
+from .executable import Executable, Result
 
 _autocast = torch._C._is_any_autocast_enabled
 _grad = torch.is_grad_enabled

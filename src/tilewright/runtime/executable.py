@@ -17,10 +17,11 @@ from torch.autograd import forward_ad
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
-from tilewright.ir.host import Number, number, size
+from tilewright.ir.sizes.host import Number, number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
-from tilewright.runtime.arguments import (
+
+from .arguments import (
     Argument,
     check_apart,
     check_out,
@@ -31,18 +32,12 @@ from tilewright.runtime.arguments import (
     solve,
     symbols_of_plan,
 )
-from tilewright.runtime.bound import Part, Workspace, check_preconditions
-from tilewright.runtime.launch import Unit, raise_error
-from tilewright.runtime.stats import STATS
-from tilewright.runtime.tensors import (
-    copy_into,
-    memory_range,
-    relaid,
-    same_layout,
-    torch_dtype,
-)
-from tilewright.runtime.verified import Checks
-from tilewright.runtime.whole import Outside
+from .bound import Part, Workspace, check_preconditions
+from .launch import Unit, raise_error
+from .stats import STATS
+from .tensors import copy_into, memory_range, relaid, same_layout, torch_dtype
+from .verified import Checks
+from .whole import Outside
 
 PLANS = 256
 """Size tables kept per executable."""

@@ -11,8 +11,9 @@ from torch import Tensor, fx
 from tilewright.capture.node import counted_nodes
 from tilewright.errors import InputError
 from tilewright.plan.coverage import Coverage, Row
-from tilewright.runtime.arguments import Argument, deliver
-from tilewright.runtime.executable import Result
+
+from .arguments import Argument, deliver
+from .executable import Result
 
 
 class Captured:

@@ -13,25 +13,17 @@ from torch import Tensor
 
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Operand
-from tilewright.ir.host import number
+from tilewright.ir.sizes.host import number
 from tilewright.plan.data import Call, Copy, Home, Launches, Step, View
 from tilewright.plan.late import root_of
-from tilewright.runtime.bound import Workspace
-from tilewright.runtime.launch import raise_error
-from tilewright.runtime.loop import LoopRunner
-from tilewright.runtime.product import linear_of
-from tilewright.runtime.results import Act, Tensors
-from tilewright.runtime.stages import (
-    Header,
-    Stage,
-    Tables,
-    beside_stage,
-    copy_stage,
-    is_dense,
-    loop_stage,
-    product_stage,
-)
-from tilewright.runtime.tensors import torch_dtype
+
+from .bound import Workspace
+from .launch import raise_error
+from .loop import LoopRunner
+from .product import linear_of
+from .results import Act, Tensors
+from .stages import Header, Stage, Tables, beside_stage, copy_stage, is_dense, loop_stage, product_stage
+from .tensors import torch_dtype
 
 LASTING_BYTES = 1 << 20
 """Results of calls that nobody sees outside and that are not larger keep their memory from call to call."""

@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.graph import Operand, Value
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.choose import Entrant, Pass
-from tilewright.runtime.cache import Store, digest
-from tilewright.runtime.pool import running
-from tilewright.runtime.product import SOURCES
-from tilewright.runtime.tensors import drawn, torch_dtype
 from tilewright.target import MemoryKind, Target
+
+from .cache import Store, digest
+from .pool import running
+from .product import SOURCES
+from .tensors import drawn, torch_dtype
 
 TYPICAL = 64
 """What a size counts for if no example tells."""

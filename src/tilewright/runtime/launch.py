@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tilewright.errors import IndexOutOfRange, TilewrightError
-from tilewright.runtime.whole import Outside, WholeCall
+
+from .whole import Outside, WholeCall
 
 Launching = tuple[int, Sequence[tuple[int, int]]]
 """A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TypeVar, overload
 
 from tilewright.options import Options
-from tilewright.runtime.cache import Store, digest
-from tilewright.runtime.covers import Covers
-from tilewright.runtime.device import LIBRARY, toolchain
 from tilewright.target import Target
+
+from .cache import Store, digest
+from .covers import Covers
+from .device import LIBRARY, toolchain
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from tilewright.errors import UnsupportedError, WrongResult
 from tilewright.ir.graph import Loop, Value
-from tilewright.ir.host import size
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Bound, Executable
-from tilewright.runtime.loop_body import LoopBody, largest
-from tilewright.runtime.loop_graph import GraphLoop, Recorder, refusal_of
-from tilewright.runtime.loop_native import FIRST, NativeLoop, native_places
-from tilewright.runtime.loop_rows import RowLoop, RowParts
-from tilewright.runtime.tensors import torch_dtype
+from tilewright.ir.sizes.host import size
+
+from .arguments import Argument
+from .executable import Bound, Executable
+from .loop_body import LoopBody, largest
+from .loop_graph import GraphLoop, Recorder, refusal_of
+from .loop_native import FIRST, NativeLoop, native_places
+from .loop_rows import RowLoop, RowParts
+from .tensors import torch_dtype
 
 MAX_STEPS = 1_000_000
 """A loop without a trip count that goes on beyond this is taken for one without end."""

@@ -8,8 +8,8 @@ from typing import cast
 
 from torch import Tensor
 
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Executable
+from .arguments import Argument
+from .executable import Executable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

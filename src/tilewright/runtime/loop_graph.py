@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir import dims
 from tilewright.ir.graph import Loop
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.plan.data import Call, Plan
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.cuda_graph import StepRecorder, copy_all, refusal
-from tilewright.runtime.cuda_unit import CudaUnit
-from tilewright.runtime.loop_body import LoopBody, largest
+
+from .arguments import Argument
+from .cuda_graph import StepRecorder, copy_all, refusal
+from .cuda_unit import CudaUnit
+from .loop_body import LoopBody, largest
 
 CHUNK = 64
 """Steps of the longest graph that serves any number of steps."""
@@ -183,7 +185,7 @@ class GraphLoop:
             room = CHUNK_BYTES // max(1, _step_bytes(state, sliced))
             done, goes, length = 0, True, 1 if self.loop.conditional else CHUNK
             while goes and done < most:
-                length = _power(min(length, most - done, room))
+                length = last_power_of_two(min(length, most - done, room))
                 if most == self.whole <= room:
                     length = most
                 chunk = self._chunk(found, length, sliced, inner, done)
@@ -335,11 +337,6 @@ class _Stacks:
 def _step_bytes(state: Sequence[Tensor], sliced: Sequence[Tensor]) -> int:
     """Bytes of a step's slices, and of what it stacks taken as large as the state."""
     return sum(x.nbytes for x in state) + sum(x.nbytes // x.shape[0] for x in sliced if x.shape[0])
-
-
-def _power(n: int) -> int:
-    """The largest power of two that is at most n, at least 1."""
-    return 1 << max(0, n.bit_length() - 1)
 
 
 def _device(*values: Argument) -> torch.device | None:

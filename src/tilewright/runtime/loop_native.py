@@ -15,25 +15,16 @@ from torch import Tensor
 from tilewright.ir.graph import Loop
 from tilewright.options import Options
 from tilewright.plan.data import Call, Copy, Home, Launches, Plan, View
-from tilewright.runtime.bound import Workspace
-from tilewright.runtime.cache import Store
-from tilewright.runtime.device import build_texts, load
-from tilewright.runtime.executable import Bound
-from tilewright.runtime.launch import raise_error
-from tilewright.runtime.pool import pool
-from tilewright.runtime.product import linear_of
-from tilewright.runtime.stages import (
-    Header,
-    Part,
-    Stage,
-    State,
-    Tables,
-    Wire,
-    copy_stage,
-    is_dense,
-    product_stage,
-)
-from tilewright.runtime.tensors import empty_strided, torch_dtype
+
+from .bound import Workspace
+from .cache import Store
+from .device import build_texts, load
+from .executable import Bound
+from .launch import raise_error
+from .pool import pool
+from .product import linear_of
+from .stages import Header, Part, Stage, State, Tables, Wire, copy_stage, is_dense, product_stage
+from .tensors import empty_strided, torch_dtype
 
 SOURCE = Path(__file__).parent / "native" / "loop.cpp"
 _functions: list[Callable[..., int]] = []

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tilewright.runtime.launch import raise_error
-from tilewright.runtime.loop_native import NativeLoop, Place
-from tilewright.runtime.stages import Header, Stage, beside_stage, loop_stage
+from .launch import raise_error
+from .loop_native import NativeLoop, Place
+from .stages import Header, Stage, beside_stage, loop_stage
 
 
 class RowParts:

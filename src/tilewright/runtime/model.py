@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
-from tilewright.runtime.direct import Short, key_of
+
+from .direct import Short, key_of
 
 MOST = 512
 """Short ways kept per model."""

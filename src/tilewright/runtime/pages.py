@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tilewright.runtime.tensors import Make
+from .tensors import Make
 
 LARGE = 4 << 20
 """Bytes of a tensor from which on asking is worth its microsecond."""

@@ -13,9 +13,10 @@ from tilewright.capture.exported import Exported
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.arguments import deliver
-from tilewright.runtime.fallback import Region
-from tilewright.runtime.programs import ProgramWay
+
+from .arguments import deliver
+from .fallback import Region
+from .programs import ProgramWay
 
 MOST = 16
 """Graphs that are compiled for one piece, where sizes that matter keep changing; then it runs eagerly."""

@@ -14,8 +14,9 @@ import torch
 
 from tilewright.errors import BuildError
 from tilewright.options import Options
-from tilewright.runtime.cache import Store
-from tilewright.runtime.device import built
+
+from .cache import Store
+from .device import built
 
 VERSION = 5
 SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("pool.cpp", "hold.cpp"))

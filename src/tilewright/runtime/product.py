@@ -22,18 +22,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilewright.ir import dims
 from tilewright.ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand
 from tilewright.ir.ops.epilogue import activations, affine, total
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.runtime.attend import attention_call
-from tilewright.runtime.cache import Store
-from tilewright.runtime.device import built
-from tilewright.runtime.pages import on_large_pages
-from tilewright.runtime.pool import pool
-from tilewright.runtime.tensors import same_layout
-from tilewright.runtime.window import Window, channels_last, dense, laid_out, window_of
 from tilewright.target import Target
+
+from .attend import attention_call
+from .cache import Store
+from .device import built
+from .pages import on_large_pages
+from .pool import pool
+from .tensors import same_layout
+from .window import Window, channels_last, dense, laid_out, window_of
 
 SOURCES = tuple(
     Path(__file__).parent / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")

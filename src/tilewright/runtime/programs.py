@@ -12,10 +12,11 @@ from torch.utils import _pytree as pytree
 from tilewright.capture.exported import Exported
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
-from tilewright.runtime.arguments import Argument, deliver
-from tilewright.runtime.direct import Direct, Pick, Returned, Short
-from tilewright.runtime.direct import Runs as RunsFlat
-from tilewright.runtime.executable import Result
+
+from .arguments import Argument, deliver
+from .direct import Direct, Pick, Returned, Short
+from .direct import Runs as RunsFlat
+from .executable import Result
 
 
 class Runs(RunsFlat, Protocol):

@@ -20,7 +20,7 @@ import torch
 from torch._dynamo.cache_size import exceeds_recompile_limit
 from torch._dynamo.convert_frame import _compile as _dynamos_compile
 
-from tilewright.runtime.stats import STATS
+from .stats import STATS
 
 _COMPILES = inspect.unwrap(_dynamos_compile).__code__
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tilewright.errors import BrokenPromise
 from tilewright.plan.data import Call
-from tilewright.runtime.tensors import relaid, same_layout
+
+from .tensors import relaid, same_layout
 
 Tensors = list[Tensor | None]
 Act = Callable[[Tensors], None]

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from tilewright.plan.data import Call, Copy, Launches
-from tilewright.runtime.bound import Layouts, Workspace
-from tilewright.runtime.product import linear_of
-from tilewright.runtime.tensors import same_layout
-from tilewright.runtime.unit import NativeUnit
-from tilewright.runtime.window import dense
+
+from .bound import Layouts, Workspace
+from .product import linear_of
+from .tensors import same_layout
+from .unit import NativeUnit
+from .window import dense
 
 _LAUNCHES, _PRODUCT, _COPY, _LOOP, _BESIDE = range(5)
 

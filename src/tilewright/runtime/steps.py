@@ -17,12 +17,13 @@ from torch import Tensor
 
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import LibraryCall, Operand, Spare
-from tilewright.ir.host import Number, number
+from tilewright.ir.sizes.host import Number, number
 from tilewright.plan.data import Call
-from tilewright.runtime.launch import raise_error
-from tilewright.runtime.pool import running
-from tilewright.runtime.results import Act, Tensors, taken
-from tilewright.runtime.tensors import Make, copy_into
+
+from .launch import raise_error
+from .pool import running
+from .results import Act, Tensors, taken
+from .tensors import Make, copy_into
 
 _copy_each: Callable[[list[Tensor], list[Tensor]], None] = getattr(torch, "_foreach_copy_")  # noqa: B009 (torch hides it)
 

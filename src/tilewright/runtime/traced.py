@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 from tilewright.capture.joint import Compiling, Frozen, Recorder, Seen
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
-from tilewright.runtime.arguments import deliver
-from tilewright.runtime.direct import Direct, Surroundings, direct_of, without_scalars
-from tilewright.runtime.executable import Executable
-from tilewright.runtime.naming import Dim, Naming, by_name
+
+from .arguments import deliver
+from .direct import Direct, Surroundings, direct_of, without_scalars
+from .executable import Executable
+from .naming import Dim, Naming, by_name
 
 
 class Sessions(Protocol):

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import BuildError
-from tilewright.runtime.cuda_binary import resources
-from tilewright.runtime.cuda_job import Box, Facts, Job
-from tilewright.runtime.ptx import mended
+
+from .cuda_binary import resources
+from .cuda_job import Box, Facts, Job
+from .ptx import mended
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""

@@ -14,11 +14,12 @@ from typing import cast
 import torch
 
 from tilewright.options import Options
-from tilewright.runtime.cache import Store
-from tilewright.runtime.device import built, load
-from tilewright.runtime.launch import Launching, Table
-from tilewright.runtime.pool import pool
-from tilewright.runtime.whole import Outside, WholeCall, attach, call_of
+
+from .cache import Store
+from .device import built, load
+from .launch import Launching, Table
+from .pool import pool
+from .whole import Outside, WholeCall, attach, call_of
 
 SOURCE = Path(__file__).parent / "native" / "launch.cpp"
 

@@ -25,12 +25,13 @@ from tilewright.interp.algebra import Algebra
 from tilewright.interp.evaluate import TensorEvaluator
 from tilewright.interp.graph import to_torch
 from tilewright.ir.graph import LibraryCall, Op, Origin, Value
-from tilewright.ir.host import Number
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
+from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Call, Home, Launch, Launches, Plan
 from tilewright.plan.verify import written_operands
-from tilewright.runtime.results import Act, Tensors
-from tilewright.runtime.tensors import memory_range
+
+from .results import Act, Tensors
+from .tensors import memory_range
 
 Level = bool | str
 SLACK = 4.0

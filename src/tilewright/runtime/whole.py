@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.runtime.tensors import Make
+from .tensors import Make
 
 MOST = 32
 """Inputs and outputs together."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import FrozenProduct
-from tilewright.runtime.tensors import same_layout
+from tilewright.ir.sizes import dims
+
+from .tensors import same_layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir import dims
-from ..ir.expr import axes_of
-from ..ir.program import Load, Store, TileProgram, usual_statements
+from tilewright.ir.expr import axes_of
+from tilewright.ir.program import Load, Store, TileProgram, usual_statements
+from tilewright.ir.sizes import dims
 
 
 def alignment_pays(program: TileProgram) -> bool:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Expr, make, walk
-from ..ir.graph import Layout, Op, Value
-from ..ir.kernel import Kernel
+from tilewright.ir.expr import Expr, make, walk
+from tilewright.ir.graph import Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
 
 ALIGNED = 64
 """Elements by multiples of which a kernel may begin elsewhere where blocks of threads read vectors: these, sectors and

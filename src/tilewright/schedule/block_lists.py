@@ -26,14 +26,28 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ..ir import dims
-from ..ir.dtype import bool_, i32
-from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, const, implied, read, substitute, walk, where
-from ..ir.graph import Op, Value
-from ..ir.reduction import any_, sum_
-from ..ir.tensor import TensorExpr, output_axes
+from tilewright.ir.dtype import bool_, i32
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    axes_of,
+    axis,
+    call,
+    cast,
+    const,
+    implied,
+    read,
+    substitute,
+    walk,
+    where,
+)
+from tilewright.ir.graph import Op, Value
+from tilewright.ir.reduction import any_, sum_
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .masks import Mask
-from .schedule import Role, Schedule
 
 FEWEST = 3
 """Tiles of a row from which on they are listed: of two, a list says little more than a window, and Triton cannot

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir import dims
-from ..ir.expr import Axis, axis
-from ..tile.sizes import estimate
-from .form import Form
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.expr import Axis, axis
+from tilewright.ir.form import Form
+from tilewright.ir.sizes import dims
+
 from .search import nest_order, pick_lane
 
 NARROW = 16

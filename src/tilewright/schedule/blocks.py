@@ -10,20 +10,22 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, walk
-from ..target import Target
-from ..tile.sizes import also_seen, estimate, likely
+from tilewright.analysis.contraction import SMALLEST
+from tilewright.analysis.loop_segments import growth
+from tilewright.analysis.size_hints import also_seen, estimate, likely
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
+from tilewright.ir.form import Form, folds_read
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
+from tilewright.target import Target
+
 from .block_shape import Shape, is_narrow, shape_of
-from .contract import SMALLEST
 from .dots import Blocks, product_blocks
 from .exponential import one_each
 from .few import FEW, open_rows, summed_blocks
-from .form import Form, folds_read
 from .hints import listed_tiles, unhinted
 from .packed import packed
-from .ranges import growth
-from .schedule import ClassPlan, Role, Schedule
 from .tuning import HELD, Entry, Tuning
 
 NOTHING = Tuning()
@@ -110,7 +112,7 @@ def blocks(
     if products is not None:
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
         return replace(made, descriptors=products.descriptors and target.descriptors)
-    access = power(target.vector_bytes // shape.element + 1) // 2 or 1
+    access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
     kind, size, length = _kind(form, shape, inner, most)
@@ -130,7 +132,10 @@ def blocks(
     elif found and found.kind == "columns":
         wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
         if wide < ENOUGH:
-            inner = {a: power(most[a]) if t < most.get(a, 0) <= FEW_ROWS else t for a, t in inner.items()}
+            inner = {
+                a: next_power_of_two(most[a]) if t < most.get(a, 0) <= FEW_ROWS else t
+                for a, t in inner.items()
+            }
         if any(a in most and t >= most[a] > 1 for a, t in inner.items()):
             entry = replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
         else:
@@ -195,7 +200,7 @@ def _made(
         powers=products is not None and products.halves,
         blockwise=streamed and products is not None and not products.halves,
         chain=CHAIN if products is None else 0 if products.halves else SHORT_CHAIN,
-        warps=1 << (warps.bit_length() - 1),
+        warps=last_power_of_two(warps),
         stages=stages if streamed else 1,
         apart=not shape.inner and not form.folds and _open(form, tiles),
         joined=not form.folds,
@@ -273,10 +278,10 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
         return []
     assert shape.lane is not None
     # What else a row goes over is no longer than it was when the program was traced, or about so.
-    most = {a: power(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
+    most = {a: next_power_of_two(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
     open_ended = blocks(form, target, None, tuning)
-    seen = max(target.lanes, power(likely(shape.lane.extent) or LONGEST))
+    seen = max(target.lanes, next_power_of_two(likely(shape.lane.extent) or LONGEST))
     for b in (seen, *BUCKETS) if SHORT * seen <= BUCKETS[0] else BUCKETS:
         limits = most | {shape.lane: b}
         if _product(limits.values()) <= LONGEST:
@@ -328,17 +333,12 @@ def _so_many(a: Axis, n: int, least: int) -> Expr:
     return call("and", call("ge", a.extent, dims.integer(least)), fits) if least > 0 else fits
 
 
-def power(n: int) -> int:
-    """The smallest power of two that is at least `n`."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 def fitting(a: Axis, most: int) -> int:
     """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
     extent = likely(a.extent)
     if extent is None:
         return most
-    tiles = [1 << k for k in range(min(most, power(extent)).bit_length())][::-1]
+    tiles = [1 << k for k in range(min(most, next_power_of_two(extent)).bit_length())][::-1]
     waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
     close = next(t for t in tiles if waste[t] <= 1 / 8)
     rough = next(t for t in tiles if waste[t] <= 1 / 2)
@@ -360,11 +360,12 @@ def _inner_tiles(form: Form, shape: Shape, budget: int, most: Mapping[Axis, int]
     held = 1
     for a in reversed(shape.inner):
         extent = most.get(a)
-        if extent is not None and held * power(extent) <= limit:
-            tiles[a] = power(extent)
+        if extent is not None and held * next_power_of_two(extent) <= limit:
+            tiles[a] = next_power_of_two(extent)
         elif a != shape.scan or a == shape.lane:
             tiles[a] = min(
-                max(1, 2 * budget // held), _longest(a) if a == shape.lane else power(estimate(a.extent))
+                max(1, 2 * budget // held),
+                _longest(a) if a == shape.lane else next_power_of_two(estimate(a.extent)),
             )
         held *= tiles[a]
     return tiles
@@ -377,7 +378,7 @@ def _chunk_blocks(
     wide = _side_by_side(shape, target)
     near = max(shape.inner, key=lambda a: estimate(a.extent))
     lanes = max(1, CHUNK_WARPS * target.lanes * cells // wide)
-    lanes = min(lanes, power(most.get(near, lanes)))
+    lanes = min(lanes, next_power_of_two(most.get(near, lanes)))
     warps = max(1, wide * lanes // (cells * target.lanes))
     inner = {a: lanes if a == near else 1 for a in shape.inner}
     return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
@@ -396,7 +397,7 @@ def _deep_blocks(
 ) -> tuple[dict[Axis, int], Entry]:
     """Tiles for such rows: a block for each core, with many of them under way."""
     (rows,) = shape.inner
-    wide, deep = _side_by_side(shape, target), min(DEEP, power(most.get(rows, DEEP)))
+    wide, deep = _side_by_side(shape, target), min(DEEP, next_power_of_two(most.get(rows, DEEP)))
     warps = max(1, wide * deep // (FEW_STEPS * access * target.lanes))
     return {rows: deep}, Entry("columns", shape.element, 0, wide * deep, wide, warps)
 
@@ -404,25 +405,25 @@ def _deep_blocks(
 def _side_by_side(shape: Shape, target: Target) -> int:
     """Columns of a block that are a line in memory, or half of one where few cores would have a block."""
     share = _product(estimate(a.extent) for a in shape.grid) // target.cores
-    return min(LINE // shape.element, max(LINE // 2 // shape.element, power(share + 1) // 2))
+    return min(LINE // shape.element, max(LINE // 2 // shape.element, next_power_of_two(share + 1) // 2))
 
 
 def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
     """The tile of all rows of a column, where folds read others over them and the block is not too large; else 0."""
-    rows = power(most[near]) if near in most and _cascaded(form) else 0
+    rows = next_power_of_two(most[near]) if near in most and _cascaded(form) else 0
     return rows if rows * ENOUGH <= LONGEST else 0
 
 
 def _beside(shape: Shape, target: Target) -> int:
     """Columns of a block that holds all rows or merges states: fewer where few cores would have a block, but a line."""
     share = _product(estimate(a.extent) for a in shape.grid) // target.cores
-    return min(ENOUGH, max(LINE // shape.element, power(share + 1) // 2))
+    return min(ENOUGH, max(LINE // shape.element, next_power_of_two(share + 1) // 2))
 
 
 def _longest(a: Axis) -> int:
     """The longest tile that a class may want."""
     extent = likely(a.extent)
-    return LONGEST if extent is None else power(extent)
+    return LONGEST if extent is None else next_power_of_two(extent)
 
 
 def _cascaded(form: Form) -> bool:
@@ -450,7 +451,7 @@ def _grid_tiles(
     for a in reversed(shape.grid):
         room = min(budget // held, spare // max(1, held)) if spare else budget // held
         if tiles[a] == 1 and room > 1:
-            tiles[a] = fitting(a, 1 << (room.bit_length() - 1))
+            tiles[a] = fitting(a, last_power_of_two(room))
             held *= tiles[a]
     return tiles
 

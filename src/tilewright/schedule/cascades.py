@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.expr import Expr, axis, read, substitute, transform
-from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.kernel import Kernel
-from ..ir.ops.common import position
-from ..ir.tensor import TensorExpr, output_axes
-from ..rewrite.find_cascades import cascades
-from ..rewrite.normalise import drop_dead, substitute_values
-from ..rewrite.parts import in_parts
-from ..tile.sizes import estimate
+from tilewright.analysis.online.find_cascades import cascades
+from tilewright.analysis.size_hints import estimate
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import Expr, axis, read, substitute, transform
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.ops.common import position
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.rewrite.normalise import drop_dead, substitute_values
+from tilewright.rewrite.parts import in_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 

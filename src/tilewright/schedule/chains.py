@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr
-from ..ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrite_body
-from .form import Form, folds_read
+from tilewright.ir.expr import Axis, Expr
+from tilewright.ir.form import Form, folds_read
+from tilewright.ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrite_body
+from tilewright.ir.sizes import dims
 
 
 def chained(program: TileProgram, form: Form, chain: int) -> TileProgram:

@@ -11,9 +11,9 @@ rounded like the difference from the negated term.
 
 from __future__ import annotations
 
-from ..ir import dims
-from ..ir.dtype import i64
-from ..ir.expr import Expr, axes_of, call, cast, const, make, rebuild, walk, where
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Expr, axes_of, call, cast, const, make, rebuild, walk, where
+from tilewright.ir.sizes import dims
 
 _SUMS = ("add", "sub")
 

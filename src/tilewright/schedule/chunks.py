@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir import dims
-from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axis, call, cast, const, where
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, where
+from tilewright.ir.sizes import dims
 
 CHUNK = 8
 """Rows of a column that a thread holds at a time."""

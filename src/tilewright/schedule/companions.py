@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, const, make, slot, substitute, walk
-from ..ir.reduction import Reduction
-from ..rewrite.cascade import Link
-from ..rewrite.gauges import Upstream
-from ..rewrite.online import Law, Refusal, State, derive
-from ..rewrite.terms import Gauge
-from .form import Form, Item, folds_read
-from .schedule import Role, Schedule
+from tilewright.analysis.online.cascade import Link
+from tilewright.analysis.online.law import Law, Refusal, State, derive
+from tilewright.analysis.online.running import Upstream
+from tilewright.analysis.online.terms import Gauge
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, const, make, slot, substitute, walk
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.dtype import DType, Kind
-from ..ir.expr import (
+from tilewright.analysis.runtime_checks import checked_index, checked_where, inside_of, with_tests
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.dtype import DType, Kind
+from tilewright.ir.expr import (
     MOST_WRITTEN,
     Axis,
     Expr,
@@ -28,13 +28,13 @@ from ..ir.expr import (
     substitute,
     walk,
 )
-from ..ir.graph import Layout, Op, Value
-from ..ir.kernel import Kernel
-from ..ir.pattern import Rewriter
-from ..ir.tensor import TensorExpr
-from ..rewrite.rules import CASTS, SETTLED
-from .checks import checked_index, checked_where, inside_of, with_tests
-from .form import Form, Item, folds_read
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.graph import Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.pattern import Rewriter
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+from tilewright.rewrite.rules import CASTS, SETTLED
 
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
 """Functions of floats that jump."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..ir import dims
-from ..ir.dtype import i64
-from ..ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
-from ..target import MemoryKind, Target
-from ..tile.sizes import estimate
-from .contract import contraction
-from .form import Form, Item, folds_read
+from tilewright.analysis.contraction import contraction
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.target import MemoryKind, Target
+
 from .lower import lower
-from .schedule import Role, Schedule
 from .search import lanes, points
 from .work import issued
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, conjuncts, is_const, substitute, walk
-from ..ir.program import Descriptor, Load, Place, Stmt, TileProgram, rewrite_body
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, conjuncts, is_const, substitute, walk
+from tilewright.ir.program import Descriptor, Load, Place, Stmt, TileProgram, rewrite_body
+from tilewright.ir.sizes import dims
 
 DIMS = 5
 """What a descriptor may have."""

@@ -13,15 +13,17 @@ from functools import lru_cache
 from itertools import product as choices
 from types import MappingProxyType
 
-from ..ir import dims
-from ..ir.dtype import f32, i64
-from ..ir.expr import SCALARS, Axis, Expr, axes_of, walk
-from ..target import MemoryKind, Precision, Target
-from ..tile.sizes import estimate, likely
-from .contract import SMALLEST, Contraction, contraction, factors, sides, stored_half
-from .form import Form, Item, folds_read
-from .ranges import growth
-from .schedule import Role, Schedule
+from tilewright.analysis.contraction import SMALLEST, Contraction, contraction, factors, sides, stored_half
+from tilewright.analysis.loop_segments import growth
+from tilewright.analysis.size_hints import estimate, likely
+from tilewright.ir.dtype import f32, i64
+from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, walk
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import next_power_of_two
+from tilewright.target import MemoryKind, Precision, Target
+
 from .search import points
 from .tuning import Tuning
 
@@ -107,7 +109,7 @@ def product_blocks(
         if a in grid:
             continue
         if most.get(a, WHOLE + 1) <= (STREAMED[1] if a in passed else WHOLE):
-            fixed[a] = max(SMALLEST, 1 << (most[a] - 1).bit_length())
+            fixed[a] = max(SMALLEST, next_power_of_two(most[a]))
         else:
             streamed.append(a)
     known = Products(
@@ -157,7 +159,7 @@ def _ladder(a: Axis, sizes: Sequence[int]) -> list[int]:
     extent = likely(a.extent)
     if extent is None:
         return list(sizes)
-    top = max(SMALLEST, 1 << max(0, extent - 1).bit_length())
+    top = max(SMALLEST, next_power_of_two(extent))
     return sorted({min(s, top) for s in sizes})
 
 
@@ -414,7 +416,7 @@ def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning) -> Block
     which fill no such tile, are another matter."""
     kind, size, length = kind_of(known)
     found = tuning.find(kind, size, length)
-    if found is None or found.length != 1 << max(0, length - 1).bit_length() or len(known.grid) != 1:
+    if found is None or found.length != next_power_of_two(length) or len(known.grid) != 1:
         return None
     wanted = dict(known.fixed) | dict.fromkeys(known.grid, found.elements)
     wanted |= dict.fromkeys(known.streamed, found.lane)

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, axis, const, substitute, transform, walk, where
-from ..ir.program import value_of
-from ..ir.reduction import maximum, minimum
-from .checks import unsafe
-from .contract import sides
-from .form import Form
-from .predicate import conditions, is_neutral, slack_of, tested
-from .ranges import Segment
-from .regions import End, Ends
+from tilewright.analysis.condition_ranges import End, Ends
+from tilewright.analysis.contraction import sides
+from tilewright.analysis.loop_segments import Segment
+from tilewright.analysis.predicate import conditions, is_neutral, slack_of, tested
+from tilewright.analysis.runtime_checks import unsafe
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, const, substitute, transform, walk, where
+from tilewright.ir.form import Form
+from tilewright.ir.program import value_of
+from tilewright.ir.reduction import maximum, minimum
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+
 from .repair import Repair
-from .schedule import Role, Schedule
 
 
 def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:

@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..ir import dims
-from ..ir.dtype import DType, f32
-from ..ir.expr import (
+from tilewright.analysis.condition_ranges import End
+from tilewright.analysis.needed_checks import needed_parts, repeated_parts
+from tilewright.analysis.predicate import decide
+from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
+from tilewright.ir.dtype import DType, f32
+from tilewright.ir.expr import (
     SCALARS,
     Axis,
     Expr,
@@ -28,16 +31,14 @@ from ..ir.expr import (
     substitute,
     walk,
 )
-from ..ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
-from ..rewrite.factors import constant_value, number
-from .checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
+from tilewright.ir.form import Form, Item
+from tilewright.ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.rewrite.factors import constant_value, number
+
 from .choices import joined
-from .form import Form, Item
-from .needed import needed_parts, repeated_parts
 from .powers import power_of_two, quick_power
-from .predicate import decide
-from .regions import End
-from .schedule import Role, Schedule
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""

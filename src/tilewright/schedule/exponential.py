@@ -13,16 +13,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.dtype import f32
-from ..ir.expr import Axis, Expr, axis, call, const, substitute, walk, where
-from ..rewrite.gauges import is_finite_part
-from ..target import Target
+from tilewright.analysis.online.running import is_finite_part
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Axis, Expr, axis, call, const, substitute, walk, where
+from tilewright.ir.form import Form, folds_read
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.target import Target
+
 from .companions import leaf_of
-from .form import Form, folds_read
 from .powers import quick_power
 from .refine import split_class
-from .schedule import ClassPlan, Role, Schedule
 
 LARGEST = (2 - 2.0**-23) * 2.0**127
 """The largest number of single precision."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, walk
-from ..target import Target
-from ..tile.sizes import estimate
-from .contract import factors, sides, stored
+from tilewright.analysis.contraction import factors, sides, stored
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.expr import Axis, Expr, axes_of, walk
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import next_power_of_two
+from tilewright.target import Target
+
 from .dots import WHOLE, Blocks
-from .form import Form, Item, folds_read
 
 FEW = 8
 """Rows up to which products are summed: more of them are worth the padding to what products of blocks take."""
@@ -48,7 +50,7 @@ def summed_blocks(
     sizes = {a: n for a in (*rows, *wide) if (n := most.get(a, dims.static(a.extent))) is not None}
     if walked in rows or len(sizes) < len(rows) + len(wide):
         return None
-    tiles = dict.fromkeys((*grid, *inner), 1) | {a: 1 << (n - 1).bit_length() for a, n in sizes.items()}
+    tiles = dict.fromkeys((*grid, *inner), 1) | {a: next_power_of_two(n) for a, n in sizes.items()}
     blocks = [ELEMENTS // _volume(tiles, i.axes) for i in form.items]
     step = min(*blocks, *(MATRIX // _volume(tiles, m) for m in made.values()))
     if _volume(tiles, rows) > FEW or any(tiles[a] > WHOLE for a in wide) or step < LEAST:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.dtype import bool_, i32
-from ..ir.expr import Expr, call, const, make, slot, transform, where
-from ..ir.reduction import Reduction
-from .form import Form, Item
+from tilewright.ir.dtype import bool_, i32
+from tilewright.ir.expr import Expr, call, const, make, slot, transform, where
+from tilewright.ir.form import Form, Item
+from tilewright.ir.reduction import Reduction
 
 _NONE, _SOME = const(0, i32), const(1, i32)
 _FIRST, _SECOND, _ELEMENT = slot("a", 0, i32), slot("b", 0, i32), slot("e", 0, i32)

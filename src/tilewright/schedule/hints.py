@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.dtype import bool_
-from ..ir.expr import Axis, Expr, axes_of, axis, const, transform, walk
-from .form import Form, Item
+from tilewright.ir.dtype import bool_
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, const, transform, walk
+from tilewright.ir.form import Form, Item
+from tilewright.ir.sizes import dims
 
 
 def unhinted(form: Form) -> Form:

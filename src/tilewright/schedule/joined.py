@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, substitute, walk
-from ..ir.graph import Graph, Op
-from ..rewrite.steps import renumbered
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
+from tilewright.ir.graph import Graph, Op
+from tilewright.ir.sizes import dims
+from tilewright.rewrite.steps import renumbered
 
 DEEP = 8
 """Pointwise ops that are looked through between one step of a pattern and the next."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..ir.expr import Axis, Expr, axes_of, axis, cost, walk
-from .form import Item, folds_read
-from .schedule import Role, Schedule
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, cost, walk
+from tilewright.ir.form import Item, folds_read
+from tilewright.ir.schedule import Role, Schedule
 
 
 def worth_keeping(

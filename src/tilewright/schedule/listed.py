@@ -11,13 +11,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ..ir import dims
-from ..ir.dtype import bool_, i64
-from ..ir.expr import Axis, Expr, axes_of, axis, call, cast, substitute, walk
-from ..ir.program import Compute, Declare, Loop, Stmt, Update, value_of
-from .form import Item
-from .predicate import Truths, conditions, is_neutral, slack_of, tested
-from .ranges import Entries, Segment, shifted_by_rows
+from tilewright.analysis.loop_segments import Entries, Segment, shifted_by_rows
+from tilewright.analysis.predicate import Truths, conditions, is_neutral, slack_of, tested
+from tilewright.ir.dtype import bool_, i64
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, substitute, walk
+from tilewright.ir.form import Item
+from tilewright.ir.program import Compute, Declare, Loop, Stmt, Update, value_of
+from tilewright.ir.sizes import dims
+
 from .skips import Skipping
 
 Facts = Mapping[object, bool]

@@ -13,31 +13,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..errors import VerifyError
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, call, const, walk
-from ..ir.program import (
-    Branch,
-    Buffer,
-    GridAxis,
-    Loop,
-    Place,
-    Stmt,
-    TileProgram,
-)  # fmt: skip
+from tilewright.analysis.condition_ranges import Steps
+from tilewright.analysis.loop_segments import Segment, segments, split_range, tiled_segments
+from tilewright.analysis.predicate import Truths, constant_under
+from tilewright.errors import VerifyError
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.program import Branch, Buffer, GridAxis, Loop, Place, Stmt, TileProgram  # fmt: skip
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+
 from .alignment import alignment_pays
 from .descriptors import with_descriptors
 from .evaluate import Kept, plain_reads
-from .form import Form, Item, folds_read
 from .hints import unhinted
 from .keep import params_by_pass, worth_keeping
 from .listed import Listed
 from .passes import Merges, Numbers, pass_numbers
-from .predicate import Truths, constant_under
-from .ranges import Segment, segments, split_range, tiled_segments
-from .regions import Steps
 from .roles import block_lengths, check_roles, grain
-from .schedule import Role, Schedule
 
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import dims
-from ..ir.dtype import Kind, bool_
-from ..ir.expr import Expr, axes_of, axis, call, conjuncts, is_const, read, transform, walk
-from ..ir.graph import Op, Value
-from ..ir.tensor import output_axes
-from ..rewrite.dependency import Classes, Dependency, classes_of
-from ..rewrite.value import Region, ValueAnalysis
-from .checks import from_data, inside_of
-from .predicate import slack_of
+from tilewright.analysis.dependence.dependency import Classes, Dependency, classes_of
+from tilewright.analysis.predicate import slack_of
+from tilewright.analysis.runtime_checks import from_data, inside_of
+from tilewright.analysis.value.constant_regions import Region, ValueAnalysis
+from tilewright.ir.dtype import Kind, bool_
+from tilewright.ir.expr import Expr, axes_of, axis, call, conjuncts, is_const, read, transform, walk
+from tilewright.ir.graph import Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import output_axes
 
 
 @dataclass(frozen=True, slots=True)

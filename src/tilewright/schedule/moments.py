@@ -22,17 +22,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axis, both, call, cast, const, read, slot, substitute, walk, where
-from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.kernel import Kernel
-from ..ir.reduction import Reduction
-from ..ir.tensor import TensorExpr
-from ..rewrite.normalise import drop_dead
-from ..tile.sizes import estimate
-from .blocks import power
+from tilewright.analysis.size_hints import estimate
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, read, slot, substitute, walk, where
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import next_power_of_two
+from tilewright.ir.tensor import TensorExpr
+from tilewright.rewrite.normalise import drop_dead
+
 from .chunks import CHUNK, Rows
 from .joined import Inside, as_one, joined_axes
 from .origins import counted_from_origin, from_memory, origin
@@ -286,7 +287,7 @@ def _cuts(reduce: Sequence[Axis], along: Axis) -> list[_Cut]:
     for a in order:
         length = _length(a, room)
         found[a] = _cut(a, length, len(found))
-        room = max(1, room // power(length))
+        room = max(1, room // next_power_of_two(length))
     return [found[a] for a in reduce]
 
 
@@ -294,8 +295,8 @@ def _length(a: Axis, room: int) -> int:
     """Elements of a part of `a`: as many as there is room for, of equal parts if the extent is known."""
     extent = dims.static(a.extent)
     if extent is None:
-        return min(room, power(max(1, estimate(a.extent))))
-    if power(extent) <= room:
+        return min(room, next_power_of_two(max(1, estimate(a.extent))))
+    if next_power_of_two(extent) <= room:
         return max(1, extent)
     count = -(-extent // room)
     even = EVEN if room > EVEN else 1

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Expr, axis, call, const, read, substitute, transform, walk, where
-from ..ir.graph import Op, Value
-from ..ir.tensor import TensorExpr
-from ..rewrite.steps import renumbered
+from tilewright.ir.expr import Expr, axis, call, const, read, substitute, transform, walk, where
+from tilewright.ir.graph import Op, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr
+from tilewright.rewrite.steps import renumbered
+
 from .joined import Inside
 
 LARGE = 2.0**60

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, make, substitute, transform, walk
-from .contract import sides
-from .form import Form, Item
+from tilewright.analysis.contraction import sides
+from tilewright.ir.expr import Axis, Expr, axis, make, substitute, transform, walk
+from tilewright.ir.form import Form, Item
+from tilewright.ir.sizes import dims
 
 MOST = 32
 """Rows of one product at most: more have tiles of their own."""

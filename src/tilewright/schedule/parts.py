@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import dims
-from ..ir.dtype import DType
-from ..ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
-from ..ir.reduction import Reduction
-from ..rewrite.cascade import Link, cascade, part_body
-from ..target import Target
+from tilewright.analysis.online.cascade import Link, cascade, part_body
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
+from tilewright.ir.form import Form, Item
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
+from tilewright.target import Target
+
 from .companions import links_of
-from .form import Form, Item
 from .refine import drop_dead, split_class
 
 PART = 4096

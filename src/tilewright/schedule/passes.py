@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ..ir.expr import Axis
+from tilewright.ir.expr import Axis
+from tilewright.ir.form import Item, folds_read
+
 from .companions import Merge, follow
-from .form import Item, folds_read
 
 Numbers = dict[int, int]
 Merges = dict[int, Merge]

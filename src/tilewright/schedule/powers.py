@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
-from ..ir.dtype import f32
-from ..ir.expr import Expr, axes_of, call, const, is_const, make, rebuild, transform, walk
-from .contract import factors, sides, stored_half
-from .form import Form, Item
+from tilewright.analysis.contraction import factors, sides, stored_half
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Expr, axes_of, call, const, is_const, make, rebuild, transform, walk
+from tilewright.ir.form import Form, Item
 
 LOG2E = math.log2(math.e)
 

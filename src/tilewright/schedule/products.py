@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..ir import dims
-from ..ir.dtype import f32
-from ..ir.expr import Axis, axes_of, axis
-from ..target import MemoryKind, Target
-from ..tile.sizes import estimate
-from .contract import SMALLEST, contraction, sides
-from .form import Form
-from .ranges import growth
-from .schedule import ClassPlan, Role, Schedule
+from tilewright.analysis.contraction import SMALLEST, contraction, sides
+from tilewright.analysis.loop_segments import growth
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Axis, axes_of, axis
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.target import MemoryKind, Target
+
 from .search import lanes, nest_order
 
 ACROSS = 4

@@ -6,17 +6,30 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.dtype import i64
-from ..ir.expr import Axis, Expr, axes_of, axis, both, const, make, substitute, transform, walk, where
-from ..ir.graph import Layout, Value
-from ..ir.kernel import Kernel
-from .checks import inside_of
-from .classes import Classes, age_of, terms_of
+from tilewright.analysis.loop_classes import Classes, age_of, terms_of
+from tilewright.analysis.needed_checks import check_repeated
+from tilewright.analysis.runtime_checks import inside_of
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    axes_of,
+    axis,
+    both,
+    const,
+    make,
+    substitute,
+    transform,
+    walk,
+    where,
+)
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
+
 from .compose import compose
-from .form import Form, Item, folds_read
-from .needed import check_repeated
 
 _PLAIN = "a fold in a kernel is read at its own classes"
 

@@ -14,16 +14,17 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from ..ir.expr import Expr, call, const, substitute, transform, where
-from ..ir.program import Branch, Compute, Declare, Dot, Update, Var, value_of
-from ..ir.reduction import any_
-from ..rewrite.gauges import empty, gap, shown
-from ..rewrite.terms import Gauge
+from tilewright.analysis.online.running import empty, gap, shown
+from tilewright.analysis.online.terms import Gauge
+from tilewright.ir.expr import Expr, call, const, substitute, transform, where
+from tilewright.ir.form import Form, Item
+from tilewright.ir.program import Branch, Compute, Declare, Dot, Update, Var, value_of
+from tilewright.ir.reduction import any_
+from tilewright.ir.schedule import Schedule
+
 from .companions import Merge
 from .exponential import joined, weight
-from .form import Form, Item
 from .passes import Merges
-from .schedule import Schedule
 from .states import States
 
 Values = Mapping[int, tuple[Expr, ...]]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.dtype import f64
-from ..ir.expr import Axis, Expr
-from ..ir.reduction import Reduction
-from .form import Form, Item, folds_read, producers_first
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.dtype import f64
+from tilewright.ir.expr import Axis, Expr
+from tilewright.ir.form import Form, Item, folds_read, producers_first
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.sizes import dims
+
 from .passes import pass_numbers
-from .schedule import Role, Schedule
 
 WHOLE = 4096
 """Elements from which on a block that is added as a tree in each step needs no second level for rows of unknown length:

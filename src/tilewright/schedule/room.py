@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Axis, axes_of, axis, walk
-from ..ir.program import Collapse, Dot, Load, Loop, Stmt, Store, TileProgram, is_binding, streams
-from ..target import MemoryKind, Target
-from .form import Form
-from .schedule import ClassPlan, Role, Schedule
+from tilewright.ir.expr import Axis, axes_of, axis, walk
+from tilewright.ir.form import Form
+from tilewright.ir.program import Collapse, Dot, Load, Loop, Stmt, Store, TileProgram, is_binding, streams
+from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.sizes import dims
+from tilewright.target import MemoryKind, Target
 
 AGAIN = 2
 """How often a program loads what its form reads once, about: in both branches of a choice."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axes_of, axis, make, transform, walk
-from ..ir.graph import Value
-from ..target import Target
-from ..tile.sizes import estimate
-from .contract import SMALLEST, factors, stored
-from .form import Form, Item
+from tilewright.analysis.contraction import SMALLEST, factors, stored
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, make, transform, walk
+from tilewright.ir.form import Form, Item
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.target import Target
 
 
 def with_row(form: Form, target: Target) -> Form:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.dtype import bool_
-from ..ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
-from ..target import MemoryKind, Target
-from ..tile.sizes import estimate
-from .form import Form, Item
-from .schedule import ClassPlan, Role, Schedule, Sized
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.dtype import bool_
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
+from tilewright.ir.form import Form, Item
+from tilewright.ir.schedule import ClassPlan, Role, Schedule, Sized
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import last_power_of_two
+from tilewright.target import MemoryKind, Target
 
 CHUNK = 4096
 """Elements of a parallel class that one task walks."""
@@ -50,7 +51,7 @@ def points(item: Item) -> int:
 
 def lanes(target: Target) -> int:
     """Elements of 4 bytes in a vector register (a power of two): the lanes of every block, whatever its type."""
-    return 1 << (target.vector_lanes(4).bit_length() - 1)
+    return last_power_of_two(target.vector_lanes(4))
 
 
 def heuristic(form: Form, target: Target) -> Schedule:

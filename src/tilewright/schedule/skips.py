@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..ir.expr import Axis, Expr, both, call, walk
-from ..ir.program import Branch, value_of
-from ..ir.reduction import any_
+from tilewright.analysis.loop_segments import shifted_by_rows
+from tilewright.analysis.predicate import is_neutral, tested
+from tilewright.ir.expr import Axis, Expr, both, call, walk
+from tilewright.ir.form import Item
+from tilewright.ir.program import Branch, value_of
+from tilewright.ir.reduction import any_
+
 from .ends import Ended, bounds_loop
-from .form import Item
-from .predicate import is_neutral, tested
-from .ranges import shifted_by_rows
 
 
 class Skipping(Ended):

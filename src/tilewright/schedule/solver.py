@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import IllegalSchedule
-from ..ir.dtype import f32
-from ..ir.expr import Expr
-from ..ir.graph import Layout, Value
-from ..ir.identity import identity
-from ..ir.kernel import Kernel, Note, Scheduled
-from ..ir.program import Dot, Stmt, TileProgram
-from ..options import Options
-from ..partition.merging import Afar
-from ..target import MemoryKind, Precision, Target
+from tilewright.analysis.contraction import sides
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Expr
+from tilewright.ir.form import Form
+from tilewright.ir.graph import Layout, Value
+from tilewright.ir.identity import identity
+from tilewright.ir.kernel import Kernel, Note, Scheduled
+from tilewright.ir.program import Dot, Stmt, TileProgram
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.options import Options
+from tilewright.partition.merging import Afar
+from tilewright.target import MemoryKind, Precision, Target
+
 from .begins import ALIGNED, at_first_step
 from .blocks import blocks, buckets, misalignment, row_buckets
 from .chains import chained
 from .companions import refusals, with_companions
-from .contract import sides
 from .cost import seconds
 from .ends import unended
 from .exponential import if_whole, with_neighbours
 from .flags import as_numbers
-from .form import Form
 from .hints import by_lists, unhinted
 from .lower import lower
 from .packed import packed
@@ -35,7 +37,6 @@ from .refine import make_form
 from .roles import check_roles
 from .room import fitting
 from .rows import with_row
-from .schedule import Role, Schedule
 from .search import heuristic
 from .tuning import Tuning, table
 from .waves import seconds_in_waves

@@ -13,19 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.expr import Axis, Expr, axis, call, read, slot, substitute, walk, where
-from ..ir.graph import Graph, Layout, Op, Value
-from ..ir.kernel import Kernel
-from ..ir.reduction import Reduction
-from ..ir.tensor import TensorExpr
-from ..target import Target
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.expr import Axis, Expr, axis, call, read, slot, substitute, walk, where
+from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.rounding import last_power_of_two
+from tilewright.ir.tensor import TensorExpr
+from tilewright.rewrite.split.wide_parts import may_cancel, with_wide_parts
+from tilewright.target import Target
+
 from .cascades import cascades_in_parts, extents
 from .joined import Inside, joined_axes
 from .moments import moments_in_parts
-from .wide_sums import may_cancel, with_wide_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -159,7 +161,7 @@ def _parts(expr: TensorExpr, r: Axis, target: Target) -> list[int]:
     if whole < SMALLEST or kept >= LARGEST_PARTS:
         return []
     most = min(LARGEST_PARTS, estimate(r.extent), whole // (SMALLEST // 4))
-    return [1 << (most.bit_length() - 1)]
+    return [last_power_of_two(most)]
 
 
 def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..ir import dims
-from ..ir.dtype import i64
-from ..ir.expr import (
+from tilewright.analysis.contraction import Contraction, contraction, stored_half
+from tilewright.analysis.predicate import Truths, decide
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import (
     Axis,
     Expr,
     Slot,
@@ -23,13 +24,13 @@ from ..ir.expr import (
     walk,
     where,
 )
-from ..ir.program import Collapse, Compute, Declare, Dot, Load, Prefix, Update, Var, value_of
-from ..ir.reduction import Reduction, highest, maximum, minimum, simple, sum_
-from .contract import Contraction, contraction, stored_half
+from tilewright.ir.form import Form, Item
+from tilewright.ir.program import Collapse, Compute, Declare, Dot, Load, Prefix, Update, Var, value_of
+from tilewright.ir.reduction import Reduction, highest, maximum, minimum, simple, sum_
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
+
 from .evaluate import Evaluation
-from .form import Form, Item
-from .predicate import Truths, decide
-from .schedule import Schedule
 
 IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
 """What merges equal values into the same one: of lanes that are alike one is enough."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from ..errors import InputError
+from tilewright.errors import InputError
 
 FOLDER = Path(__file__).parent.parent / "tuning"
 """Where the tables of the package lie."""

@@ -6,14 +6,15 @@ loop of dependent steps waits for memory once per step and stage.
 
 from __future__ import annotations
 
-from ..ir.dtype import i64
-from ..ir.expr import SCALARS, Expr, axes_of, axis, walk
-from ..target import MemoryKind, Target
-from ..tile.sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import SCALARS, Expr, axes_of, axis, walk
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.target import MemoryKind, Target
+
 from .cost import traffic
 from .dots import product_seconds
-from .form import Form
-from .schedule import Role, Schedule
 from .search import points
 
 SPECIAL = 12

@@ -15,59 +15,16 @@ be lost after all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from ..ir.dtype import DType, f32, f64
-from ..ir.expr import Expr, call, cast, const, make, read, slot, transform, walk
-from ..ir.reduction import Reduction, sum_
-from ..ir.tensor import TensorExpr
-from ..rewrite.sign import sign_of
-from .contract import contraction, factored, sides
-from .form import Form, Item, folds_read
-from .schedule import Schedule
-
-_SINGLES = sum_(f32)
-
-
-def _in_doubles(name: str, element: DType, *, rounded: bool) -> Reduction:
-    a, b, e = slot("a", 0, f64), slot("b", 0, f64), slot("e", 0, element)
-    return Reduction(
-        name,
-        (element,),
-        (f64,),
-        (const(0, f64),),
-        (cast(e, f64),),
-        (call("add", a, b),),
-        (cast(a, f32) if rounded else a,),
-    )
-
-
-IN_DOUBLES = _in_doubles("sum in doubles", f32, rounded=True)
-"""The sum of singles over a state of a double."""
-TO_DOUBLES = _in_doubles("sum to doubles", f32, rounded=False)
-"""The same, which its readers round: a sum of n equal singles, divided by n, is that single only if it was not rounded
-before."""
-OF_PARTS = _in_doubles("sum of parts", f64, rounded=True)
-"""The sum of singles from its parts, each a double."""
-
-
-def with_wide_parts(part: TensorExpr, merge: TensorExpr) -> tuple[TensorExpr, TensorExpr]:
-    """A sum in two steps, what it keeps of each part in doubles. `merge` reads the parts as its first operand."""
-    return (
-        replace(part, body=(cast(part.body[0], f64),), reduction=sum_(f64)),
-        replace(merge, body=(read(0, merge.body[0].args, f64),), reduction=OF_PARTS),
-    )
-
-
-def may_cancel(expr: TensorExpr, summed: Callable[[], Expr]) -> bool:
-    """Whether a fold sums singles of both signs that were no halves, and no products of blocks. `summed` tells what it
-    sums, seen through the pointwise ops before it; it is asked of sums of singles alone, as it walks through them."""
-    if expr.reduction != _SINGLES or expr.scan is not None:
-        return False
-    term = summed()
-    halves = any(x.op == "read" and x.dtype.is_half for x in walk(term))
-    return _cancels(term, halves) and not factored(term, expr.axes, expr.reduce)
+from tilewright.analysis.contraction import contraction, sides
+from tilewright.ir.dtype import f32, f64
+from tilewright.ir.expr import Expr, call, cast, make, transform, walk
+from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.reduction import Reduction, sum_
+from tilewright.ir.schedule import Schedule
+from tilewright.rewrite.split.wide_parts import IN_DOUBLES, OF_PARTS, SINGLES, TO_DOUBLES, cancels
 
 
 def with_wide_sums(form: Form, schedule: Schedule) -> Form:
@@ -119,14 +76,9 @@ def _may_cancel(item: Item, form: Form) -> bool:
     """Whether a fold sums singles of both signs that were no halves, or parts of such a sum."""
     if item.reduction == OF_PARTS:
         return True
-    if item.reduction != _SINGLES or item.scan is not None:
+    if item.reduction != SINGLES or item.scan is not None:
         return False
-    return _cancels(item.body[0], any(form.params[p].dtype.is_half for p, _ in item.accesses()))
-
-
-def _cancels(term: Expr, halves: bool) -> bool:
-    sign = sign_of(term)
-    return not halves and not sign.nonnegative and not sign.nonpositive
+    return cancels(item.body[0], any(form.params[p].dtype.is_half for p, _ in item.accesses()))
 
 
 def _is_product(item: Item, form: Form, schedule: Schedule) -> bool:

@@ -20,19 +20,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from ..errors import IllegalSchedule
-from ..ir import dims
-from ..ir.dtype import i32, i64
-from ..ir.expr import Axis, Expr, axis, call, cast, implied, read, substitute, walk, where
-from ..ir.graph import Graph, Op, Value
-from ..ir.kernel import Kernel
-from ..ir.program import Loop
-from ..ir.reduction import Reduction, maximum, minimum
-from ..ir.tensor import TensorExpr, output_axes
-from ..tile.sizes import estimate, seen_sizes
+from tilewright.analysis.size_hints import estimate, seen_sizes
+from tilewright.errors import IllegalSchedule
+from tilewright.ir.dtype import i32, i64
+from tilewright.ir.expr import Axis, Expr, axis, call, cast, implied, read, substitute, walk, where
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.program import Loop
+from tilewright.ir.reduction import Reduction, maximum, minimum
+from tilewright.ir.schedule import Schedule
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .block_lists import BlockList, Cut, block_list, cuts, with_list
 from .masks import Mask, masks
-from .schedule import Schedule
 from .solver import Solver
 from .split import split_fold
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..ir import dims
-from ..ir.dtype import i64
-from ..ir.expr import SCALARS, Axis, Expr, axis, substitute, walk
-from ..ir.program import (
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import SCALARS, Axis, Expr, axis, substitute, walk
+from tilewright.ir.program import (
     Branch,
     Collapse,
     Dot,
@@ -24,7 +24,7 @@ from ..ir.program import (
     defines,
     expressions,
 )
-from ..tile.sizes import estimate
+from tilewright.ir.sizes import dims
 
 SAMPLES = 3
 

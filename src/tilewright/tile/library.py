@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.graph import Op, Value
-from ..target import MemoryKind, Target
-from .sizes import estimate
+from tilewright.analysis.size_hints import estimate
+from tilewright.ir.graph import Op, Value
+from tilewright.target import MemoryKind, Target
 
 KEPT = 32 << 20
 """Bytes from which on usual allocators give memory back at once (mallopt(3), M_MMAP_THRESHOLD)."""

@@ -15,9 +15,9 @@ from tilewright.capture.fx import from_fx
 from tilewright.capture.node import mutations
 from tilewright.errors import UnsupportedError
 from tilewright.interp import run_graph, run_values
-from tilewright.ir import dims
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, LibraryCall, Operand, Value
+from tilewright.ir.sizes import dims
 from tilewright.runtime.tensors import relaid
 
 from .cases import Case

@@ -12,9 +12,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from tilewright.capture.symbols import Symbols
 from tilewright.errors import UnsupportedError
-from tilewright.ir import dims
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
+from tilewright.ir.sizes import dims
 
 
 def _sizes(hints: tuple[int, int] = (12, 35)) -> tuple[ShapeEnv, torch.SymInt, torch.SymInt]:

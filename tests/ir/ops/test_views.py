@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.ir import dims
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axis, integer, symbol, walk
 from tilewright.ir.ops import view
+from tilewright.ir.sizes import dims
 
 
 def _sizes(*values: int) -> tuple[Expr, ...]:

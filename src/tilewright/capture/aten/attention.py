@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...ir.dtype import Kind
-from ...ir.expr import Expr
-from ...ir.graph import Value
-from ...ir.ops import attention as ops
-from ...ir.ops import pointwise
-from ...ir.ops.view import squeeze
+from tilewright.ir.dtype import Kind
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import attention as ops
+from tilewright.ir.ops import pointwise
+from tilewright.ir.ops.view import squeeze
+
 from .registry import Call, NoDeclaration, Number, lower
 
 aten = torch.ops.aten

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ...ir.graph import Value
-from ...ir.ops import contract as ops
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import contract as ops
+
 from .registry import Call, Number, Size, known, lower, sizes
 
 aten = torch.ops.aten

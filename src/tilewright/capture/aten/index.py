@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ...ir import dims
-from ...ir.dtype import bool_, u8
-from ...ir.graph import Value
-from ...ir.ops import index as ops
-from ...ir.ops import pointwise, sample
+from tilewright.ir.dtype import bool_, u8
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import index as ops
+from tilewright.ir.ops import pointwise, sample
+from tilewright.ir.sizes import dims
+
 from .registry import Call, NoDeclaration, Number, known, lower
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_with_rng_state
 
-from ...ir.graph import CHECK
+from tilewright.ir.graph import CHECK
 
 _REASONS: dict[str, str] = {
     "sort": "sort topk argsort kthvalue median nanmedian mode msort",

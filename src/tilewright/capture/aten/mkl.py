@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ...ir import dims
-from ...ir.expr import Expr
-from ...ir.graph import Epilogue, LibraryCall, Operand, Rival
-from ...ir.ops.epilogue import total
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Epilogue, LibraryCall, Operand, Rival
+from tilewright.ir.ops.epilogue import total
+from tilewright.ir.sizes import dims
 
 mkl = torch.ops.mkl
 

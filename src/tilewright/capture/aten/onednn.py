@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
-from ...errors import VerifyError
-from ...ir import dims
-from ...ir.dtype import f32
-from ...ir.expr import Expr, Symbol, slot, substitute
-from ...ir.graph import (
+from tilewright.errors import VerifyError
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Expr, Symbol, slot, substitute
+from tilewright.ir.graph import (
     Attention,
     Epilogue,
     FrozenProduct,
@@ -30,9 +29,11 @@ from ...ir.graph import (
     Specialise,
     Value,
 )
-from ...ir.ops.epilogue import activations, total
-from ...ir.spare import bound
-from ...target import Target
+from tilewright.ir.ops.epilogue import activations, total
+from tilewright.ir.sizes import dims
+from tilewright.ir.spare import bound
+from tilewright.target import Target
+
 from . import mkl
 
 aten = torch.ops.aten

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...ir import dims
-from ...ir.dtype import f64, i64
-from ...ir.expr import Expr
-from ...ir.graph import Value
-from ...ir.ops import pointwise as ops
-from ...ir.ops.common import Arg, Binary, Unary
-from .registry import (
+from tilewright.ir.dtype import f64, i64
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import pointwise as ops
+from tilewright.ir.ops.common import Arg, Binary, Unary
+from tilewright.ir.sizes import dims
+
+from .registry import (  # fmt: skip
     ALWAYS_BOOL,
     BOOL_TO_LONG,
     DEFAULT,
@@ -27,7 +28,7 @@ from .registry import (
     size,
     sizes,
     to_dtype,
-)  # fmt: skip
+)
 
 aten = torch.ops.aten
 

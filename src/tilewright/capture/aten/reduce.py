@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...ir import dims
-from ...ir.dtype import DType
-from ...ir.graph import Value
-from ...ir.ops import norm, pointwise, scan
-from ...ir.ops import reduce as ops
+from tilewright.ir.dtype import DType
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import norm, pointwise, scan
+from tilewright.ir.ops import reduce as ops
+from tilewright.ir.sizes import dims
+
 from .registry import Call, NoDeclaration, Number, Size, dtype_or, known, lower
 
 aten = torch.ops.aten

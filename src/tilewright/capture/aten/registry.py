@@ -11,14 +11,14 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
-from ...ir import dims
-from ...ir.builder import Builder
-from ...ir.dtype import DTYPES, DType, bool_, i64
-from ...ir.dtype import Kind as TypeKind
-from ...ir.expr import Const, Expr, cast, const
-from ...ir.graph import Value
-from ...ir.ops import pointwise
-from ...ir.ops.strided import Lying
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import DTYPES, DType, bool_, i64
+from tilewright.ir.dtype import Kind as TypeKind
+from tilewright.ir.expr import Const, Expr, cast, const
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import pointwise
+from tilewright.ir.ops.strided import Lying
+from tilewright.ir.sizes import dims
 
 Size = int | Expr
 Number = bool | int | float | Expr

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...ir import dims
-from ...ir.expr import Expr
-from ...ir.graph import Value
-from ...ir.ops import pool
-from ...ir.ops import upsample as ops
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import pool
+from tilewright.ir.ops import upsample as ops
+from tilewright.ir.sizes import dims
+
 from .registry import Call, NoDeclaration, Rule, Size, known, lower
 
 aten = torch.ops.aten

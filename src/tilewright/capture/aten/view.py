@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from ...ir import dims
-from ...ir.expr import Expr
-from ...ir.graph import Value
-from ...ir.ops import strided
-from ...ir.ops import view as ops
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.ops import strided
+from tilewright.ir.ops import view as ops
+from tilewright.ir.sizes import dims
+
 from .library import BY_PLACE
 from .registry import TABLE, Call, NoDeclaration, Number, Size, known, lower, size, sizes
 

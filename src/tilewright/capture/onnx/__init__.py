@@ -1,9 +1,9 @@
 """ONNX files as torch modules: each operator is one small function over torch ops."""
 
-from tilewright.capture.onnx.bind import bind_inputs, typical_shapes
-from tilewright.capture.onnx.module import InputSpec, OnnxModule, load
-from tilewright.capture.onnx.nested import Flat, FlatSplit, Nesting, flatten_inputs
-from tilewright.capture.onnx.split import Segment, Split, split
+from .bind import bind_inputs, typical_shapes
+from .module import InputSpec, OnnxModule, load
+from .nested import Flat, FlatSplit, Nesting, flatten_inputs
+from .split import Segment, Split, split
 
 __all__ = [
     "Flat",

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tilewright.arrays import tensor_of_array
-from tilewright.capture.onnx.module import InputSpec, OnnxModule
 from tilewright.errors import InputError
+
+from .module import InputSpec, OnnxModule
 
 ArrayLike = Tensor | np.ndarray | np.generic | int | float | bool
 

@@ -17,7 +17,9 @@ import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from torch import Tensor
 
-from tilewright.capture.onnx.nodes import (
+from tilewright.errors import ModelError, TilewrightError, UnsupportedError
+
+from .nodes import (
     attribute_kinds,
     check_arity,
     is_small_on_meta,
@@ -26,7 +28,7 @@ from tilewright.capture.onnx.nodes import (
     opset_table,
     schema_body,
 )
-from tilewright.capture.onnx.program import (
+from .program import (
     Convert,
     Program,
     Step,
@@ -38,19 +40,11 @@ from tilewright.capture.onnx.program import (
     scalar_call,
     tensor_call,
 )
-from tilewright.capture.onnx.proto import NARROW, tensor_of
-from tilewright.capture.onnx.refuse import completed, refused
-from tilewright.capture.onnx.registry import EXTRAS, OpDef, lookup, lookup_host
-from tilewright.capture.onnx.val import FOLD_BYTES, Kind, Subgraph, Val
-from tilewright.capture.onnx.values import (
-    MAX_CONSTANT,
-    TooLarge,
-    Value,
-    as_host,
-    as_tensor,
-    size_limit,
-)
-from tilewright.errors import ModelError, TilewrightError, UnsupportedError
+from .proto import NARROW, tensor_of
+from .refuse import completed, refused
+from .registry import EXTRAS, OpDef, lookup, lookup_host
+from .val import FOLD_BYTES, Kind, Subgraph, Val
+from .values import MAX_CONSTANT, TooLarge, Value, as_host, as_tensor, size_limit
 
 _TAKES_NARROW = frozenset({"DequantizeLinear", "Cast"})
 MAX_NODES = 1_000_000

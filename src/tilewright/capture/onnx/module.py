@@ -12,16 +12,17 @@ import torch
 from onnx import FunctionProto, ValueInfoProto
 from torch import Tensor
 
-from tilewright.capture.onnx import ops
-from tilewright.capture.onnx.build import Builder, Context, Scope, add_initialisers
-from tilewright.capture.onnx.control import BUILDERS
-from tilewright.capture.onnx.nodes import opset_table
-from tilewright.capture.onnx.program import Program, ProgramModule
-from tilewright.capture.onnx.proto import default_opset, read_model
-from tilewright.capture.onnx.refuse import INTACT, check_types
-from tilewright.capture.onnx.val import Kind, Val
-from tilewright.capture.onnx.values import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
+
+from . import ops
+from .build import Builder, Context, Scope, add_initialisers
+from .control import BUILDERS
+from .nodes import opset_table
+from .program import Program, ProgramModule
+from .proto import default_opset, read_model
+from .refuse import INTACT, check_types
+from .val import Kind, Val
+from .values import torch_dtype
 
 OPERATORS = ops.__all__
 """The operator families; importing them has filled the table."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.onnx.split import Segment, Split
+from .split import Segment, Split
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto
 from torch import Tensor
 
-from tilewright.capture.onnx.registry import OpDef
-from tilewright.capture.onnx.values import (
-    Value,
-)
 from tilewright.errors import ModelError, shown
 
+from .registry import OpDef
 from .val import FOLD_BYTES, MOST_OF_A_NAME, Val
+from .values import Value
 
 
 def is_surely_small(args: Sequence[Value]) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tilewright.capture.onnx.module import OnnxModule
-from tilewright.capture.onnx.program import Program, ProgramModule, Step, prune
+from .module import OnnxModule
+from .program import Program, ProgramModule, Step, prune
 
 
 @dataclass(frozen=True, eq=False)

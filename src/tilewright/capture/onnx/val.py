@@ -7,13 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tilewright.capture.onnx.program import (
-    Program,
-)
-from tilewright.capture.onnx.values import (
-    Host,
-    as_host,
-)
+from .program import Program
+from .values import Host, as_host
 
 FOLD_BYTES = 16 << 20
 

@@ -17,8 +17,9 @@ from onnx import TensorProto
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from tilewright.capture.onnx.ratio import Ratio
 from tilewright.errors import ModelError, UnsupportedError
+
+from .ratio import Ratio
 
 Number = int | float
 """One host number. While torch captures, it may also be one of torch's symbolic numbers, which are used alike."""

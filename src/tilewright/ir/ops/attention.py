@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-from .. import dims, reduction
-from ..builder import Builder, broadcast, element
-from ..expr import Axis, Expr, call, cast, const, narrow, read, where
-from ..graph import Value
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir import reduction
+from tilewright.ir.builder import Builder, broadcast, element
+from tilewright.ir.expr import Axis, Expr, call, cast, const, narrow, read, where
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import Scalar, number, pointwise, position, wide
 from .reduce import accumulated, amax
 

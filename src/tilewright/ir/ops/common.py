@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from .. import dims
-from ..builder import Builder, broadcast, element
-from ..dtype import DType, Kind, bool_, f32, i64
-from ..expr import Axis, Expr, axis, call, cast, const, read
-from ..graph import Value
-from ..reduction import Reduction
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir.builder import Builder, broadcast, element
+from tilewright.ir.dtype import DType, Kind, bool_, f32, i64
+from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, read
+from tilewright.ir.graph import Value
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
 
 Number = bool | int | float | Fraction
 Scalar = Expr

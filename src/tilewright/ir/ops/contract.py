@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .. import dims, reduction
-from ..builder import Builder
-from ..dtype import DType
-from ..expr import Axis, Expr, call, cast, const, narrow, read, where
-from ..graph import Value
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir import reduction
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis, Expr, call, cast, const, narrow, read, where
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import Scalar, arith, inside, pointwise, position, within
 from .pointwise import narrow as narrow_value
 

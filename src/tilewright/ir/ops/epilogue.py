@@ -7,11 +7,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
-from .. import dims
-from ..builder import Builder
-from ..dtype import f32
-from ..expr import Expr, call, slot, transform
-from ..graph import Value
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import f32
+from tilewright.ir.expr import Expr, call, slot, transform
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+
 from . import pointwise
 
 

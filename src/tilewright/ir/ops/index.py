@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import dims, reduction
-from ..builder import Builder, broadcast, element
-from ..dtype import DType, i64
-from ..expr import Axis, Expr, call, cast, checked, read, where
-from ..graph import Value
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir import reduction
+from tilewright.ir.builder import Builder, broadcast, element
+from tilewright.ir.dtype import DType, i64
+from tilewright.ir.expr import Axis, Expr, call, cast, checked, read, where
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import Scalar, position, wrap
 from .pointwise import narrow
 from .view import replicated, reshape_index

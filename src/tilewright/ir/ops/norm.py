@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .. import dims
-from ..builder import Builder
-from ..dtype import DType
-from ..expr import Expr, call, cast, narrow, read
-from ..graph import Value
-from ..reduction import scaled
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Expr, call, cast, narrow, read
+from tilewright.ir.graph import Value
+from tilewright.ir.reduction import scaled
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import number, pointwise, position, wide
 from .reduce import accumulated, amax, centred, count
 from .view import reshape

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from ..builder import Builder
-from ..dtype import DType, Kind, bool_
-from ..expr import Expr, call, cast, const, where
-from ..expr import narrow as narrow_expr
-from ..graph import Value
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import DType, Kind, bool_
+from tilewright.ir.expr import Expr, call, cast, const, where
+from tilewright.ir.expr import narrow as narrow_expr
+from tilewright.ir.graph import Value
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import Arg, Binary, Scalar, Unary, arith, binary, is_true, number, pointwise, position, unary
 
 HALF = Fraction(1, 2)

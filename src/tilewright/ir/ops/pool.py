@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import dims, reduction
-from ..builder import Builder
-from ..dtype import DType
-from ..expr import Axis, Expr, call, cast, const, read, where
-from ..expr import narrow as narrow_expr
-from ..graph import Value
-from ..reduction import lowest
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir import reduction
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis, Expr, call, cast, const, read, where
+from tilewright.ir.expr import narrow as narrow_expr
+from tilewright.ir.graph import Value
+from tilewright.ir.reduction import lowest
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import inside, position, within
 from .pointwise import narrow as narrow_value
 

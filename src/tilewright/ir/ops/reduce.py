@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from .. import dims, reduction
-from ..builder import Builder, broadcast
-from ..dtype import DType, bool_
-from ..expr import Axis, Expr, call, cast, const, read, where
-from ..expr import narrow as narrow_expr
-from ..graph import Value
-from ..reduction import Reduction
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir import reduction
+from tilewright.ir.builder import Builder, broadcast
+from tilewright.ir.dtype import DType, bool_
+from tilewright.ir.expr import Axis, Expr, call, cast, const, read, where
+from tilewright.ir.expr import narrow as narrow_expr
+from tilewright.ir.graph import Value
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import accumulator, is_true, number, pointwise, position, reduced, shared, wide, wrap_all
 from .pointwise import narrow, to
 from .view import squeeze

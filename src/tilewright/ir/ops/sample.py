@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import dims
-from ..builder import Builder
-from ..dtype import i64
-from ..expr import Expr, call, cast, const, narrow, read, where
-from ..graph import Value
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Expr, call, cast, const, narrow, read, where
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import number, position, within
 from .view import replicated
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .. import reduction
-from ..builder import Builder
-from ..dtype import DType, i64
-from ..expr import call, cast, const, read, slot, where
-from ..graph import Value
-from ..reduction import Reduction
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir import reduction
+from tilewright.ir.builder import Builder
+from tilewright.ir.dtype import DType, i64
+from tilewright.ir.expr import call, cast, const, read, slot, where
+from tilewright.ir.graph import Value
+from tilewright.ir.reduction import Reduction
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import accumulator, pointwise, position, wrap
 from .pointwise import narrow
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
 
-from .. import dims
-from ..builder import Builder
-from ..expr import Expr, call, read, substitute, symbol, walk, where
-from ..graph import Value
-from ..linear_form import linear
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir.builder import Builder
+from tilewright.ir.expr import Expr, call, read, substitute, symbol, walk, where
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.sizes.linear_form import linear
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import access, inside, position, within
 
 Sizes = Sequence[Expr]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import dims
-from ..builder import Builder, broadcast
-from ..expr import Expr, call, read, where
-from ..graph import Value
-from ..tensor import TensorExpr, output_axes
+from tilewright.ir.builder import Builder, broadcast
+from tilewright.ir.expr import Expr, call, read, where
+from tilewright.ir.graph import Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.tensor import TensorExpr, output_axes
+
 from .common import Scalar, access, inside, position, within, wrap
 
 Sizes = Sequence[Expr]

@@ -1,7 +1,8 @@
 """The operators, one file per family; importing this package fills the table."""
 
 from tilewright.capture.onnx import host
-from tilewright.capture.onnx.ops import (
+
+from . import (
     activation,
     attention,
     cast,

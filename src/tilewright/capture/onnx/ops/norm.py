@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tilewright.capture.onnx.ops.cast import cast_to
 from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values import torch_dtype
+
+from .cast import cast_to
 
 
 @op("BatchNormalization", since=7)

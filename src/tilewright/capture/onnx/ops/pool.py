@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tilewright.capture.onnx.ops.nn import constant_pad, spatial_pads
 from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values import Dim, Host, is_static, sym_max
+
+from .nn import constant_pad, spatial_pads
 
 
 def _max_pool1d(x: Tensor, *window: object) -> Tensor:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tilewright.capture.onnx.ops.cast import cast_to
-from tilewright.capture.onnx.ops.nn import conv
 from tilewright.capture.onnx.registry import op
 from tilewright.capture.onnx.values import FLOAT8, torch_dtype
+
+from .cast import cast_to
+from .nn import conv
 
 
 def along(scale: Tensor, x: Tensor, axis: int, block: int = 0) -> Tensor:

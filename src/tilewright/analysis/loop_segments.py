@@ -1,0 +1,289 @@
+"""The range of a loop: cut where conditions change (index-set splitting), then into whole tiles and a masked rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright.ir.dtype import i64
+from tilewright.ir.expr import Axis, Expr, axes_of, axis, both, call, cast, walk
+from tilewright.ir.form import Item
+from tilewright.ir.sizes import dims
+
+from .condition_ranges import Ends, Interval, Known, Spans, Steps, known, unless, visible
+from .predicate import Truths, conditions, constant_under, is_neutral, ordered, slack_of, tested, threshold
+
+_EXPONENTIALS = ("exp", "exp2")
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A list of tiles of a class, each walked in `parts`: entry e, a value of `axis`, stands for part e % parts of the
+    tile of `length` values whose number `tile` is, a read at e."""
+
+    axis: Axis
+    tile: Expr
+    length: int
+    parts: int
+
+    def first(self, tile: Expr) -> Expr:
+        """Where the class begins at an entry whose tile has this number."""
+        part = dims.mod(axis(self.axis), dims.integer(self.parts))
+        step = dims.integer(self.length // self.parts)
+        return dims.add(dims.mul(cast(tile, i64), dims.integer(self.length)), dims.mul(part, step))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A loop over start <= class < stop: the mask of lanes that count (None: all), and the conditions known there.
+    With `left_out`, its folds take only identities, and what later passes find in scratch is constant. There is one
+    step at most if it runs `once`. With `entries`, start <= entry < stop, and the class begins where the entry says."""
+
+    start: Expr
+    stop: Expr
+    mask: Expr | None = None
+    truths: Mapping[Expr, bool] = field(default_factory=dict)
+    left_out: bool = False
+    once: bool = False
+    entries: Entries | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """start <= class < stop, the conditions that are known there, and `Segment.left_out`."""
+
+    start: Expr
+    stop: Expr
+    truths: Mapping[Expr, bool] = field(default_factory=dict)
+    left_out: bool = False
+
+
+def split_range(
+    c: Axis, whole: tuple[Expr, Expr], tile: int, roots: Sequence[Expr], scalars: frozenset[Axis],
+    trimmed: Sequence[Item], kept: Sequence[Expr], known: Truths,
+) -> list[Piece]:  # fmt: skip
+    """The range `whole` of `c`, cut where the conditions in `roots` change, given the bound `scalars`. Pieces in which
+    every fold of `trimmed` (if any) takes only its identity are left out; where cutting serves nothing, one piece.
+    Expressions `kept` for later passes must be constant in such pieces, which then stand in the list to store them.
+
+    Scalar loops are only cut to leave pieces out: there a condition costs one branch. Where a value of the class may
+    see nothing at all (`_needed`), what else would be left out runs."""
+    start, stop = whole
+    found = [threshold(x, c, scalars) for x in conditions(roots)]
+    marks = ordered([t for t in found if t is not None])
+    if not marks:
+        return [Piece(start, stop)]
+    places = list(dict.fromkeys(t.at for t in marks))
+    edges = [start]
+    for place in places:
+        edges.append(dims.minimum(dims.maximum(place, edges[-1]), stop))
+    edges.append(stop)
+    pieces: list[Piece] = []
+    needed, again = _needed(_hiding(roots, trimmed), trimmed, c), 0
+    for k, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+        truths = {t.condition: (places.index(t.at) < k) == t.rising for t in marks}
+        now = {**known, **truths}
+        left_out = all(is_neutral(t, now) for t in trimmed) and all(
+            constant_under(x, now) is not None for x in kept
+        )
+        if not trimmed or not left_out or needed is None or (kept and needed):
+            pieces.append(Piece(first, last, truths))
+        elif kept:
+            pieces.append(Piece(first, last, truths, True))
+        elif needed:
+            pieces.append(Piece(first, unless(needed, first, last), truths))
+            again += 1
+    useful = tile > 1 or sum(not p.left_out for p in pieces) - again <= len(places)
+    return pieces if useful else [Piece(start, stop)]
+
+
+def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[Segment]:
+    """Whole tiles without a mask, then a masked rest if there may be one; all in one without `peel`. `exact` says that
+    the length is a multiple of the tile although its expression does not show it."""
+    start, stop, truths, left_out = piece.start, piece.stop, piece.truths, piece.left_out
+    length = dims.sub(stop, start)
+    if dims.static(length) == 0:
+        return []
+    if tile == 1 or exact or dims.divisible(length, tile):
+        return [Segment(start, stop, None, truths, left_out)]
+    step = dims.integer(tile)
+    whole = dims.add(start, dims.mul(dims.floordiv(length, step), step))
+    mask = call("lt", axis(c), stop)
+    if not peel or (dims.static(length) is not None and whole is start):
+        return [Segment(start, stop, mask, truths, left_out)]
+    return [Segment(start, whole, None, truths, left_out), Segment(whole, stop, mask, truths, left_out)]
+
+
+def tiled_segments(
+    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool,
+    ends: Ends | None = None,
+) -> list[Segment]:  # fmt: skip
+    """Loops over whole tiles while other classes range over `spans`: tiles that leave every fold of `trimmed` its
+    identity are left out, and with `split` those in which no lane is masked run apart, without masks. `exact` says that
+    the length is a multiple of the tile although its expression does not show it. Numbers from memory count if they
+    may be put into `ends`."""
+    stop = steps.stop
+    length = dims.sub(stop, steps.start)
+    mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
+    seen, region = _mask(steps, roots, spans, trimmed, ends)
+    parts = _parts(steps, region)
+    scalars = frozenset(a for a, (low, high) in spans.items() if low is high)
+    edge = threshold(seen, steps.axis, scalars) if seen is not None else None
+    once = mask is None and len(parts) == 1 and edge is not None
+    nearer = _nearer(seen, roots, steps, spans) if seen is not None and split else {}
+    made: list[Segment] = []
+    for low, high, inside in parts:
+        interior = inside if split else None
+        for region in nearer.values():
+            interior = None if interior is None else interior.meet(region)
+        if mask is not None and interior is not None:
+            interior = interior.meet(Interval(high=steps.down(stop)))
+        if interior is None or (seen is None and mask is None):
+            made.append(Segment(low, high, mask))
+            continue
+        last = high if mask is None else dims.minimum(high, dims.maximum(steps.down(stop), low))
+        first = low if interior.low is None else dims.minimum(dims.maximum(interior.low, low), last)
+        end = high if interior.high is None else dims.minimum(dims.maximum(interior.high, first), high)
+        whole = dict(_implied(seen, True)) if seen is not None else {}
+        whole |= dict.fromkeys(nearer, True)
+        made += [Segment(low, first), Segment(first, end, None, whole), Segment(end, high, mask, once=once)]
+    return [s for s in made if s.start is not s.stop]
+
+
+def _nearer(seen: Expr, roots: Sequence[Expr], steps: Steps, spans: Spans) -> dict[Expr, Interval]:
+    """Conditions in `roots` that hold up to one place less than `seen` does, and where: what has only a part of its
+    elements at the last place is whole before."""
+    slack = slack_of(seen)
+    found: dict[Expr, Interval] = {}
+    for x in conditions(roots) if slack is not None else ():
+        own = slack_of(x)
+        if own is not None and slack is not None and dims.sub(slack, own) is dims.ONE:
+            region = known(x, steps, spans).holds
+            found |= {x: region[0]} if region else {}
+    return found
+
+
+def _mask(
+    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], ends: Ends | None
+) -> tuple[Expr | None, Known]:
+    """What must hold of an element, or every fold of `trimmed` takes its identity for it (as far as loops can end by
+    it; None: nothing is known), and where it is known.
+
+    Where rows that see nothing must not be left out, the intervals that are left out are empty if there are any."""
+    hiding = _hiding(roots, trimmed)
+    regions = [known(x, steps, spans, ends) for x in hiding]
+    seen = _all(x for x, region in zip(hiding, regions, strict=True) if region.holds or region.fails)
+    if seen is None:
+        return None, Known((Interval(),))
+    region = known(seen, steps, spans, ends)
+    needed = _needed(hiding, trimmed, steps.axis)
+    if needed is None:
+        return seen, Known(region.holds)
+    return seen, Known(region.holds, tuple(steps.unless(needed, i) for i in region.fails))
+
+
+def _hiding(roots: Sequence[Expr], trimmed: Sequence[Item]) -> list[Expr]:
+    """What each `where` asks for, if every fold of `trimmed` takes its identity where that does not hold."""
+    found: list[Expr] = []
+    for x in tested(roots) if trimmed else ():
+        if all(is_neutral(t, {x: False}) for t in trimmed):
+            found.append(x)
+        if all(is_neutral(t, {x: True}) for t in trimmed):
+            found.append(call("not", x))
+    return found
+
+
+def _all(wanted: Iterable[Expr]) -> Expr | None:
+    seen: Expr | None = None
+    for x in wanted:
+        seen = both(seen, x)
+    return seen
+
+
+def _needed(hiding: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> tuple[Expr, ...] | None:
+    """Numbers of which none may be negative where what does not fulfil all of `hiding` is left out of folds over `c`;
+    None: it may never be.
+
+    Where an exponential takes off a number that belongs to values of the class (the log of a row's sum or a row's
+    maximum, while columns are folded), that number is infinite for a row that sees nothing: such rows must not be left
+    out. What tests the exponential itself comes too late to hide anything from the row."""
+    seen = _all(x for x in hiding if not any(y.op in _EXPONENTIALS for y in walk(x)))
+    if seen is None or not any(shifted_by_rows(t, seen, c) for t in trimmed):
+        return ()
+    return visible(seen, True, c)
+
+
+def shifted_by_rows(fold: Item, condition: Expr, c: Axis) -> list[Expr]:
+    """The numbers, from memory or of folds, that exponentials of a fold take off, that belong to values of `c`, and
+    that are the same for all that the condition hides or shows of these, or for several elements: each may be a fold
+    of what is hidden."""
+    others = axes_of(condition) - {axis(c)}
+    powers = [x for root in fold.body for x in walk(root) if x.op in _EXPONENTIALS]
+    numbers = ((x, y) for x in powers for y in _read(x) if axis(c) in axes_of(y))
+    return [y for x, y in numbers if others - axes_of(y) or axes_of(y) < axes_of(x)]
+
+
+def _read(e: Expr) -> list[Expr]:
+    """What a value reads from memory or of folds; conditions only choose."""
+    seen: dict[Expr, None] = {}
+    todo = [e]
+    while todo:
+        x = todo.pop()
+        if x not in seen:
+            seen[x] = None
+            todo += x.args[1:] if x.op == "where" else x.args
+    return [x for x in seen if x.op in ("read", "value")]
+
+
+def _parts(steps: Steps, region: Known) -> list[tuple[Expr, Expr, Interval | None]]:
+    """(start, stop, what is not masked there): the range without its ends and without one hole where nothing counts."""
+    low, high = steps.start, steps.stop
+    hole: Interval | None = None
+    inside = region.holds
+    for empty in region.fails:
+        if empty.low is None and empty.high is not None:
+            low = dims.maximum(low, empty.high)
+        elif empty.high is None and empty.low is not None:
+            high = dims.minimum(high, empty.low)
+        else:
+            hole = hole or empty
+    low = dims.minimum(low, steps.stop)
+    high = dims.maximum(high, low)
+    if hole is None or hole.low is None or hole.high is None:
+        return [(low, high, inside[0] if len(inside) == 1 else None)]
+    first = dims.minimum(dims.maximum(hole.low, low), high)
+    second = dims.minimum(dims.maximum(hole.high, first), high)
+    before = next((i for i in inside if i.low is None), None)
+    after = next((i for i in inside if i.low is not None), None)
+    return [(low, first, before), (second, high, after)]
+
+
+def growth(items: Sequence[Item], a: Axis) -> int:
+    """Positive if masks leave the loops over other classes more to do at larger values of `a`, negative if less."""
+    balance = 0
+    for condition, sign in _signed([r for i in items for r in i.body]):
+        slack = slack_of(condition)
+        mine = None if slack is None else dims.static(dims.coefficient(slack, axis(a)) or dims.ZERO)
+        if slack is None or not mine:
+            continue
+        for other in axes_of(slack) - {axis(a)}:
+            factor = dims.static(dims.coefficient(slack, other) or dims.ZERO)
+            more = (mine > 0) - (mine < 0)
+            balance += sign * more if factor else 0
+    return balance
+
+
+def _signed(roots: Sequence[Expr]) -> list[tuple[Expr, int]]:
+    """Single conditions of `where`s, with -1 where it is the first side that is constant."""
+    found = {x: x.args[1].op == "const" for r in roots for x in walk(r) if x.op == "where"}
+    return [(a, -1 if left else 1) for x, left in found.items() for a in conditions([x])]
+
+
+def _implied(condition: Expr, truth: bool) -> list[tuple[Expr, bool]]:
+    """Conditions that are decided where `condition` is, itself first."""
+    found = [(condition, truth)]
+    if condition.op == "not":
+        found += _implied(condition.args[0], not truth)
+    elif condition.op == ("and" if truth else "or"):
+        found += [x for a in condition.args for x in _implied(a, truth)]
+    return found

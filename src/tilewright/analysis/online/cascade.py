@@ -1,0 +1,85 @@
+"""A whole cascade as one reduction over the states of parts: what a row cut in parts, a tree or two machines merge.
+
+The state of a part holds the state of each fold of the cascade, with gauges as the part saw them. Two parts merge by
+bringing the states of both to the gauges of both together, so that any split of the elements, in any bracketing, gives
+the same as one pass (the semidirect product of the online law).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.expr import Expr, const, slot, substitute, where
+from tilewright.ir.reduction import Reduction
+
+from .law import Law
+from .running import empty, gap, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A fold of a cascade, read as `leaf`. `law` (direct) and the places of its states and of the count of elements in
+    the cascade, if it follows others; `whole` is how many elements all parts have."""
+
+    leaf: Expr
+    reduction: Reduction
+    law: Law | None = None
+    gauges: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()
+    count: int | None = None
+    whole: Expr | None = None
+
+
+def cascade(links: Sequence[Link]) -> Reduction:
+    """The reduction whose elements are states of parts, one value per link (gauges first), as `part_body` makes
+    them; its results are those of the links."""
+    types = tuple(x.reduction.state[0] for x in links)
+    a, b, e = (tuple(slot(side, k, t) for k, t in enumerate(types)) for side in "abe")
+    merged: list[Expr] = []
+    for k, x in enumerate(links):
+        if x.law is None:
+            merged.append(x.reduction.merged(a[k : k + 1], b[k : k + 1])[0])
+            continue
+        sides = [[_brought(x, x.law, links, side, merged)] for side in (a, b)]
+        merged.append(x.reduction.merged(*sides)[0])
+    finish = tuple(_defined(x, s, a) for x, s in zip(links, a, strict=True))
+    name = "cascade of " + ", ".join(x.reduction.name for x in links)
+    identity = tuple(x.reduction.identity[0] for x in links)
+    return Reduction(name, types, types, identity, e, tuple(merged), finish)
+
+
+def part_body(link: Link, links: Sequence[Link], body: Expr, own: Mapping[Expr, Expr]) -> Expr:
+    """What a part folds for `link`: its `body`, reading the part's `own` results (by leaf) as gauges."""
+    if link.law is None:
+        return body
+    table = dict(own)
+    for g in link.law.gauges:
+        count = None if link.count is None else own[links[link.count].leaf]
+        table[g.leaf] = shown(g, own[g.leaf], count, link.whole)
+    return substitute(body, table)
+
+
+def _brought(x: Link, law: Law, links: Sequence[Link], side: Sequence[Expr], joint: Sequence[Expr]) -> Expr:
+    """The state of `x` in a part, with the gauges of both parts."""
+    gaps: list[Expr] = []
+    for number, (g, k) in enumerate(zip(law.gauges, x.gauges, strict=True)):
+        ends: list[Expr] = []
+        for states in (side, joint):
+            count = None if x.count is None else states[x.count]
+            raw = states is side and g.through is g.leaf
+            seen = states[k] if raw else shown(g, states[k], count, x.whole)
+            ends.append(substitute(g.through, {g.leaf: seen}))
+        gaps.append(gap(g, side[k], ends[0], ends[1], law.falls(number)))
+    return law.repaired(0, [side[k] for k in x.states], gaps)
+
+
+def _defined(x: Link, state: Expr, states: Sequence[Expr]) -> Expr:
+    """The result of a complete state: as the program has it where an extreme has seen only its identity."""
+    if x.law is None or not x.law.states[0].lost:
+        return state
+    for g, k in zip(x.law.gauges, x.gauges, strict=True):
+        if g.through is g.leaf:
+            state = where(empty(g, states[k]), const(math.nan, state.dtype), state)
+    return state

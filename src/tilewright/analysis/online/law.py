@@ -1,0 +1,376 @@
+"""The online law: may a fold run beside a fold over the same axis that it reads, while that one still moves?
+
+A fold t = (x) over j of g(r, c_j) reads r = (+) over j of a(c_j). It may follow r while r moves if there are states
+T_1 .. T_m, folds of G_1 .. G_m, and a *repair* M with
+
+    G(s, c) = M(r, s) G(r, c)     for every element c,
+
+such that t follows from the T at the end. Then (r, T) is a monoid: parts of any split merge after each has been brought
+to the common r. For sums a finite m exists iff the g(r, .) span m dimensions; here that is decided on `terms`: with
+u = a - r a body sum K u^p exp(k u) has the closure under d/du as its basis, and M is exp(k d) times powers of
+d = r - s. What depends on complete results only leaves the fold (`finish`). For maxima the repair must be monotone.
+
+The rank-1 case is softmax's (Milakov and Gimelshein 2018); the centred polynomials are those of Chan, Golub and
+LeVeque (1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import factorial, prod
+
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Axis, Expr, call, const, slot, substitute, walk, where
+from tilewright.ir.reduction import Reduction, any_, maximum, minimum
+from tilewright.ir.sizes import dims
+
+from .monotone import extreme_of, quantified
+from .running import Upstream, gauges_of, lost
+from .terms import Expansion, Gauge, Mixed, Mono, Poly, expression, number, ordered, plus, ratio, slope
+
+LOGS = frozenset({"log", "log2", "log10", "log1p"})
+UNSEEN = "elements may count that the running extreme does not see"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`law` does not hold, because of `reason`."""
+
+    law: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """factor * (product of gaps to `powers`) * state number `state`, a term of a repaired state."""
+
+    state: int
+    factor: Fraction
+    powers: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """T = fold of `body` by `reduction`. Where each gauge moves by a gap d (old less new value), the repaired state is
+    exp(k d) (over `rates`) times the sum of `row`, plus `shift` times d.
+
+    `lost`: it is NaN as long as the gauge has seen nothing but its identity."""
+
+    reduction: Reduction
+    body: Expr
+    row: tuple[Entry, ...]
+    rates: tuple[tuple[tuple[int, str], Fraction], ...] = ()
+    shift: tuple[tuple[int, Fraction], ...] = ()
+    lost: bool = False
+    terms: tuple[tuple[Mono, Fraction], ...] = ()
+    """The body of a sum as terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """How a fold follows its `gauges`: by `states`, of which `finish` (slots a0.. and complete results) makes the
+    result. `hazard` says why the states may overflow or cancel where the fold itself does not, if they may."""
+
+    gauges: tuple[Gauge, ...]
+    states: tuple[State, ...]
+    finish: Expr
+    hazard: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Dimension of the state."""
+        return len(self.states)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the first state is the fold itself, so that nothing is left to do at the end."""
+        return self.finish.op == "slot"
+
+    def falls(self, gauge: int) -> bool:
+        """Whether a gauge that comes from its identity takes a sum of rank 1 to zero by itself."""
+        made, rising = self.states[0], self.gauges[gauge].rising
+        alone = self.rank == 1 and made.reduction.combiner == "add"
+        return alone and all((k > 0) == rising for (g, _), k in made.rates if g == gauge)
+
+    def repaired(self, state: int, old: Sequence[Expr], gaps: Sequence[Expr]) -> Expr:
+        """State number `state` after the gauges moved by `gaps` (old value less new value), from all `old` states."""
+        made = self.states[state]
+        total: Expr | None = None
+        for entry in made.row:
+            term = old[entry.state]
+            for g, power in entry.powers:
+                for _ in range(power):
+                    term = call("mul", term, gaps[g])
+            if entry.factor != 1:
+                term = call("mul", term, number(entry.factor, term.dtype))
+            total = term if total is None else call("add", total, term)
+        assert total is not None
+        for (g, base), k in made.rates:
+            gap = gaps[g] if k == 1 else call("mul", gaps[g], number(k, gaps[g].dtype))
+            total = call("mul", total, call(base, gap))
+        for g, k in made.shift:
+            moved = gaps[g] if k == 1 else call("mul", gaps[g], number(k, gaps[g].dtype))
+            total = call("add", total, moved)
+        return total
+
+
+def derive(
+    reduction: Reduction, body: Sequence[Expr], upstream: Sequence[Upstream], over: Sequence[Axis]
+) -> Law | Refusal:
+    """The law by which the fold of `body` by `reduction` over the axes `over` follows the folds `upstream` over the
+    same axes, or why there is none."""
+    combiner = reduction.combiner
+    if combiner is None or len(body) != 1:
+        return Refusal("homomorphism", f"{reduction.name} has a state of several values")
+    leaves = [u.leaf for u in upstream]
+    gauges = gauges_of(body[0], upstream, over)
+    x = Expansion(over, leaves, gauges)
+    if not x.reads(body[0]):
+        return _independent(x, reduction, body[0])
+    try:
+        if combiner == "add":
+            made = _Sums(x, gauges, reduction, body[0]).law()
+        elif combiner in ("maximum", "minimum"):
+            made = _extreme(x, gauges, reduction, body[0], upstream)
+        elif combiner in ("or", "and"):
+            made = _quantifier(x, combiner, body[0], upstream, over)
+        else:
+            return Refusal("homomorphism", f"no repair of a {reduction.name} is known")
+    except Mixed as mixed:
+        return Refusal("finite rank", str(mixed.args[0]))
+    return made
+
+
+def _independent(x: Expansion, reduction: Reduction, body: Expr) -> Law:
+    """The law of a fold that reads none of the results."""
+    try:
+        terms = x.poly(body) if reduction.combiner == "add" and body.dtype.is_float else {}
+    except Mixed:
+        terms = {}
+    only = State(reduction, body, (Entry(0, Fraction(1), ()),), terms=tuple(terms.items()))
+    return Law((), (only,), slot("a", 0, reduction.state[0]))
+
+
+class _Sums:
+    """Collects the basis of a sum."""
+
+    def __init__(self, x: Expansion, gauges: Sequence[Gauge], reduction: Reduction, body: Expr) -> None:
+        self.x, self.gauges, self.reduction, self.body = x, tuple(gauges), reduction, body
+        self.dtype: DType = reduction.state[0]
+        self.basis: list[Poly] = []
+        self.rows: list[tuple[Entry, ...]] = []
+
+    def law(self) -> Law | Refusal:
+        whole = self.x.poly(self.body)
+        if not self.dtype.is_float:
+            return Refusal("finite rank", "it sums integers")
+        by_late: dict[frozenset[tuple[Expr, int]], dict[frozenset[object], Poly]] = {}
+        for m, q in whole.items():
+            group = by_late.setdefault(m.late, {}).setdefault(m.rates, {})
+            group[Mono(m.data, powers=m.powers, rates=m.rates)] = q
+        if not by_late:
+            return Refusal("finite rank", "it is zero")
+        heads: list[tuple[frozenset[tuple[Expr, int]], int, Fraction]] = []
+        for late, groups in sorted(by_late.items(), key=lambda g: -max(_degree(p) for p in g[1].values())):
+            for p in sorted(groups.values(), key=_degree, reverse=True):
+                heads.append((late, *self.add(p)))
+        single = len(heads) == 1
+        bodies = [expression(p, self.gauges, self.dtype) for p in self.basis]
+        if single:
+            bodies[0] = self.as_written(heads[0][0], self.basis[0]) or bodies[0]
+        finish = self.finish(heads)
+        states = tuple(self.state(k, b) for k, b in enumerate(bodies))
+        return Law(self.gauges, states, finish, self.hazard([late for late, _, _ in heads]))
+
+    def add(self, p: Poly) -> tuple[int, Fraction]:
+        """The number of `p` in the basis, which grows by it and its derivatives, and its factor there."""
+        for k, known in enumerate(self.basis):
+            factor = ratio(p, known)
+            if factor is not None:
+                return k, factor
+        number = len(self.basis)
+        self.basis.append(p)
+        self.rows.append(())
+        row: list[Entry] = []
+        todo: list[tuple[Poly, tuple[tuple[int, int], ...], int]] = [(p, (), 0)]
+        while todo:
+            moved, powers, last = todo.pop(0)
+            index, factor = number, Fraction(1)
+            if powers:
+                lead = next(iter(moved.values()))
+                index, factor = self.add(plus({}, moved, 1 / lead))
+                factor *= lead / prod(factorial(k) for _, k in powers)
+            row.append(Entry(index, factor, powers))
+            for g in range(last, len(self.gauges)):
+                steeper = slope(moved, g)
+                if steeper:
+                    power = dict(powers)
+                    power[g] = power.get(g, 0) + 1
+                    todo.append((steeper, tuple(power.items()), g))
+        self.rows[number] = tuple(row)
+        return number, Fraction(1)
+
+    def state(self, k: int, body: Expr) -> State:
+        p = self.basis[k]
+        (rates,) = {m.rates for m in p}
+        return State(
+            self.reduction, body, self.rows[k], tuple(sorted(rates)), (), lost(body, self.gauges), tuple(p.items()),
+        )  # fmt: skip
+
+    def as_written(self, late: frozenset[tuple[Expr, int]], p: Poly) -> Expr | None:
+        """The body without its factors `late`, otherwise as the program has it."""
+        made = _without(self.x, self.body) if late else self.body
+        if made is None:
+            return None
+        try:
+            return made if self.x.poly(made) == p else None
+        except Mixed:
+            return None
+
+    def finish(self, heads: Sequence[tuple[frozenset[tuple[Expr, int]], int, Fraction]]) -> Expr:
+        total: Expr | None = None
+        for late, k, factor in heads:
+            term = slot("a", k, self.dtype)
+            if factor != 1:
+                term = call("mul", term, number(factor, self.dtype))
+            for y, n in ordered(late):
+                y = call("cast", y, dtype=self.dtype)
+                for _ in range(abs(n)):
+                    term = call("mul" if n > 0 else "div", term, y)
+            if late and _zeroed(self.x, self.body):
+                nothing = call("eq", slot("a", k, self.dtype), const(0.0, self.dtype))
+                term = where(nothing, const(0.0, self.dtype), term)
+            total = term if total is None else call("add", total, term)
+        assert total is not None
+        return total
+
+    def hazard(self, lates: Sequence[frozenset[tuple[Expr, int]]]) -> str:
+        common = dict(lates[0])
+        for late in lates[1:]:
+            common = {y: n for y, n in common.items() if dict(late).get(y) == n}
+        rest = {y for late in lates for y, n in late if common.get(y) != n}
+        if any(y.op not in LOGS for y in rest):
+            return "parts of the sum may cancel: it is not centred on a running mean"
+        if self.x.unheld and (rest or common or len(self.basis) > 1):
+            return "an exponential of elements is not held down by a running maximum"
+        shifted = any(
+            self.gauges[g].open and not any(r == g for (r, _), _ in m.rates)
+            for p in self.basis
+            for m in p
+            for g, _ in m.powers
+        )
+        if self.x.unseen or shifted:
+            return UNSEEN
+        return ""
+
+
+def _degree(p: Poly) -> int:
+    return max(sum(k for _, k in m.powers) for m in p)
+
+
+def _without(x: Expansion, e: Expr) -> Expr | None:
+    """`e` without the factors that depend on complete results only; None where that is a question of its sums."""
+    if not x.reads(e):
+        return e
+    late = [x.late(a) for a in e.args]
+    parts = [_without(x, a) for a in e.args]
+    match e.op:
+        case "mul" if any(late):
+            return parts[1] if late[0] else parts[0]
+        case "div" if late[1]:
+            return parts[0]
+        case "exp" | "exp2":
+            inside = _without_addends(x, e.args[0])
+            return None if inside is None else call(e.op, inside)
+        case "where" if not x.reads(e.args[0]):
+            parts[0] = e.args[0]
+        case "mul" | "div" | "neg" | "cast" | "narrow":
+            pass
+        case _:
+            return e
+    if any(a is None for a in parts):
+        return None
+    return call(
+        e.op, *(a for a in parts if a is not None), dtype=e.dtype if e.op in ("cast", "narrow") else None
+    )
+
+
+def _without_addends(x: Expansion, e: Expr) -> Expr | None:
+    """`e` without the addends that depend on complete results only."""
+    if e in x.gauges or not x.reads(e):
+        return e
+    if e.op not in ("add", "sub"):
+        return None if x.late(e) else e
+    a, b = (_without_addends(x, side) for side in e.args)
+    if a is None:
+        return b if b is None or e.op == "add" else call("neg", b)
+    return a if b is None else call(e.op, a, b)
+
+
+def _zeroed(x: Expansion, body: Expr) -> bool:
+    """Whether elements are set to zero under a condition, whatever their factors are."""
+    return any(
+        y.op == "where"
+        and x.reads(y)
+        and x.varies(y)
+        and any(a.op == "const" and a.value == 0 for a in y.args[1:])
+        for y in walk(body)
+    )
+
+
+def _extreme(
+    x: Expansion, gauges: Sequence[Gauge], reduction: Reduction, body: Expr, upstream: Sequence[Upstream]
+) -> Law | Refusal:
+    """A maximum or minimum: of a monotone function of data, or scaled or shifted by what moves."""
+    dtype = reduction.state[0]
+    assert reduction.combiner is not None
+    found = extreme_of(x, body, upstream)
+    if found is not None:
+        other = {"maximum": "minimum", "minimum": "maximum"}[reduction.combiner]
+        inner = _fold(reduction.combiner if found.rising else other, found.data.dtype)
+        return Law((), (State(inner, found.data, (Entry(0, Fraction(1), ()),)),), found.finish)
+    p = x.poly(body)
+    kinds = {(m.late, m.powers, m.rates) for m in p}
+    own = State(reduction, body, (Entry(0, Fraction(1), ()),), lost=lost(body, gauges))
+    if len(kinds) == 1:
+        ((late, powers, rates),) = kinds
+        if not late and not powers:
+            scaled = replace(own, rates=tuple(sorted(rates)))
+            return Law(tuple(gauges), (scaled,), slot("a", 0, dtype), "an infinite identity cannot be scaled")
+    moving = {m: q for m, q in p.items() if m.powers or m.late or m.rates}
+    if all(m == Mono(powers=m.powers) and [k for _, k in m.powers] == [1] for m in moving):
+        shift = tuple((g, q) for m, q in moving.items() for g, _ in m.powers)
+        hazard = UNSEEN if any(g.open for g in gauges) else ""
+        return Law(tuple(gauges), (replace(own, shift=shift),), slot("a", 0, dtype), hazard)
+    return Refusal("homomorphism", "the order of its elements may change when a result moves")
+
+
+def _quantifier(
+    x: Expansion, combiner: str, body: Expr, upstream: Sequence[Upstream], over: Sequence[Axis]
+) -> Law | Refusal:
+    """any or all of a comparison with what is complete at the end: an extreme value decides."""
+    found = quantified(x, combiner, body, upstream)
+    if found is None:
+        return Refusal("homomorphism", "its elements are no comparison of data with a result")
+    if combiner == "and" and not all(dims.at_least(a.extent, 1) for a in over):
+        return Refusal("homomorphism", "nothing is all of nothing, but no extreme value")
+    row = (Entry(0, Fraction(1), ()),)
+    folds = tuple(
+        State(_fold(op, data.dtype), data, (Entry(k, Fraction(1), ()),) if k else row)
+        for k, (op, data) in enumerate(found.folds)
+    )
+    return Law((), folds, found.finish)
+
+
+def _fold(combiner: str, dtype: DType) -> Reduction:
+    return any_() if combiner == "or" else maximum(dtype) if combiner == "maximum" else minimum(dtype)
+
+
+def merged_finish(law: Law, states: Sequence[Expr]) -> Expr:
+    """The result of complete `states`."""
+    table = {
+        slot("a", k, s.reduction.state[0]): e for k, (s, e) in enumerate(zip(law.states, states, strict=True))
+    }
+    return substitute(law.finish, table)
