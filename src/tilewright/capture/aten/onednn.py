@@ -112,8 +112,7 @@ def _attention(
         return None
     held = frozen.get(mask.index) if mask is not None else None
     task = Attention(q, k, bool(args[dropout + 1]), scale, mask is not None and held is None, held)
-    own = lambda: maker(task)  # noqa: E731
-    rivals = (Rival("own", own), Rival("library", lambda: bound(call, frozen)))
+    rivals = (Rival("own", lambda: maker(task)), Rival("library", lambda: bound(call, frozen)))
     return replace(call, specialise=None, rivals=rivals, key=f"{task.causal} {scale} {mask is not None}")
 
 
