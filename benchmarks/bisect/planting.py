@@ -24,9 +24,9 @@ from tilewright.ir.graph import Graph, LibraryCall, Op
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.pattern import ExprRule, Rewriter, always, any_, apply
 from tilewright.plan import Launches
-from tilewright.rewrite.rules import IEEE_RULES
+from tilewright.rewrite.normal.identities import IEEE_RULES
 
-NORMALISE = importlib.import_module("tilewright.rewrite.normalise")
+NORMALISE = importlib.import_module("tilewright.rewrite.normal.normalise")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,13 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
+from tilewright.rewrite.split.reduction import split_folds
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.fallback import Captured
 from tilewright.schedule import solver as solving
 from tilewright.schedule.roles import check_roles
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_folds
 from tilewright.target import PRESETS, Target
 
 MACHINES = tuple(PRESETS)

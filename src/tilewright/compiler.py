@@ -31,7 +31,6 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.program import TileProgram
-from tilewright.partition.apart import biases_apart
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
 from tilewright.partition.library import library_cover, select, spared
@@ -40,10 +39,18 @@ from tilewright.partition.specialise import specialise
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.plan.work import CoreTime, ops_by_origin
-from tilewright.rewrite.freeze import freeze
-from tilewright.rewrite.normalise import fold_constants, interpret, normalise, simplify, without_nothing
-from tilewright.rewrite.wide_moments import wide_moments
-from tilewright.rewrite.wide_scans import wide_scans
+from tilewright.rewrite.normal.frozen_weights import freeze
+from tilewright.rewrite.normal.normalise import (
+    fold_constants,
+    interpret,
+    normalise,
+    simplify,
+    without_nothing,
+)
+from tilewright.rewrite.normal.split_bias import biases_apart
+from tilewright.rewrite.normal.wide_moments import wide_moments
+from tilewright.rewrite.normal.wide_scans import wide_scans
+from tilewright.rewrite.split.reduction import split_folds
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.compilations import Compilations
 from tilewright.runtime.covers import Covers
@@ -57,7 +64,6 @@ from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_folds
 from tilewright.schedule.windows import with_windows
 from tilewright.tile.library import call_seconds
 

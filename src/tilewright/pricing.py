@@ -18,10 +18,10 @@ from tilewright.partition.regions import may_have_regions
 from tilewright.partition.routines import as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.sites import marks
-from tilewright.rewrite.anneal import Search, rearrange
-from tilewright.rewrite.mask import recognise_masks
-from tilewright.rewrite.normalise import normalise
-from tilewright.rewrite.quotient import undivided
+from tilewright.rewrite.algebra.logsumexp import undivided
+from tilewright.rewrite.algebra.search import Search, rearrange
+from tilewright.rewrite.normal.frozen_masks import recognise_masks
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.tile.library import call_seconds, touch_seconds

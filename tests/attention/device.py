@@ -26,8 +26,8 @@ from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.settle import Mapped, Settled
 from tilewright.phases import Recorder
+from tilewright.rewrite.split.reduction import split_folds
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_folds
 from tilewright.target import preset
 
 

@@ -24,7 +24,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 

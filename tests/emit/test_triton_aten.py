@@ -20,7 +20,7 @@ from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
 from tilewright.partition.library import select
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 

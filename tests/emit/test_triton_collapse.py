@@ -21,8 +21,8 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Collapse, Loop, Update
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
+from tilewright.rewrite.split.reduction import split_folds
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_folds
 from tilewright.target import preset
 
 HOPPER = preset("sm_90")

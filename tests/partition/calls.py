@@ -17,7 +17,8 @@ from tilewright.ir.graph import Graph, Maker, Op
 from tilewright.options import Options
 from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise
-from tilewright.rewrite import interpret, normalise
+from tilewright.rewrite import interpret
+from tilewright.rewrite.normal import normalise
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.device import host_target
 from tilewright.runtime.product import Products

@@ -11,9 +11,9 @@ from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
-from tilewright.partition.apart import biases_apart
 from tilewright.partition.library import select
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
+from tilewright.rewrite.normal.split_bias import biases_apart
 
 
 class Net(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilewright.partition.library import called
-from tilewright.rewrite import interpret, normalise
+from tilewright.rewrite import interpret
+from tilewright.rewrite.normal import normalise
 
 
 class Attend(nn.Module):

@@ -16,7 +16,8 @@ from tilewright.ir.sizes import dims
 from tilewright.partition.choose import Entrant
 from tilewright.partition.library import select
 from tilewright.partition.specialise import specialise
-from tilewright.rewrite import interpret, normalise
+from tilewright.rewrite import interpret
+from tilewright.rewrite.normal import normalise
 from tilewright.target import PRESETS
 
 

@@ -20,7 +20,7 @@ from tilewright.ir.graph import Graph
 from tilewright.partition.regions import find_regions
 from tilewright.partition.routines import Routine, as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Prices, settle_regions
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.target import preset
 
 HOPPER = preset("sm_90")

@@ -13,9 +13,9 @@ from tilewright.ir.expr import Expr, call, const, integer
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
-from tilewright.rewrite import normalise
-from tilewright.rewrite.algebra import RULES, AlgebraRule
-from tilewright.rewrite.anneal import Search, Walk, ops_of, program_of
+from tilewright.rewrite.algebra.laws import RULES, AlgebraRule
+from tilewright.rewrite.algebra.search import Search, Walk, ops_of, program_of
+from tilewright.rewrite.normal import normalise
 
 RULE = {rule.name: rule for rule in RULES}
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.ir.graph import Graph, Op, Value
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 
 
 class Function(torch.nn.Module):

@@ -17,7 +17,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.ops import norm, pointwise, reduce
 from tilewright.ir.ops.common import pointwise as each
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.algebra import RULES
+from tilewright.rewrite.algebra.laws import RULES
 
 PAIRS = [(rule, case) for rule, cases in CASES.items() for case in cases]
 

@@ -15,7 +15,7 @@ from tilewright.ir.expr import Expr, call, const
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.ops import norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
-from tilewright.rewrite.anneal import Search, rearrange
+from tilewright.rewrite.algebra.search import Search, rearrange
 
 SEARCH = Search(least_bytes=1, steps=25)
 

@@ -23,8 +23,9 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
 from tilewright.partition.library import select
-from tilewright.rewrite import interpret, normalise
-from tilewright.rewrite.anneal import Rearranged, Search, program_of, rearrange, regions
+from tilewright.rewrite import interpret
+from tilewright.rewrite.algebra.search import Rearranged, Search, program_of, rearrange, regions
+from tilewright.rewrite.normal import normalise
 
 S, H, D = 48, 2, 4
 SMALL = Search(least_bytes=1, steps=40)

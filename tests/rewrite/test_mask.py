@@ -21,8 +21,8 @@ from tilewright.ir.dtype import DTYPES, DType, bf16, bool_, f16, f32
 from tilewright.ir.expr import Expr, integer
 from tilewright.ir.graph import Graph
 from tilewright.ir.tensor import output_axes
-from tilewright.rewrite import mask
-from tilewright.rewrite.mask import recognise, recognise_masks
+from tilewright.rewrite.normal import frozen_masks
+from tilewright.rewrite.normal.frozen_masks import recognise, recognise_masks
 
 INF = math.inf
 SHAPES = [(64, 64), (32, 64), (48, 31), (1, 64), (65, 200)]
@@ -116,7 +116,7 @@ def test_other_tensors_are_refused(t: Tensor):
 def test_large_tensors_are_left_alone(monkeypatch: pytest.MonkeyPatch):
     keep = torch.ones(64, 64).tril()
     assert recognise(keep, f32) is not None
-    monkeypatch.setattr(mask, "LARGEST", 4095)
+    monkeypatch.setattr(frozen_masks, "LARGEST", 4095)
     assert recognise(keep, f32) is None
 
 

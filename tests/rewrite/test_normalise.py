@@ -20,8 +20,9 @@ from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.reduction import sum_
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
-from tilewright.rewrite import interpret, normalise
-from tilewright.rewrite.normalise import compose_views, drop_dead, fold_constants, share, simplify
+from tilewright.rewrite import interpret
+from tilewright.rewrite.normal import normalise
+from tilewright.rewrite.normal.normalise import compose_views, drop_dead, fold_constants, share, simplify
 
 STEPS: list[Callable[[Graph], Graph]] = [
     simplify,

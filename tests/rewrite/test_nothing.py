@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tilewright
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.normalise import without_nothing
+from tilewright.rewrite.normal.normalise import without_nothing
 
 PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "product over nothing": (torch.matmul, ((5, 0), (0, 10))),

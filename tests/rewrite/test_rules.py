@@ -30,7 +30,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.pattern import Pattern, Rule, any_, apply, constant, rewrite
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.rules import IEEE_RULES, holds_exactly
+from tilewright.rewrite.normal.identities import IEEE_RULES, holds_exactly
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -2.5, math.inf, -math.inf, math.nan, 1e-30, 65504.0, 300.7, -129.0]
 TYPES = (f32, f16, i32, u8, bool_)

@@ -16,7 +16,7 @@ from tilewright.accuracy import compare
 from tilewright.interp import run_graph
 from tilewright.ir.dtype import f32, f64
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.wide_moments import wide_moments
+from tilewright.rewrite.normal.wide_moments import wide_moments
 
 SEEDS = range(4)
 

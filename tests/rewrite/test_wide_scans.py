@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.ir.dtype import f32, f64
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.wide_scans import wide_scans
+from tilewright.rewrite.normal.wide_scans import wide_scans
 
 RUNNING: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": lambda x: x.cumsum(-1),

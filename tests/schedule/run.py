@@ -18,7 +18,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 
 

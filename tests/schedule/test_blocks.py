@@ -21,10 +21,10 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
+from tilewright.rewrite.split.reduction import split_fold
 from tilewright.runtime.cuda_unit import usual
 from tilewright.schedule.blocks import fitting
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_fold
 from tilewright.schedule.tuning import Entry, Tuning
 from tilewright.target import PRESETS, Target
 

@@ -12,7 +12,7 @@ from tests.attention.device import compiled
 from tests.emit.triton_harness import interpret, same_as_interpreter
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture
-from tilewright.schedule.cascades import cascades_in_parts
+from tilewright.rewrite.split.cascades import cascades_in_parts
 
 ROWS, LENGTH = 3, 70000
 

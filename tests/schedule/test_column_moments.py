@@ -29,8 +29,8 @@ from tilewright.ir.program import Declare, Update
 from tilewright.ir.schedule import Role
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
-from tilewright.schedule import moments
-from tilewright.schedule.chunks import CHUNK
+from tilewright.rewrite.split import moments
+from tilewright.rewrite.split.row_chunks import CHUNK
 from tilewright.schedule.solver import Solver
 
 OF_CHUNKS = moments.moments_of_chunks(f32)

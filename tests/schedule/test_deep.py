@@ -15,7 +15,7 @@ from tilewright.ir.ops.view import concat, stack
 from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.rewrite.rules import CASTS
+from tilewright.rewrite.normal.identities import CASTS
 from tilewright.schedule.solver import Solver
 
 DEPTH = 2500

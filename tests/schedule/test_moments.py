@@ -22,10 +22,10 @@ from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.program import Collapse
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
-from tilewright.schedule import moments
-from tilewright.schedule.moments import moments_in_parts
+from tilewright.rewrite.split import moments
+from tilewright.rewrite.split.moments import moments_in_parts
+from tilewright.rewrite.split.reduction import split_folds
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_folds
 from tilewright.target import preset
 
 HOPPER = preset("sm_90")

@@ -16,7 +16,7 @@ from tilewright.capture.fx import from_fx
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
-from tilewright.rewrite.normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 
 Step = Callable[[Tensor, Tensor, Tensor, int], Tensor]

@@ -16,9 +16,9 @@ from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
-from tilewright.schedule.joined import Inside
+from tilewright.rewrite.split.reduction import split_fold
+from tilewright.rewrite.split.seen_reads import Inside
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.split import split_fold
 from tilewright.target import PRESETS, Target
 
 HOPPER = PRESETS["sm_90"]

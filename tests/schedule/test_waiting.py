@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.attention.device import compiled
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture
-from tilewright.schedule.split import cascaded
+from tilewright.rewrite.split.reduction import cascaded
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(2092, torch.float16), (129, torch.float32)])

@@ -12,7 +12,7 @@ from tilewright.ir.dtype import Kind
 from tilewright.ir.expr import Expr, const, transform, walk
 from tilewright.ir.graph import Graph
 from tilewright.ir.pattern import ExprRule, Rewriter
-from tilewright.rewrite.normalise import compose_views, rules_in_use
+from tilewright.rewrite.normal.normalise import compose_views, rules_in_use
 
 SAMPLES = 16
 """Assignments of numbers that an application is tried on."""

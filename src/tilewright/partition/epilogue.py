@@ -14,8 +14,8 @@ from tilewright.ir.graph import Epilogue, Graph, LibraryCall, Op, Value
 from tilewright.ir.pattern import COMMUTATIVE, Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.spare import followed
-from tilewright.rewrite.normalise import interpret
-from tilewright.rewrite.rules import IEEE_RULES
+from tilewright.rewrite.normal.identities import IEEE_RULES
+from tilewright.rewrite.normal.normalise import interpret
 
 from .frozen import Frozen
 

@@ -10,7 +10,7 @@ from tilewright.ir.expr import Expr, axes_of
 from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.normalise import binds, bound_symbols
+from tilewright.rewrite.normal.normalise import binds, bound_symbols
 
 from .frozen import Frozen
 

@@ -13,7 +13,7 @@ from tilewright.analysis.size_hints import estimate
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
 from tilewright.ir.kernel import Kernel, Note
 from tilewright.options import Contractions
-from tilewright.rewrite.parts import in_parts
+from tilewright.rewrite.split.cascade_parts import in_parts
 
 from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
 from .recall import Grouping, Memory, as_seen, groupings_of, plain, task_of

@@ -14,7 +14,7 @@ from tilewright.ir.graph import Graph, Maker, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.spare import offered
 from tilewright.ir.tensor import TensorExpr, output_axes
-from tilewright.rewrite.normalise import compose_views, substitute_values
+from tilewright.rewrite.normal.normalise import compose_views, substitute_values
 from tilewright.target import Target
 
 from .choose import Judge, choose, dropped

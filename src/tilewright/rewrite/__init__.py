@@ -4,7 +4,7 @@
 reduction, `split` cuts reductions into parts that run side by side, `data_masks` lists what masks made of data leave.
 """
 
-from .freeze import freeze
-from .normalise import Evaluate, interpret, normalise
+from tilewright.rewrite.normal.frozen_weights import freeze
+from tilewright.rewrite.normal.normalise import Evaluate, interpret, normalise
 
 __all__ = ["Evaluate", "freeze", "interpret", "normalise"]

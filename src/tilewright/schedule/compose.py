@@ -34,7 +34,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.rules import CASTS, SETTLED
+from tilewright.rewrite.normal.identities import CASTS, SETTLED
 
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
 """Functions of floats that jump."""

@@ -35,7 +35,7 @@ from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.factors import constant_value, number
+from tilewright.rewrite.algebra.factors import constant_value, number
 
 from .choices import joined
 from .powers import power_of_two, quick_power

@@ -31,11 +31,11 @@ from tilewright.ir.reduction import Reduction, maximum, minimum
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
+from tilewright.rewrite.data_masks.find import Mask, masks
+from tilewright.rewrite.split.reduction import split_fold
 
-from .block_lists import BlockList, Cut, block_list, cuts, with_list
-from .masks import Mask, masks
 from .solver import Solver
-from .split import split_fold
 
 WORTH = 8
 """How many times as long as finding windows or lists a kernel must take: what they save is only known at run time."""

@@ -22,12 +22,12 @@ from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.split.wide_parts import may_cancel, with_wide_parts
 from tilewright.target import Target
 
 from .cascades import cascades_in_parts, extents
-from .joined import Inside, joined_axes
 from .moments import moments_in_parts
+from .seen_reads import Inside, joined_axes
+from .wide_parts import may_cancel, with_wide_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 

@@ -32,11 +32,11 @@ from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.normalise import drop_dead
+from tilewright.rewrite.normal.normalise import drop_dead
 
-from .chunks import CHUNK, Rows
-from .joined import Inside, as_one, joined_axes
 from .origins import counted_from_origin, from_memory, origin
+from .row_chunks import CHUNK, Rows
+from .seen_reads import Inside, as_one, joined_axes
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]

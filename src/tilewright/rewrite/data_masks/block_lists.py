@@ -47,7 +47,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 
-from .masks import Mask
+from .find import Mask
 
 FEWEST = 3
 """Tiles of a row from which on they are listed: of two, a list says little more than a window, and Triton cannot

@@ -19,13 +19,13 @@ from tilewright.ir.expr import Symbol, walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
+from tilewright.rewrite.normal.identities import IEEE_RULES
+from tilewright.rewrite.normal.normalise import normalise
 
-from .algebra import RULES, AlgebraRule
 from .bounds import of_tensor
 from .factors import Draft
-from .normalise import normalise
-from .rules import IEEE_RULES
-from .steps import UNKNOWN_SIZE, Program, Step, canonical, operand, renumbered
+from .laws import RULES, AlgebraRule
+from .region import UNKNOWN_SIZE, Program, Step, canonical, operand, renumbered
 
 GROWTH = 2
 """How many times larger than its largest operand the result of an op is that starts a part to be searched."""

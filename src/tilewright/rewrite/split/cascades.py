@@ -1,8 +1,9 @@
 """Folds that wait for each other, of few rows over much, together in parts that run side by side.
 
 A softmax over a long row is a maximum and a sum that waits for it. Split each on its own, they read the row twice and
-keep what lies between; in parts that have a maximum of their own, both run in one pass (`rewrite.parts` has the law).
-What is read of a row at few places, as the loss at a label is, is computed there from what the row was made of: then
+keep what lies between; in parts that have a maximum of their own, both run in one pass (`rewrite.split.cascade_parts`
+has the law). What is read of a row at few places, as the loss at a label is, is computed there from what the row was
+made of: then
 nothing along the row has to be kept.
 """
 
@@ -21,8 +22,9 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
-from tilewright.rewrite.normalise import drop_dead, substitute_values
-from tilewright.rewrite.parts import in_parts
+from tilewright.rewrite.normal.normalise import drop_dead, substitute_values
+
+from .cascade_parts import in_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 

@@ -12,7 +12,7 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 
 from .bounds import LARGEST, MOST
 from .factors import Draft, Part, constant_value, number
-from .steps import Step, operand, position
+from .region import Step, operand, position
 
 
 def scaled(d: Draft, e: Expr, factor: Part, into: str) -> tuple[Expr, tuple[Step, ...]] | None:

@@ -14,8 +14,7 @@ from tilewright.ir.expr import Axis, Expr, Symbol, axis, read
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
-
-from .normalise import map_reads
+from tilewright.rewrite.normal.normalise import map_reads
 
 UNKNOWN_SIZE = 1024
 """What a size counts as in costs, if nothing is known of it."""

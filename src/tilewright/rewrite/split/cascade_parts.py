@@ -41,8 +41,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
-
-from .normalise import normalise
+from tilewright.rewrite.normal.normalise import normalise
 
 
 def in_parts(

@@ -17,8 +17,7 @@ from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
-
-from .normalise import tidy_operands
+from tilewright.rewrite.normal.normalise import tidy_operands
 
 
 @dataclass(frozen=True, slots=True)

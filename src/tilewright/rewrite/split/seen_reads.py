@@ -12,7 +12,7 @@ from tilewright.analysis.size_hints import estimate
 from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.steps import renumbered
+from tilewright.rewrite.algebra.region import renumbered
 
 DEEP = 8
 """Pointwise ops that are looked through between one step of a pattern and the next."""

@@ -34,7 +34,7 @@ from tilewright.ir.pattern import ExprRule, Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 
-from .rules import IEEE_RULES
+from .identities import IEEE_RULES
 
 Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
 """Runs one op on frozen tensors and returns the frozen results."""

@@ -12,10 +12,10 @@ from itertools import chain
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, axes_of, axis, both, call, cast, const, read, substitute
 from tilewright.ir.tensor import TensorExpr
+from tilewright.rewrite.normal.identities import holds_exactly
 
 from .bounds import LARGEST, Bounds
-from .rules import holds_exactly
-from .steps import Program, Step, operand
+from .region import Program, Step, operand
 
 
 class Draft:

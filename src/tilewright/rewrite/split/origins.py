@@ -16,9 +16,9 @@ from tilewright.ir.expr import Expr, axis, call, const, read, substitute, transf
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.steps import renumbered
+from tilewright.rewrite.algebra.region import renumbered
 
-from .joined import Inside
+from .seen_reads import Inside
 
 LARGE = 2.0**60
 """Columns do not count from an element of at least this size: the distance of another one could overflow."""

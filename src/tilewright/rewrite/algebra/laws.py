@@ -23,8 +23,8 @@ from tilewright.ir.tensor import TensorExpr
 
 from .bounds import LARGEST, MOST
 from .factors import Draft, Part, constant, constant_value, factors, terms
+from .region import Step, operand, position
 from .scale import scaled, scaled_operand
-from .steps import Step, operand, position
 
 Found = Iterator[tuple[Step, ...]]
 

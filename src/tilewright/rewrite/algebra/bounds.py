@@ -18,10 +18,10 @@ from tilewright.ir.dtype import DType, Kind, i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
+from tilewright.rewrite.normal.identities import holds_exactly
+from tilewright.rewrite.normal.normalise import map_reads
 
-from .normalise import map_reads
-from .rules import holds_exactly
-from .steps import Program, Step, operand
+from .region import Program, Step, operand
 
 LARGEST = {"f16": 65504.0, "bf16": 3.3895e38, "f32": 3.4028e38, "f64": 1.7976e308}
 """The largest finite number of each floating type (rounded down)."""
