@@ -24,7 +24,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("analysis",),
     ("rewrite",),
     ("library",),
-    ("tile",),
     ("partition",),
     ("form",),
     ("lower",),
@@ -286,7 +285,7 @@ def test_imports_downwards_and_outside_are_fine() -> None:
 
 
 def test_a_room_without_a_layer_is_found() -> None:
-    assert wrong_arrows({"misc.helpers": ""}) and not wrong_arrows({"tile.cost": ""})
+    assert wrong_arrows({"misc.helpers": ""}) and not wrong_arrows({"plan.data": ""})
 
 
 def test_a_cycle_is_found() -> None:

@@ -31,11 +31,12 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.program import TileProgram
+from tilewright.library.cost import call_seconds
+from tilewright.library.select import library_cover, select, spared
+from tilewright.library.specialise import specialise
 from tilewright.partition.fusion import partition
 from tilewright.partition.layout import settled_layouts
-from tilewright.partition.library import library_cover, select, spared
 from tilewright.partition.settle import Mapped
-from tilewright.partition.specialise import specialise
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.plan.work import CoreTime, ops_by_origin
@@ -65,7 +66,6 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.windows import with_windows
-from tilewright.tile.library import call_seconds
 
 from .building import Builder, Refused, executable, names_of, numbered
 from .errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError

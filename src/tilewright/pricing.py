@@ -11,11 +11,12 @@ from tilewright.analysis.size_hints import EARNEST, estimate, raised, seen_sizes
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, LibraryStep, Note
+from tilewright.library.cost import call_seconds, touch_seconds
+from tilewright.library.recognise import as_call, routine_of, routine_seconds
+from tilewright.library.select import called, is_contraction
 from tilewright.partition.fusion import partition
-from tilewright.partition.library import called, is_contraction
 from tilewright.partition.recall import Memory
 from tilewright.partition.regions import may_have_regions
-from tilewright.partition.routines import as_call, routine_of, routine_seconds
 from tilewright.partition.settle import Mapped, Prices, settle_regions
 from tilewright.partition.sites import marks
 from tilewright.rewrite.algebra.logsumexp import undivided
@@ -24,7 +25,6 @@ from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
-from tilewright.tile.library import call_seconds, touch_seconds
 
 from .building import Builder, in_silence
 from .options import Options

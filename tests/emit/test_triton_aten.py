@@ -17,9 +17,9 @@ from tilewright.interp.algebra import STORAGE
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Buffer
 from tilewright.ir.sizes import dims
+from tilewright.library.select import select
 from tilewright.options import Options
 from tilewright.partition.fusion import partition
-from tilewright.partition.library import select
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

@@ -14,9 +14,9 @@ from tilewright.accuracy import compare
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph, Maker, Op
+from tilewright.library.select import select
+from tilewright.library.specialise import specialise
 from tilewright.options import Options
-from tilewright.partition.library import select
-from tilewright.partition.specialise import specialise
 from tilewright.rewrite import interpret
 from tilewright.rewrite.normal import normalise
 from tilewright.runtime.cache import Store, default_root

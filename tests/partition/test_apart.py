@@ -11,7 +11,7 @@ from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
-from tilewright.partition.library import select
+from tilewright.library.select import select
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.rewrite.normal.split_bias import biases_apart
 

@@ -10,7 +10,7 @@ from tests.partition.calls import agrees, calls, captured, fast, products
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilewright.partition.library import called
+from tilewright.library.select import called
 from tilewright.rewrite import interpret
 from tilewright.rewrite.normal import normalise
 

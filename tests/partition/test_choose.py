@@ -13,9 +13,9 @@ from torch._higher_order_ops.scan import scan
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph
 from tilewright.ir.sizes import dims
-from tilewright.partition.choose import Entrant
-from tilewright.partition.library import select
-from tilewright.partition.specialise import specialise
+from tilewright.library.choose import Entrant
+from tilewright.library.select import select
+from tilewright.library.specialise import specialise
 from tilewright.rewrite import interpret
 from tilewright.rewrite.normal import normalise
 from tilewright.target import PRESETS

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tilewright.accuracy import compare
-from tilewright.partition.library import select
+from tilewright.library.select import select
 from tilewright.target import PRESETS
 
 SMALL = 2.0 * 24 * 64 * 32

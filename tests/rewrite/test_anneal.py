@@ -22,7 +22,7 @@ from tilewright.ir.expr import Expr, call, const, integer, walk
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
-from tilewright.partition.library import select
+from tilewright.library.select import select
 from tilewright.rewrite import interpret
 from tilewright.rewrite.algebra.search import Rearranged, Search, program_of, rearrange, regions
 from tilewright.rewrite.normal import normalise

@@ -17,8 +17,8 @@ from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.graph import LibraryCall, Operand, Value
 from tilewright.ir.sizes import dims
+from tilewright.library.choose import Entrant, Pass
 from tilewright.options import Options
-from tilewright.partition.choose import Entrant, Pass
 from tilewright.runtime.cache import Store
 from tilewright.runtime.device import host_target
 from tilewright.runtime.judge import TRIALS, Timer

@@ -9,8 +9,8 @@ from tilewright.building import executable
 from tilewright.ir.graph import Graph, Op, Share, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
+from tilewright.library.select import live, selected_as, spared
 from tilewright.options import Options
-from tilewright.partition.library import live, selected_as, spared
 from tilewright.partition.settle import Mapped
 from tilewright.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan

@@ -9,9 +9,8 @@ from itertools import count as numbers_from
 from tilewright.ir.expr import Expr, call, integer, read
 from tilewright.ir.graph import Graph, Loop, Op, Origin, Value
 from tilewright.ir.tensor import TensorExpr
+from tilewright.library.select import is_contraction
 from tilewright.target import Target
-
-from .library import is_contraction
 
 MOST_OPS = 512
 """Of all steps of one body: compilation takes longer with each."""

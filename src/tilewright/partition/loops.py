@@ -11,9 +11,8 @@ from torch import Tensor
 from tilewright.ir.expr import axis
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
 from tilewright.ir.sizes import dims
-
-from .frozen import Frozen
-from .library import live
+from tilewright.library.frozen_operands import Frozen
+from tilewright.library.select import live
 
 Run = Callable[..., object]
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from tilewright.analysis.size_hints import estimate
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-
-from .library import is_contraction, is_vector_product
+from tilewright.library.select import is_contraction, is_vector_product
 
 EXPANDING = 2
 """A contraction starts a region if its result has so many times the elements of its larger operand."""

@@ -24,8 +24,8 @@ from torch import Tensor
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.graph import Operand, Value
 from tilewright.ir.sizes import dims
+from tilewright.library.choose import Entrant, Pass
 from tilewright.options import Options
-from tilewright.partition.choose import Entrant, Pass
 from tilewright.target import MemoryKind, Target
 
 from .cache import Store, digest

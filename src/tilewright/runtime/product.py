@@ -78,7 +78,7 @@ class _Task(ctypes.Structure):
 
 
 def maker(target: Target, store: Store, options: Options, *, late: bool = False) -> Maker:
-    """What `partition.specialise` asks; it is built (or loaded) when it is asked first. `late` is as for `Products`."""
+    """What `library.specialise` asks; it is built (or loaded) when it is asked first. `late` is as for `Products`."""
     made: list[Products] = []
 
     def make(task: FrozenProduct | Attention) -> LibraryCall | None:
@@ -156,7 +156,7 @@ def _library(flags: tuple[str, ...], store: Store, options: Options) -> ctypes.C
 
 
 class Products:
-    """Makes calls for products with frozen weights and for attention; give an instance to `partition.specialise`.
+    """Makes calls for products with frozen weights and for attention; give an instance to `library.specialise`.
 
     With `late`, weights are packed by the first call that reads them: whoever runs the calls must see to it that the
     weights do not change before. Raises what `build` raises."""

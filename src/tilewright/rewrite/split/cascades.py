@@ -3,8 +3,7 @@
 A softmax over a long row is a maximum and a sum that waits for it. Split each on its own, they read the row twice and
 keep what lies between; in parts that have a maximum of their own, both run in one pass (`rewrite.split.cascade_parts`
 has the law). What is read of a row at few places, as the loss at a label is, is computed there from what the row was
-made of: then
-nothing along the row has to be kept.
+made of: then nothing along the row has to be kept.
 """
 
 from __future__ import annotations

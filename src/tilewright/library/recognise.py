@@ -28,7 +28,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.target import Target
 
-from .library import is_contraction
+from .select import is_contraction
 
 SPREADS = (1.0, 30.0, 1000.0)
 """Standard deviations of the scores that are tried: caps and clamps show at large ones."""

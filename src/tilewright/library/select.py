@@ -12,7 +12,7 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.normalise import binds, bound_symbols
 
-from .frozen import Frozen
+from .frozen_operands import Frozen
 
 
 def is_contraction(op: Op) -> bool:

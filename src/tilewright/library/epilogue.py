@@ -17,7 +17,7 @@ from tilewright.ir.spare import followed
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import interpret
 
-from .frozen import Frozen
+from .frozen_operands import Frozen
 
 LOG = logging.getLogger("tilewright")
 

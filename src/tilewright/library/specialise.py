@@ -19,8 +19,8 @@ from tilewright.target import Target
 
 from .choose import Judge, choose, dropped
 from .epilogue import absorb
-from .frozen import Frozen
-from .library import live
+from .frozen_operands import Frozen
+from .select import live
 
 LOG = logging.getLogger("tilewright")
 
