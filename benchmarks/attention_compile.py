@@ -29,7 +29,7 @@ from benchmarks.record import Facts, Json
 from tilewright import compiler, place
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
-from tilewright.partition.settle import Mapped
+from tilewright.partition.choose_kernels import Mapped
 from tilewright.phases import Recorder, Trace
 from tilewright.place import Place
 from tilewright.runtime.device import host_target

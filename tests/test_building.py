@@ -20,7 +20,7 @@ from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource
 from tilewright.errors import KernelRefused
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.cuda_build import Built
 from tilewright.runtime.cuda_driver import Device

@@ -40,7 +40,7 @@ from tilewright.ir.kernel import Kernel, Scheduled, Step, ViewStep
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.rewrite.split.reduction import split_folds
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers

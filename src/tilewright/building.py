@@ -23,7 +23,7 @@ from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import number
-from tilewright.partition.recall import ranged
+from tilewright.partition.memo import ranged
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.cuda_build import build_kernels

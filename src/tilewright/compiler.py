@@ -34,9 +34,9 @@ from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
 from tilewright.library.select import library_cover, select, spared
 from tilewright.library.specialise import specialise
-from tilewright.partition.fusion import partition
+from tilewright.partition.choose_kernels import Mapped
+from tilewright.partition.cover import partition
 from tilewright.partition.layout import settled_layouts
-from tilewright.partition.settle import Mapped
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.plan.work import CoreTime, ops_by_origin

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from tilewright.ir.graph import Graph, Loop
-from tilewright.partition.loop_rows import part_of, parts_for, rows_of
-from tilewright.partition.loop_steps import several, together_for
-from tilewright.partition.loops import distinct, with_bodies
+from tilewright.partition.loops.call import distinct, with_bodies
+from tilewright.partition.loops.rows import part_of, parts_for, rows_of
+from tilewright.partition.loops.steps import several, together_for
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.cuda_unit import CudaUnit

@@ -14,11 +14,11 @@ from tilewright.ir.kernel import Kernel, LibraryStep, Note
 from tilewright.library.cost import call_seconds, touch_seconds
 from tilewright.library.recognise import as_call, routine_of, routine_seconds
 from tilewright.library.select import called, is_contraction
-from tilewright.partition.fusion import partition
-from tilewright.partition.recall import Memory
+from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
+from tilewright.partition.cover import partition
+from tilewright.partition.memo import Memory
+from tilewright.partition.provenance import marks
 from tilewright.partition.regions import may_have_regions
-from tilewright.partition.settle import Mapped, Prices, settle_regions
-from tilewright.partition.sites import marks
 from tilewright.rewrite.algebra.logsumexp import undivided
 from tilewright.rewrite.algebra.search import Search, rearrange
 from tilewright.rewrite.normal.frozen_masks import recognise_masks

@@ -15,7 +15,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.runtime.judge import processor
 from tilewright.runtime.tensors import drawn, torch_dtype
 

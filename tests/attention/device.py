@@ -23,8 +23,8 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
-from tilewright.partition.settle import Mapped, Settled
+from tilewright.partition.choose_kernels import Mapped, Settled
+from tilewright.partition.cover import partition
 from tilewright.phases import Recorder
 from tilewright.rewrite.split.reduction import split_folds
 from tilewright.schedule.solver import Solver

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.attention.workloads import WORKLOADS
 from benchmarks.attention_compile import PUBLISHED, captured, compiled, considered
 
-from tilewright.partition.settle import Mapped
+from tilewright.partition.choose_kernels import Mapped
 
 
 @pytest.mark.parametrize("target", ["x86-64-v4", "sm_80", "sm_90"])

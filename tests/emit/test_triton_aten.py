@@ -19,7 +19,7 @@ from tilewright.ir.program import Buffer
 from tilewright.ir.sizes import dims
 from tilewright.library.select import select
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

@@ -20,7 +20,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Collapse, Loop, Update
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.rewrite.split.reduction import split_folds
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

@@ -30,7 +30,7 @@ from tilewright.ir.identity import TOLD, counted_fields, identity
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.tensor import TensorExpr, output_axes
-from tilewright.partition.recall import task_of
+from tilewright.partition.memo import task_of
 from tilewright.schedule.solver import kernel_key
 
 ROOMS = (

@@ -12,8 +12,8 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
-from tilewright.partition.merging import Afar, Price
+from tilewright.partition.cover import partition
+from tilewright.partition.greedy import Afar, Price
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 

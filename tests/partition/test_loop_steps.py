@@ -15,8 +15,8 @@ from tilewright.capture.loop import loop_op
 from tilewright.capture.trace import trace
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Loop, Value
-from tilewright.partition.loop_steps import MOST_OPS, several, together_for
-from tilewright.partition.loops import distinct
+from tilewright.partition.loops.call import distinct
+from tilewright.partition.loops.steps import MOST_OPS, several, together_for
 from tilewright.target import preset
 
 Step = Callable[..., list[Tensor]]

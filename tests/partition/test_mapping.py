@@ -22,8 +22,8 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition import mapping
-from tilewright.partition.mapping import (
+from tilewright.partition import candidates as mapping
+from tilewright.partition.candidates import (
     MOST_PRICED,
     MOST_TRIED,
     Candidate,
@@ -32,8 +32,8 @@ from tilewright.partition.mapping import (
     candidates,
     choices,
 )
+from tilewright.partition.choose_kernels import Prices, settle_regions
 from tilewright.partition.regions import find_regions
-from tilewright.partition.settle import Prices, settle_regions
 from tilewright.pricing import _prices
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset

@@ -20,12 +20,12 @@ from tilewright.ir.ops.reduce import mean, sum_
 from tilewright.ir.ops.view import stack
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition import merging, order
-from tilewright.partition.fusion import partition
-from tilewright.partition.likeness import Likeness
-from tilewright.partition.merging import Merging
-from tilewright.partition.order import Order, Standing
-from tilewright.partition.parts import Parts
+from tilewright.partition import greedy, topological_order
+from tilewright.partition.cover import partition
+from tilewright.partition.equal_groups import Likeness
+from tilewright.partition.greedy import Merging
+from tilewright.partition.kernel_ops import Parts
+from tilewright.partition.topological_order import Order, Standing
 from tilewright.schedule.solver import Solver, kernel_key
 
 Program = Callable[[Builder, Value], tuple[Value, ...]]
@@ -114,7 +114,7 @@ def test_paths_are_found_as_by_a_search_of_everything(seed: int) -> None:
 
 
 def test_labels_are_drawn_anew_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "ROOM", 2)
+    monkeypatch.setattr(topological_order, "ROOM", 2)
     for seed in range(6):
         test_paths_are_found_as_by_a_search_of_everything(seed)
 
@@ -167,7 +167,7 @@ def test_operands_that_change_places_are_not_alike() -> None:
 
 
 def test_a_search_that_ends_early_keeps_groups_apart_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "FARTHEST", 1)
+    monkeypatch.setattr(topological_order, "FARTHEST", 1)
     graph = graph_of(chain(12))
     cover = partition(graph, Solver(host_target(), Options()).price)
     reasons = [s.reason for s in cover.steps if isinstance(s, Kernel)]
@@ -178,7 +178,7 @@ def test_prices_end_and_what_is_left_stays_apart(monkeypatch: pytest.MonkeyPatch
     graph = graph_of(chain(40))
     price = Solver(host_target(), Options()).price
     usual = [s for s in partition(graph, price).steps if isinstance(s, Kernel)]
-    monkeypatch.setattr(merging, "MOST_PRICES", 60)
+    monkeypatch.setattr(greedy, "MOST_PRICES", 60)
     cover = partition(graph, price)
     steps = [s for s in cover.steps if isinstance(s, Kernel)]
     assert len(usual) < len(steps) < len(graph.ops)

@@ -21,10 +21,10 @@ from tilewright.ir.ops import pointwise as p
 from tilewright.ir.ops.reduce import sum_
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
-from tilewright.partition.merging import Merging
-from tilewright.partition.narrow import without_recomputed
-from tilewright.partition.parts import Parts
+from tilewright.partition.cover import partition
+from tilewright.partition.greedy import Merging
+from tilewright.partition.kernel_ops import Parts
+from tilewright.partition.unstored_results import without_recomputed
 from tilewright.schedule.solver import Solver
 
 Program = Callable[[Builder, Value], tuple[Value, ...]]

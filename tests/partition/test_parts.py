@@ -14,8 +14,8 @@ from tilewright.ir.dtype import DTYPES
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import ViewStep
 from tilewright.ir.sizes import dims
-from tilewright.partition import parts
-from tilewright.partition.parts import are_apart, meeting
+from tilewright.partition import kernel_ops
+from tilewright.partition.kernel_ops import are_apart, meeting
 
 PROGRAMS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "a row and all": lambda y: (lambda v: (v[:, -1:], v.transpose(0, 1)))(y.chunk(3, -1)[2]),
@@ -85,7 +85,7 @@ def test_many_parts_side_by_side_are_told_in_one_walk(monkeypatch: pytest.Monkey
     """Rows and columns of a matrix, in any order; one that lies across leaves all where they are."""
     rows = [view((100,), (1,), 100 * k) for k in (3, 1, 2, 0, *range(4, 60))]
     columns = [view((100,), (60,), k) for k in range(60)]
-    monkeypatch.setattr(parts, "are_apart", lambda *_: pytest.fail("held against each other"))
+    monkeypatch.setattr(kernel_ops, "are_apart", lambda *_: pytest.fail("held against each other"))
     assert meeting(rows) == meeting(columns) == []
     across = [*rows, view((2, 60), (100, 1), 140)]
     assert meeting(across) == across

@@ -15,9 +15,9 @@ from torch import Tensor
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.options import Contractions, Options
-from tilewright.partition.fusion import partition
-from tilewright.partition.recall import Grouping, groupings_of, plain, task_of
-from tilewright.partition.settle import Mapped, Prices, settle_regions
+from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
+from tilewright.partition.cover import partition
+from tilewright.partition.memo import Grouping, groupings_of, plain, task_of
 from tilewright.runtime.cache import Store
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver

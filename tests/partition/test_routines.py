@@ -18,8 +18,8 @@ from tilewright.capture.fx import from_fx
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.library.recognise import Routine, as_call, routine_of, routine_seconds
+from tilewright.partition.choose_kernels import Prices, settle_regions
 from tilewright.partition.regions import find_regions
-from tilewright.partition.settle import Prices, settle_regions
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.target import preset
 

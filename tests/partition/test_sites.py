@@ -13,8 +13,8 @@ from torch import Tensor
 
 import tilewright
 from tilewright.ir.graph import Op, Origin
-from tilewright.partition.settle import Mapped
-from tilewright.partition.sites import filled, marks, site
+from tilewright.partition.choose_kernels import Mapped
+from tilewright.partition.provenance import filled, marks, site
 
 LENGTH = 300
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import tilewright
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.schedule.solver import Solver
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -21,8 +21,8 @@ from tilewright.building import Builder, in_silence
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
-from tilewright.partition import settle
-from tilewright.partition.settle import Mapped, Prices, settle_regions
+from tilewright.partition import choose_kernels
+from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
 from tilewright.runtime.cache import Store
 from tilewright.runtime.covers import Covers
 from tilewright.schedule.solver import Solver
@@ -51,15 +51,15 @@ def kernels(mapped: Mapped) -> list[list[str]]:
 
 
 def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "NEAR", 4.0)
-    monkeypatch.setattr(settle, "LONGEST", 1e30)
+    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
+    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
     by_model = kernels(settled(PRICES))
     chosen: list[list[list[str]]] = []
-    for place in range(settle.MOST):
+    for place in range(choose_kernels.MOST):
         clock = Clock(place)
         made = settled(replace(PRICES, timed=clock))
         (covers,) = clock.asked
-        assert len(covers) == settle.MOST and made.regions[0].notes[0].startswith("measured: ")
+        assert len(covers) == choose_kernels.MOST and made.regions[0].notes[0].startswith("measured: ")
         chosen.append(kernels(made))
         want = run_graph(
             graph_of(with_columns), inputs := [t.numpy() for t in Case("", with_columns, SHAPES).inputs()]
@@ -72,8 +72,8 @@ def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "NEAR", 4.0)
-    monkeypatch.setattr(settle, "LONGEST", 1e30)
+    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
+    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
     memory, clock = Remembered(), Clock(1)
     first = settled(replace(PRICES, timed=clock), memory)
     again = settled(replace(PRICES, timed=clock), memory)
@@ -83,14 +83,14 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
 
 def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
-    monkeypatch.setattr(settle, "LONGEST", 1e30)
-    monkeypatch.setattr(settle, "NEAR", 1.0)
+    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
+    monkeypatch.setattr(choose_kernels, "NEAR", 1.0)
     settled(replace(PRICES, timed=clock))
-    monkeypatch.setattr(settle, "NEAR", 4.0)
-    monkeypatch.setattr(settle, "LEAST", 1e30)
+    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
+    monkeypatch.setattr(choose_kernels, "LEAST", 1e30)
     settled(replace(PRICES, timed=clock))
-    monkeypatch.setattr(settle, "LEAST", 0.0)
-    monkeypatch.setattr(settle, "LONGEST", 0.0)
+    monkeypatch.setattr(choose_kernels, "LEAST", 0.0)
+    monkeypatch.setattr(choose_kernels, "LONGEST", 0.0)
     settled(replace(PRICES, timed=clock))
     assert not clock.asked
 
@@ -99,8 +99,8 @@ def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPat
 def test_covers_run_where_there_is_a_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "NEAR", 4.0)
-    monkeypatch.setattr(settle, "LONGEST", 1e30)
+    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
+    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
     clock = Clock(0)
     settled(replace(PRICES, timed=clock))
     options, target = Options(), host_target()
@@ -111,7 +111,7 @@ def test_covers_run_where_there_is_a_device(
         assert times is None and machine(device, options) == device
     else:
         before = torch.get_rng_state()
-        assert times is not None and len(times) == settle.MOST and min(times) > 0
+        assert times is not None and len(times) == choose_kernels.MOST and min(times) > 0
         trial(clock.asked[0])
         monkeypatch.setattr(trial_module, "LONGEST", -1.0)
         assert trial(clock.asked[0]) is None, "the first run took longer than all may take"
@@ -150,8 +150,8 @@ def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "LEAST", 0.0)
-    monkeypatch.setattr(settle, "NEAR", 4.0)
+    monkeypatch.setattr(choose_kernels, "LEAST", 0.0)
+    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
     given = tuple(torch.randn(2, 64, 8) for _ in range(3))
     inside = {"contractions": "inside", "cache_dir": str(tmp_path)}
 

@@ -15,8 +15,8 @@ from tilewright.ir.ops.reduce import sum_
 from tilewright.ir.ops.view import narrow_dim, select, stack
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
-from tilewright.partition.parts import Parts
+from tilewright.partition.cover import partition
+from tilewright.partition.kernel_ops import Parts
 from tilewright.schedule import solver
 from tilewright.schedule.begins import ALIGNED, at_first_step
 from tilewright.schedule.solver import Solver, kernel_key

@@ -28,7 +28,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Declare, Update
 from tilewright.ir.schedule import Role
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments
 from tilewright.rewrite.split.row_chunks import CHUNK
 from tilewright.schedule.solver import Solver

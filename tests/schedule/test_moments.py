@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.program import Collapse
 from tilewright.options import Options
-from tilewright.partition.fusion import partition
+from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments
 from tilewright.rewrite.split.moments import moments_in_parts
 from tilewright.rewrite.split.reduction import split_folds

@@ -11,7 +11,7 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
 from tilewright.library.select import live, selected_as, spared
 from tilewright.options import Options
-from tilewright.partition.settle import Mapped
+from tilewright.partition.choose_kernels import Mapped
 from tilewright.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport

@@ -14,7 +14,7 @@ from torch import Tensor
 from tilewright import measure
 from tilewright.errors import InputError
 from tilewright.options import PREFIX, Options
-from tilewright.partition.settle import Mapped
+from tilewright.partition.choose_kernels import Mapped
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 from tilewright.runtime.bound import intermediate_bytes

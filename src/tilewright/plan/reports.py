@@ -10,7 +10,7 @@ from tilewright.ir.graph import Op
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import size
-from tilewright.partition.sites import site
+from tilewright.partition.provenance import site
 
 from .bind import names_in
 from .coverage import How, how

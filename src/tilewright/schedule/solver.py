@@ -16,7 +16,7 @@ from tilewright.ir.kernel import Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.options import Options
-from tilewright.partition.merging import Afar
+from tilewright.partition.greedy import Afar
 from tilewright.target import MemoryKind, Precision, Target
 
 from .begins import ALIGNED, at_first_step

@@ -15,10 +15,10 @@ from tilewright.ir.kernel import Kernel, Note
 from tilewright.options import Contractions
 from tilewright.rewrite.split.cascade_parts import in_parts
 
-from .mapping import Candidates, Choice, Price, candidates, choices, cut_at
-from .recall import Grouping, Memory, as_seen, groupings_of, plain, task_of
+from .candidates import Candidates, Choice, Price, candidates, choices, cut_at
+from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
+from .provenance import filled, marks
 from .regions import Region, find_regions
-from .sites import filled, marks
 
 MARGIN = 1.2
 """How many times as fast as library calls kernels must be modelled: the model knows both only roughly."""

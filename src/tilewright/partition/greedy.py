@@ -22,9 +22,9 @@ from tilewright.ir.graph import Graph, Layout, Op, Value, symbols_in
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 
-from .likeness import Likeness
-from .order import Order, Standing
-from .parts import Parts
+from .equal_groups import Likeness
+from .kernel_ops import Parts
+from .topological_order import Order, Standing
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 

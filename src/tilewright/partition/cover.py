@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 
-from .merging import Afar, Group, Merging, Price
-from .narrow import without_recomputed
-from .parts import Parts
-from .recall import Grouping, Memory, groupings_of, plain, task_of
+from .greedy import Afar, Group, Merging, Price
+from .kernel_ops import Parts
+from .memo import Grouping, Memory, groupings_of, plain, task_of
+from .provenance import filler
 from .recompute import is_cheap
-from .sites import filler
+from .unstored_results import without_recomputed
 
 
 def partition(

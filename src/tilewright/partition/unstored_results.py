@@ -17,8 +17,8 @@ from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 
-from .merging import Group, Price
-from .parts import Parts
+from .greedy import Group, Price
+from .kernel_ops import Parts
 from .recompute import MOST_INSTRUCTIONS, MOST_TOGETHER, is_cheap, size_bytes
 
 
