@@ -16,6 +16,7 @@ from torch import Tensor
 from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.variant import variants
+from tilewright.form.classes import make_form
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import walk
@@ -24,7 +25,6 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.schedule import windows
 from tilewright.schedule.lower import lower
-from tilewright.schedule.refine import make_form
 from tilewright.target import preset
 
 D = programs.D

@@ -10,13 +10,13 @@ from tests.emit.harness import build, host_target, same_as_interpreter
 from tests.emit.programs import Vars, below
 
 from tilewright.emit.cpp import emit_unit
+from tilewright.form.product_chains import chained
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, make
 from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Buffer, Declare, Dot, Load, Loop, Stmt, Store, TileProgram, Update, value_of
 from tilewright.ir.reduction import sum_
 from tilewright.ir.sizes import dims
-from tilewright.schedule.chains import chained
 from tilewright.target import preset
 
 COLUMNS = 64

@@ -12,13 +12,13 @@ from tests.schedule.run import one_kernel
 from tests.schedule.test_online import graph_of, online_class
 
 from tilewright.analysis.online.cascade import Link, cascade, part_body
+from tilewright.form.classes import make_form
+from tilewright.form.companions import links_of, with_companions
 from tilewright.interp import EXACT, FLOATS, Algebra, equal, exact_random
 from tilewright.interp.evaluate import Evaluator, merge_last
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, make, slot, substitute
 from tilewright.ir.form import Item, folds_read
-from tilewright.schedule.companions import links_of, with_companions
-from tilewright.schedule.refine import make_form
 
 ROWS = (
     "logsumexp",

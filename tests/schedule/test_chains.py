@@ -16,13 +16,13 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases, run
 from tests.schedule.test_classes import form_of
 from tilewright import accuracy
+from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.schedule.lower import lower
 from tilewright.schedule.roles import LANE_CHAIN, block_lengths
 from tilewright.schedule.search import ROW, heuristic
-from tilewright.schedule.wide_sums import with_wide_sums
 
 
 def columns(rows: int, width: int) -> Case:

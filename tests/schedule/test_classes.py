@@ -11,15 +11,15 @@ from tests.emit.harness import host_target
 from tests.schedule.corpus import Case, gram, qkv_heads, rope, softmax_plus_transpose
 from tests.schedule.run import capture, one_kernel
 from tilewright.errors import IllegalSchedule
+from tilewright.form.classes import make_form
+from tilewright.form.companions import with_companions
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import const
 from tilewright.ir.form import Form
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Role, Schedule, Sized
 from tilewright.ir.sizes import dims
-from tilewright.schedule.companions import with_companions
 from tilewright.schedule.lower import lower
-from tilewright.schedule.refine import make_form
 from tilewright.schedule.search import heuristic
 
 

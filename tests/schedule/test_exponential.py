@@ -15,6 +15,8 @@ from tests.interp.test_lowering import agree, data, execute
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 from tests.schedule.test_online import online_class, roles
+from tilewright.form.classes import make_form
+from tilewright.form.lane_softmax import if_whole, with_neighbours
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.graph import Graph, Value
@@ -23,9 +25,7 @@ from tilewright.ir.program import Compute, Loop, Update
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.schedule.exponential import if_whole, with_neighbours
 from tilewright.schedule.lower import lower
-from tilewright.schedule.refine import make_form
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 

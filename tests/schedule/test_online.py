@@ -18,6 +18,8 @@ from tests.interp.test_lowering import agree, data, execute, mutants
 from tests.schedule.corpus import Case, entropy
 from tests.schedule.run import capture, one_kernel
 from tilewright.analysis.size_hints import estimate
+from tilewright.form.classes import make_form
+from tilewright.form.companions import with_companions
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.expr import Axis, call
 from tilewright.ir.form import Form
@@ -27,9 +29,7 @@ from tilewright.ir.program import Loop, Stmt, Update, value_of
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.options import Options
-from tilewright.schedule.companions import with_companions
 from tilewright.schedule.lower import lower
-from tilewright.schedule.refine import make_form
 from tilewright.schedule.search import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS

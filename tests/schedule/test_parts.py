@@ -16,6 +16,7 @@ from tests.interp.test_lowering import agree, data, execute
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tests.schedule.test_classes import form_of
+from tilewright.form.row_parts import in_parts
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.form import Form
 from tilewright.ir.graph import Graph, Value
@@ -23,7 +24,6 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Load, Loop, Stmt
 from tilewright.options import Options
 from tilewright.schedule.lower import lower
-from tilewright.schedule.parts import in_parts
 from tilewright.schedule.search import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target

@@ -9,6 +9,7 @@ import torch
 from tests.interp.test_lowering import execute
 from tests.schedule.attention import attention, scores
 from tests.schedule.run import capture, one_kernel
+from tilewright.form.exp2 import power_of_two
 from tilewright.interp import FLOATS
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, call, const, make, walk
@@ -16,7 +17,6 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Compute, Dot, Loop, Update, expressions
 from tilewright.options import Options
-from tilewright.schedule.powers import power_of_two
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 

@@ -8,11 +8,11 @@ import torch
 
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
+from tilewright.form.classes import _boundary_splits, _input_meetings, make_form
+from tilewright.form.compose import compose
 from tilewright.ir import expr
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
-from tilewright.schedule.compose import compose
-from tilewright.schedule.refine import _boundary_splits, _input_meetings, make_form
 
 
 def scan(steps: int) -> Case:

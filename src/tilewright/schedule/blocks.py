@@ -13,6 +13,9 @@ from dataclasses import replace
 from tilewright.analysis.contraction import SMALLEST
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import also_seen, estimate, likely
+from tilewright.form.implied import listed_tiles, unhinted
+from tilewright.form.lane_softmax import one_each
+from tilewright.form.pack_rows import packed
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
 from tilewright.ir.form import Form, folds_read
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
@@ -22,10 +25,7 @@ from tilewright.target import Target
 
 from .block_shape import Shape, is_narrow, shape_of
 from .dots import Blocks, product_blocks
-from .exponential import one_each
 from .few import FEW, open_rows, summed_blocks
-from .hints import listed_tiles, unhinted
-from .packed import packed
 from .tuning import HELD, Entry, Tuning
 
 NOTHING = Tuning()

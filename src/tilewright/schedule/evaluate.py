@@ -15,6 +15,8 @@ from tilewright.analysis.condition_ranges import End
 from tilewright.analysis.needed_checks import needed_parts, repeated_parts
 from tilewright.analysis.predicate import decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
+from tilewright.form.exp2 import power_of_two, quick_power
+from tilewright.form.merge_selects import joined
 from tilewright.ir.dtype import DType, f32
 from tilewright.ir.expr import (
     SCALARS,
@@ -36,9 +38,6 @@ from tilewright.ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
-
-from .choices import joined
-from .powers import power_of_two, quick_power
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""

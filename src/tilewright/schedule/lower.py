@@ -17,6 +17,7 @@ from tilewright.analysis.condition_ranges import Steps
 from tilewright.analysis.loop_segments import Segment, segments, split_range, tiled_segments
 from tilewright.analysis.predicate import Truths, constant_under
 from tilewright.errors import VerifyError
+from tilewright.form.implied import unhinted
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.program import Branch, Buffer, GridAxis, Loop, Place, Stmt, TileProgram  # fmt: skip
@@ -26,7 +27,6 @@ from tilewright.ir.sizes import dims
 from .alignment import alignment_pays
 from .descriptors import with_descriptors
 from .evaluate import Kept, plain_reads
-from .hints import unhinted
 from .keep import params_by_pass, worth_keeping
 from .listed import Listed
 from .passes import Merges, Numbers, pass_numbers

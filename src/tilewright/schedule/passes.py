@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from tilewright.form.companions import Merge, follow
 from tilewright.ir.expr import Axis
 from tilewright.ir.form import Item, folds_read
-
-from .companions import Merge, follow
 
 Numbers = dict[int, int]
 Merges = dict[int, Merge]

@@ -16,14 +16,14 @@ from functools import reduce
 
 from tilewright.analysis.online.running import empty, gap, shown
 from tilewright.analysis.online.terms import Gauge
+from tilewright.form.companions import Merge
+from tilewright.form.lane_softmax import joined, weight
 from tilewright.ir.expr import Expr, call, const, substitute, transform, where
 from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Branch, Compute, Declare, Dot, Update, Var, value_of
 from tilewright.ir.reduction import any_
 from tilewright.ir.schedule import Schedule
 
-from .companions import Merge
-from .exponential import joined, weight
 from .passes import Merges
 from .states import States
 

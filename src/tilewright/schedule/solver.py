@@ -7,6 +7,17 @@ from dataclasses import dataclass, replace
 
 from tilewright.analysis.contraction import sides
 from tilewright.errors import IllegalSchedule
+from tilewright.form.any_as_int import as_numbers
+from tilewright.form.classes import make_form
+from tilewright.form.companions import refusals, with_companions
+from tilewright.form.exp2 import complements, quick_logarithms, unscaled
+from tilewright.form.implied import by_lists, unhinted
+from tilewright.form.lane_softmax import if_whole, with_neighbours
+from tilewright.form.pack_rows import packed
+from tilewright.form.product_chains import chained
+from tilewright.form.row_parts import in_parts
+from tilewright.form.unit_row import with_row
+from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
@@ -21,26 +32,15 @@ from tilewright.target import MemoryKind, Precision, Target
 
 from .begins import ALIGNED, at_first_step
 from .blocks import blocks, buckets, misalignment, row_buckets
-from .chains import chained
-from .companions import refusals, with_companions
 from .cost import seconds
 from .ends import unended
-from .exponential import if_whole, with_neighbours
-from .flags import as_numbers
-from .hints import by_lists, unhinted
 from .lower import lower
-from .packed import packed
-from .parts import in_parts
-from .powers import complements, quick_logarithms, unscaled
 from .products import products
-from .refine import make_form
 from .roles import check_roles
 from .room import fitting
-from .rows import with_row
 from .search import heuristic
 from .tuning import Tuning, table
 from .waves import seconds_in_waves
-from .wide_sums import with_wide_sums
 
 MULTIPLIED: Mapping[Precision, str] = {
     "tf32": "its products of fp32 are TF32",

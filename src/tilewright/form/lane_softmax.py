@@ -21,9 +21,9 @@ from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import Target
 
+from .classes import split_class
 from .companions import leaf_of
-from .powers import quick_power
-from .refine import split_class
+from .exp2 import quick_power
 
 LARGEST = (2 - 2.0**-23) * 2.0**127
 """The largest number of single precision."""

@@ -25,8 +25,8 @@ from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.target import Target
 
+from .classes import drop_dead, split_class
 from .companions import links_of
-from .refine import drop_dead, split_class
 
 PART = 4096
 """Elements of a part at most: the nearest caches hold it between its two folds."""

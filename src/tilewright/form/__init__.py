@@ -1,0 +1,5 @@
+"""Kernel to Form, and Form to Form: one kernel as reductions and outputs over loop classes.
+
+`compose` puts pointwise ops into their readers, `classes` joins axes that are one loop. The other files each keep the
+meaning and change how it is computed: exponentials as powers of two, heads packed as rows, rows in parts.
+"""
