@@ -15,7 +15,7 @@ from tests.emit.triton_harness import build
 from tilewright import building, place
 from tilewright.compiler import Compiled, compile_fx
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.runtime import triton_compat
 from tilewright.runtime.cuda_device import singles_may_round

@@ -39,6 +39,7 @@ from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Kernel, Scheduled, Step, ViewStep
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.legality import check_roles
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split.reduction import split_folds
@@ -46,7 +47,6 @@ from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers
 from tilewright.runtime.fallback import Captured
 from tilewright.schedule import solver as solving
-from tilewright.schedule.roles import check_roles
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target
 

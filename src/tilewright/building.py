@@ -17,12 +17,12 @@ from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.cpp import emit_units
 from tilewright.emit.source import Source
 from tilewright.emit.triton import TritonSource, emit_triton
-from tilewright.emit.variant import Variant
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import number
+from tilewright.lower.variants import Variant
 from tilewright.partition.memo import ranged
 from tilewright.runtime.cache import Store, default_root
 from tilewright.runtime.covers import Covers

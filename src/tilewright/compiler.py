@@ -26,7 +26,6 @@ from tilewright.capture.shares import output_shares, placed_by_size
 from tilewright.capture.symbols import Ranges
 from tilewright.emit.cpp import emit_unit
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
@@ -34,6 +33,7 @@ from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
 from tilewright.library.select import library_cover, select, spared
 from tilewright.library.specialise import specialise
+from tilewright.lower.variants import variants
 from tilewright.partition.choose_kernels import Mapped
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import settled_layouts

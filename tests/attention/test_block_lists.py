@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.form.classes import make_form
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import bool_
@@ -23,8 +22,9 @@ from tilewright.ir.expr import walk
 from tilewright.ir.program import Compute, Load, Loop, TileProgram, Update, expressions
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.lower import lower
+from tilewright.lower.variants import variants
 from tilewright.schedule import windows
-from tilewright.schedule.lower import lower
 from tilewright.target import preset
 
 D = programs.D

@@ -7,7 +7,7 @@ from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.attention.device import compiled
 
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
+from tilewright.lower.variants import variants
 from tilewright.target import preset
 
 

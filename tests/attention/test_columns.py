@@ -15,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tilewright import accuracy
 from tilewright.analysis.predicate import constant_under
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import axes_of, const
 from tilewright.ir.program import Dot, Loop, Stmt
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import variants
 from tilewright.target import preset
 
 

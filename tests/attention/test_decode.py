@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.program import Dot, Load, Loop, Stmt
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import variants
 from tilewright.target import preset
 
 D = 16

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
+from tilewright.lower.variants import variants
 from tilewright.target import preset
 
 INF = float("inf")

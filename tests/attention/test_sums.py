@@ -13,9 +13,9 @@ from tests.attention.run import Tensors, built, wrong
 from torch import Tensor
 
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.program import Dot, Loop, Stmt, Update
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import variants
 from tilewright.target import preset
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tilewright import accuracy
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, axis, integer, walk
 from tilewright.ir.program import Branch, Buffer, Load, Loop, TileProgram, Var, value_of
+from tilewright.lower.variants import variants
 from tilewright.schedule import windows
 from tilewright.target import preset
 

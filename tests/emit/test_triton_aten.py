@@ -12,12 +12,12 @@ from tests.capture.aten.harness import capture
 from tests.capture.aten.more_cases import CASES
 from tests.emit.triton_harness import NARROW, Job, build, interpret, same_as_interpreter
 
-from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Buffer
 from tilewright.ir.sizes import dims
 from tilewright.library.select import select
+from tilewright.lower.variants import Variant
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.normal.normalise import normalise

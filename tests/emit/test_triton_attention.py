@@ -12,7 +12,7 @@ from tests.emit.triton_harness import build
 from tests.schedule.attention import attention
 
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
+from tilewright.lower.variants import variants
 from tilewright.target import MemoryKind, preset
 
 QUICK = [("rows", 128, torch.float16, False), ("columns", 128, torch.float16, True)]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Collapse, Loop, Update
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split.reduction import split_folds

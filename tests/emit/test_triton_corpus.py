@@ -15,9 +15,9 @@ from tests.schedule.corpus import CASES, Case, layer_norm, rms
 from torch import Tensor
 
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import Variant, variants
 from tilewright.ir.program import Branch
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.lower.variants import Variant, variants
 from tilewright.target import MemoryKind, preset
 
 QUICK = ("chain", "softmax", "layer_norm", "column_max_and_sum", "row_argmax", "any_all", "cumsum_columns", "concat",

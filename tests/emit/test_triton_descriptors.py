@@ -18,14 +18,14 @@ from tests.schedule.attention import attention
 from tests.schedule.corpus import Case
 
 from tilewright.emit.triton import TritonSource, emit_triton
-from tilewright.emit.variant import GENERIC, Variant, aligning, variants
 from tilewright.ir.dtype import DType, f16, f64, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, symbol
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, Load, Loop, Store, TileProgram, Var, value_of
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.descriptors import with_descriptors
+from tilewright.lower.variants import GENERIC, Variant, aligning, variants
 from tilewright.schedule import tuning
-from tilewright.schedule.descriptors import with_descriptors
 from tilewright.schedule.tuning import Tuning
 from tilewright.target import preset
 

@@ -11,11 +11,11 @@ from tests.emit.programs import N, Vars, below
 from tests.emit.test_cpp_ops import divisor, operations, sample
 from tests.emit.triton_harness import Job, Outcome, build, interpret, same_as_interpreter
 
-from tilewright.emit.variant import Variant
 from tilewright.ir.dtype import DTYPES, DType, Kind, bool_, f32
 from tilewright.ir.expr import SCALARS, Axis, Expr, axis, call, cast, const, integer
 from tilewright.ir.program import Buffer, GridAxis, Load, Loop, Stmt, Store, TileProgram, value_of
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import Variant
 
 TYPES = ("f32", "f64", "i32", "i64", "u8", "i8", "i16", "bool")
 TILE = 16

@@ -10,12 +10,12 @@ import numpy as np
 from tests.emit.test_cpp_random import Maker
 from tests.emit.triton_harness import Job, build, interpret, same_as_interpreter
 
-from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir.dtype import bool_, f32
 from tilewright.ir.expr import cast
 from tilewright.ir.program import Compute, Load, Place, Stmt, Store, TileProgram, rewrite_body
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import Variant
 
 
 def without_scratch(program: TileProgram) -> TileProgram:

@@ -13,7 +13,6 @@ from tests.emit.programs import M, N, Vars, dot_tiles, elementwise, row_sum, sof
 from tests.emit.triton_harness import Job, build, interpret, same_as_interpreter
 
 from tilewright.emit.triton import Argument, TritonSource, emit_triton
-from tilewright.emit.variant import GENERIC, Variant
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DTYPES, DType, bool_, f16, f32, f64, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer
@@ -38,6 +37,7 @@ from tilewright.ir.program import (
 )
 from tilewright.ir.reduction import any_, argmax, maximum, moments, product, sum_
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import GENERIC, Variant
 from tilewright.target import preset
 
 GPU = preset("sm_90")

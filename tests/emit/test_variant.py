@@ -7,7 +7,12 @@ from tests.emit.programs import M, N, column_sum, elementwise, row_sum, softmax
 from tests.emit.triton_corpus import BY_NAME, entry
 from tests.schedule.corpus import Case
 
-from tilewright.emit.variant import (
+from tilewright.ir.dtype import f32, i64
+from tilewright.ir.expr import Axis, axis, call, integer
+from tilewright.ir.program import Var, value_of
+from tilewright.ir.reduction import sum_
+from tilewright.ir.sizes import dims
+from tilewright.lower.variants import (
     GENERIC,
     NARROW_LIMIT,
     Variant,
@@ -17,11 +22,6 @@ from tilewright.emit.variant import (
     reach,
     variants,
 )
-from tilewright.ir.dtype import f32, i64
-from tilewright.ir.expr import Axis, axis, call, integer
-from tilewright.ir.program import Var, value_of
-from tilewright.ir.reduction import sum_
-from tilewright.ir.sizes import dims
 
 
 def test_static_sizes_decide_the_width() -> None:

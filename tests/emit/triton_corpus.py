@@ -11,11 +11,11 @@ from tests.emit.triton_harness import NARROW, Job, Outcome
 from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 
-from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import to_numpy
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import Variant
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.tuning import Tuning

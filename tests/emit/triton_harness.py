@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.emit.triton import Argument, TritonSource, emit_triton
-from tilewright.emit.variant import Variant
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import DType, bool_
 from tilewright.ir.program import Buffer, TileProgram
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda_job import Facts
 from tilewright.runtime.cuda_job import Job as BuildJob
 from tilewright.runtime.triton_compat import compile_job

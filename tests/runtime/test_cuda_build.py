@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.runtime.triton_sources import product, scaled
 
-from tilewright.emit.variant import Variant
 from tilewright.errors import BuildError, KernelRefused
+from tilewright.lower.variants import Variant
 from tilewright.runtime import cuda_workers, triton_compat
 from tilewright.runtime.cache import Store
 from tilewright.runtime.cuda_binary import resources

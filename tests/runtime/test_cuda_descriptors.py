@@ -13,11 +13,11 @@ import pytest
 from tests.runtime.test_cuda_unit import N, launches, number, printed
 
 from tilewright.emit.triton import Argument, TritonSource
-from tilewright.emit.variant import Variant
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, TileProgram
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda_build import Built
 from tilewright.runtime.cuda_driver import Device, DriverError
 from tilewright.runtime.cuda_job import Box, Facts

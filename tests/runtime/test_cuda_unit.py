@@ -15,12 +15,12 @@ from tests.emit.triton_corpus import BY_NAME, entry
 from tests.runtime.triton_sources import product, scaled
 
 from tilewright.emit.triton import TritonSource
-from tilewright.emit.variant import Variant, aligning
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, call, symbol
 from tilewright.ir.program import Buffer, GridAxis, TileProgram
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import Variant, aligning
 from tilewright.options import Options
 from tilewright.runtime import cuda_unit
 from tilewright.runtime.cache import Store, default_root

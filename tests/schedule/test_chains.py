@@ -20,8 +20,8 @@ from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
-from tilewright.schedule.lower import lower
-from tilewright.schedule.roles import LANE_CHAIN, block_lengths
+from tilewright.lower.legality import LANE_CHAIN, block_lengths
+from tilewright.lower.lower import lower
 from tilewright.schedule.search import ROW, heuristic
 
 

@@ -19,7 +19,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Role, Schedule, Sized
 from tilewright.ir.sizes import dims
-from tilewright.schedule.lower import lower
+from tilewright.lower.lower import lower
 from tilewright.schedule.search import heuristic
 
 

@@ -18,7 +18,6 @@ from tests.schedule.test_moments import HOPPER, cut, kernels
 from tilewright import accuracy
 from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.interp import EXACT, exact_random
 from tilewright.interp.evaluate import over_slots
 from tilewright.interp.exact import equal
@@ -27,6 +26,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Declare, Update
 from tilewright.ir.schedule import Role
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments

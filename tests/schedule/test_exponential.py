@@ -24,8 +24,8 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Compute, Loop, Update
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.lower import lower
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 

@@ -15,11 +15,11 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, sizes_of
 from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled
 from tilewright.ir.program import Collapse
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments

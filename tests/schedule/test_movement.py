@@ -17,7 +17,7 @@ from tilewright.ir.expr import axis
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
-from tilewright.schedule.lower import lower
+from tilewright.lower.lower import lower
 from tilewright.schedule.search import heuristic, lanes
 from tilewright.target import preset
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.attention.device import compiled
 from tests.emit.triton_harness import Job, interpret, same_as_interpreter
-from tilewright.emit.variant import variants
 from tilewright.ir.program import Load
+from tilewright.lower.variants import variants
 from tilewright.runtime.cuda_unit import needed, usual
 
 

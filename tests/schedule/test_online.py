@@ -28,8 +28,8 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Loop, Stmt, Update, value_of
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes.rounding import next_power_of_two
+from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.lower import lower
 from tilewright.schedule.search import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS

@@ -22,8 +22,8 @@ from tilewright.ir.form import Form
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Load, Loop, Stmt
+from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.lower import lower
 from tilewright.schedule.search import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target

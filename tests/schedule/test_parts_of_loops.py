@@ -16,7 +16,7 @@ from tilewright.interp.program import run_program
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
-from tilewright.schedule.lower import lower
+from tilewright.lower.lower import lower
 
 
 def on_diagonal(x: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from tests.attention.device import compiled
 from tests.emit.triton_harness import build
 from tilewright.analysis.contraction import contraction
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.form.classes import make_form
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.schedule import dots
 from tilewright.schedule.dots import Blocks, Products, shared_bytes

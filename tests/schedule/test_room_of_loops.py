@@ -15,9 +15,9 @@ from tests.attention import device
 from tests.attention.device import compiled
 from tests.emit.triton_harness import build
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Schedule
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.schedule import room, solver
 from tilewright.schedule.room import shared_bytes

@@ -13,12 +13,12 @@ from tests.interp.test_lowering import execute
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import variants
 from tilewright.interp import FLOATS
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.graph import Value
 from tilewright.ir.program import Store, TileProgram, expressions
+from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS

@@ -14,10 +14,10 @@ from tests.emit.triton_harness import build, interpret
 from tests.schedule.corpus import Case
 from tests.schedule.run import one_kernel
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.variant import Variant, aligning, variants
 from tilewright.ir.program import Branch, Loop, Prefix
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
+from tilewright.lower.variants import Variant, aligning, variants
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

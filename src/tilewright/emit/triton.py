@@ -17,6 +17,7 @@ from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
 from tilewright.ir.program import Descriptor, TileProgram
 from tilewright.ir.sizes.dims import symbols_of
+from tilewright.lower.variants import Variant, aligning, quotients, reached
 from tilewright.target import Target
 
 from .triton_block import Body, block_axes, check_size, printed
@@ -24,7 +25,6 @@ from .triton_expr import Expressions, count_reads
 from .triton_helpers import Helpers
 from .triton_index import Indices, index_values
 from .triton_scope import UNARY, Lines, Term, memory_type
-from .variant import Variant, aligning, quotients, reached
 
 ArgumentKind = Literal["pointer", "size", "error", "descriptor"]
 

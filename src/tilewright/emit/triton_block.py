@@ -30,13 +30,13 @@ from tilewright.ir.program import (
     streams,
     uses,
 )
+from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Precision
 
 from .triton_collapse import merged
 from .triton_expr import Expressions
 from .triton_places import Places
 from .triton_scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
-from .variant import has_odd_steps
 
 LARGEST = 1 << 20
 """Elements that a block may have."""

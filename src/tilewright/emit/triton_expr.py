@@ -15,6 +15,7 @@ from tilewright.ir.dtype import DType, Kind, bool_, f32, i32, i64
 from tilewright.ir.expr import Axis, Expr, Slot, Symbol, axes_of, substitute
 from tilewright.ir.program import Var, value_of
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import COMPARISONS, RING, is_index, natural
 
 from .triton_helpers import HELPERS, Helpers
 from .triton_index import Indices
@@ -33,7 +34,6 @@ from .triton_scope import (
     named_type,
     type_of,
 )
-from .variant import COMPARISONS, RING, is_index, natural
 
 INFIX = {"add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT), "and": ("&", AND),
          "or": ("|", OR), "xor": ("^", XOR), "eq": ("==", COMPARE), "ne": ("!=", COMPARE), "lt": ("<", COMPARE),

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Set
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Expr, Slot
 from tilewright.ir.program import Collapse, Compute, Declare, Prefix, Stmt, TileProgram, Update, Var
-
-from .variant import is_index
+from tilewright.lower.variants import is_index
 
 _CHOICES = {"where": 1, "minimum": 0, "maximum": 0}
 """Operations whose result is one of their arguments -> the first of those."""

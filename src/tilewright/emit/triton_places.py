@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
 from tilewright.ir.sizes import dims
+from tilewright.lower.variants import NARROW_LIMIT, is_index
 
 from .triton_expr import Expressions
 from .triton_scope import ATOM, PRODUCT, SUM, Term
-from .variant import NARROW_LIMIT, is_index
 
 
 @dataclass(frozen=True, slots=True)

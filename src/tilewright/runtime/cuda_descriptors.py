@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.emit.triton import TritonSource
-from tilewright.emit.variant import ALIGNMENT
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import Number, size
+from tilewright.lower.variants import ALIGNMENT
 
 from .cuda_job import Box
 

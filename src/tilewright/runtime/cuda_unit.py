@@ -11,12 +11,12 @@ from functools import partial
 from types import MappingProxyType
 
 from tilewright.emit.triton import Argument, TritonSource
-from tilewright.emit.variant import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.ir.sizes.host import Number, number, size
+from tilewright.lower.variants import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
 
 from .cuda_build import Built
 from .cuda_descriptors import Tensor, maps, tensors

@@ -15,9 +15,9 @@ from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.lower import lower
 from tilewright.target import MemoryKind, Target
 
-from .lower import lower
 from .search import lanes, points
 from .work import issued
 

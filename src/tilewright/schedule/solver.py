@@ -26,6 +26,9 @@ from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.lower.data_bounds import unended
+from tilewright.lower.legality import check_roles
+from tilewright.lower.lower import lower
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
 from tilewright.target import MemoryKind, Precision, Target
@@ -33,10 +36,7 @@ from tilewright.target import MemoryKind, Precision, Target
 from .begins import ALIGNED, at_first_step
 from .blocks import blocks, buckets, misalignment, row_buckets
 from .cost import seconds
-from .ends import unended
-from .lower import lower
 from .products import products
-from .roles import check_roles
 from .room import fitting
 from .search import heuristic
 from .tuning import Tuning, table

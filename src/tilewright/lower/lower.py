@@ -27,10 +27,10 @@ from tilewright.ir.sizes import dims
 from .alignment import alignment_pays
 from .descriptors import with_descriptors
 from .evaluate import Kept, plain_reads
-from .keep import params_by_pass, worth_keeping
-from .listed import Listed
+from .legality import block_lengths, check_roles, grain
 from .passes import Merges, Numbers, pass_numbers
-from .roles import block_lengths, check_roles, grain
+from .scratch import params_by_pass, worth_keeping
+from .tile_lists import Listed
 
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:

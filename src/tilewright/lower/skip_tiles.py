@@ -16,7 +16,7 @@ from tilewright.ir.form import Item
 from tilewright.ir.program import Branch, value_of
 from tilewright.ir.reduction import any_
 
-from .ends import Ended, bounds_loop
+from .data_bounds import Ended, bounds_loop
 
 
 class Skipping(Ended):

@@ -23,7 +23,7 @@ from tilewright.ir.reduction import maximum, minimum
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
-from .repair import Repair
+from .rescale import Repair
 
 
 def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:

@@ -13,7 +13,7 @@ def worth_keeping(
     cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: Mapping[int, int], schedule: Schedule
 ) -> list[Expr]:
     """The largest expressions over class `c` that two passes evaluate to the same values, and that cost at least
-    `schedule.keep`."""
+    `lower.scratch`."""
     if not schedule.keep:
         return []
     first: dict[Expr, int] = {}

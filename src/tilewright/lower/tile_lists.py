@@ -19,7 +19,7 @@ from tilewright.ir.form import Item
 from tilewright.ir.program import Compute, Declare, Loop, Stmt, Update, value_of
 from tilewright.ir.sizes import dims
 
-from .skips import Skipping
+from .skip_tiles import Skipping
 
 Facts = Mapping[object, bool]
 """Truths of comparisons, by what they compare (see `_compared`)."""
