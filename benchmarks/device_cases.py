@@ -23,7 +23,7 @@ from tilewright.accuracy import compare
 from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
 from tilewright.runtime import cuda_unit
 from tilewright.schedule import solver
-from tilewright.schedule.tuning import Entry, Tuning
+from tilewright.schedule.table import Entry, Tuning
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 

@@ -32,8 +32,9 @@ import tilewright
 from benchmarks import gpu_clock, record
 from tilewright.errors import IllegalSchedule, TilewrightError
 from tilewright.runtime.cuda_device import gpu_target
-from tilewright.schedule import dots, solver, tuning
-from tilewright.schedule.tuning import Entry, Tuning
+from tilewright.schedule import solver, table
+from tilewright.schedule.gpu import matmul
+from tilewright.schedule.table import Entry, Tuning
 
 MEBIBYTES = 128
 """Size of the largest input."""
@@ -230,8 +231,10 @@ def candidates(case: Case) -> list[Entry]:
     powers = lambda low, high: [1 << k for k in range(low, high + 1)]  # noqa: E731
     if case.multiplies:
         half = case.bytes == 2
-        stages = dots.STAGES if half else (1, *dots.STAGES)
-        tried = product(dots.PARALLEL, dots.STREAMED, dots.WARPS, stages, (False, True) if half else (False,))
+        stages = matmul.STAGES if half else (1, *matmul.STAGES)
+        tried = product(
+            matmul.PARALLEL, matmul.STREAMED, matmul.WARPS, stages, (False, True) if half else (False,)
+        )
         return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []
     match case.kind:
@@ -351,7 +354,7 @@ def main() -> None:
             groups.setdefault(CASES[name].group, []).append({Entry(**json.loads(n)): s for n, s in order})
     best = [chosen(relative(cases)) for cases in groups.values()]
     target = gpu_target(0)
-    given.table.write_text(tuning.table(target.name).merged(best).text())
+    given.table.write_text(table.table(target.name).merged(best).text())
     if given.json:
         given.json.write_text(json.dumps({**record.provenance(1), "target": target.name, "cases": results}))
     print(f"{time.time() - start:.0f} s")

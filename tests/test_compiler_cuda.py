@@ -25,8 +25,8 @@ from tilewright.runtime.cuda_executable import CudaExecutable
 from tilewright.runtime.cuda_unit import CudaUnit
 from tilewright.runtime.fallback import Captured
 from tilewright.runtime.stats import STATS
-from tilewright.schedule import dots, room
-from tilewright.schedule.room import shared_bytes
+from tilewright.schedule.gpu import matmul, shared_memory
+from tilewright.schedule.gpu.shared_memory import shared_bytes
 from tilewright.target import MemoryKind, preset
 
 needs_triton = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
@@ -137,9 +137,9 @@ def test_scores_that_are_folded_again_are_never_stored() -> None:
 @needs_triton
 def test_kernels_are_built_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate of shared memory that is too low costs another build, not the graph."""
-    right = dots.shared_bytes
-    monkeypatch.setattr(dots, "shared_bytes", lambda known, c: right(known, c) // 3)
-    monkeypatch.setattr(dots, "registers", lambda known, c, target: 128)
+    right = matmul.shared_bytes
+    monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 3)
+    monkeypatch.setattr(matmul, "registers", lambda known, c, target: 128)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax((q @ k.transpose(-1, -2)).float(), -1).to(v.dtype) @ v
@@ -165,11 +165,11 @@ def test_a_loop_is_built_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stages are what it has too many of."""
     level = preset("sm_90").resized(capacities={MemoryKind.SHARED: 12 << 10})
     monkeypatch.setattr(place, "gpu_target", lambda ordinal: level)
-    monkeypatch.setattr(room, "shared_bytes", lambda program, target: 0)
+    monkeypatch.setattr(shared_memory, "shared_bytes", lambda program, target: 0)
     with pytest.warns(RuntimeWarning, match=r"library calls.*bytes of shared memory"):
         assert compile_fx(traced(turned, *TURNED), Options(), trusted=True).calls
     right = shared_bytes
-    monkeypatch.setattr(room, "shared_bytes", lambda program, target: right(program, target) // 3)
+    monkeypatch.setattr(shared_memory, "shared_bytes", lambda program, target: right(program, target) // 3)
     made = compiled(traced(turned, *TURNED))
     assert isinstance(made.executable, CudaExecutable) and not made.calls
     assert len([p for p in made.trace.phases if p.name == "emit"]) > 1

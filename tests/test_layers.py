@@ -253,8 +253,8 @@ DOC = '"""Doc."""\n'
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("from tilewright.schedule.search import x", "schedule.search"),
-        ("import tilewright.schedule.search", "schedule.search"),
+        ("from tilewright.schedule.cpu.vectors import x", "schedule.search"),
+        ("import tilewright.schedule.cpu.vectors", "schedule.search"),
         ("from tilewright.schedule import search", "schedule.search"),
         ("from ..schedule import search", "schedule.search"),
         ("from ..schedule.search import best", "schedule.search"),

@@ -64,8 +64,8 @@ from tilewright.runtime.judge import Timer
 from tilewright.runtime.product import maker
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.unit import NativeUnit
+from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.windows import with_windows
 
 from .building import Builder, Refused, executable, names_of, numbered
 from .errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError

@@ -24,7 +24,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
 from tilewright.lower.variants import variants
-from tilewright.schedule import windows
+from tilewright.schedule import mask_windows
 from tilewright.target import preset
 
 D = programs.D
@@ -36,8 +36,8 @@ COUNTS = "some"
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are made whatever that costs."""
-    monkeypatch.setattr(windows, "WORTH", 0)
-    monkeypatch.setattr(windows, "ROOM", 0)
+    monkeypatch.setattr(mask_windows, "WORTH", 0)
+    monkeypatch.setattr(mask_windows, "ROOM", 0)
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, some: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def test_places_are_compared_by_windows() -> None:
 
 
 def test_lists_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "ROOM", 1 << 20)
+    monkeypatch.setattr(mask_windows, "ROOM", 1 << 20)
     inputs = [*matrices(512), table("random", 512)]
     made = compiled(blocked, inputs)
     assert not any(listed(k.program) for k in made.kernels)

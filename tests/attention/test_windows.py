@@ -19,7 +19,7 @@ from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, axis, integer, walk
 from tilewright.ir.program import Branch, Buffer, Load, Loop, TileProgram, Var, value_of
 from tilewright.lower.variants import variants
-from tilewright.schedule import windows
+from tilewright.schedule import mask_windows
 from tilewright.target import preset
 
 Function = Callable[..., Tensor]
@@ -29,7 +29,7 @@ D = 32
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows are found whatever that costs."""
-    monkeypatch.setattr(windows, "WORTH", 0)
+    monkeypatch.setattr(mask_windows, "WORTH", 0)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def test_windows_of_masks_put_on_one_after_the_other() -> None:
 
 
 def test_only_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WORTH", 1 << 20)
+    monkeypatch.setattr(mask_windows, "WORTH", 1 << 20)
     inputs = given(documents, 200, "sorted")
     made = compiled(documents, inputs)
     assert not any(ended(k.program) for k in made.kernels)

@@ -25,8 +25,8 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.descriptors import with_descriptors
 from tilewright.lower.variants import GENERIC, Variant, aligning, variants
-from tilewright.schedule import tuning
-from tilewright.schedule.tuning import Tuning
+from tilewright.schedule import table as tuning
+from tilewright.schedule.table import Tuning
 from tilewright.target import preset
 
 FAST = Variant(aligned=True, wide=False)

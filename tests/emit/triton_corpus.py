@@ -18,7 +18,7 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.tuning import Tuning
+from tilewright.schedule.table import Tuning
 from tilewright.target import preset
 
 BY_NAME = {c.name: c for c in CASES}

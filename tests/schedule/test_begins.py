@@ -18,7 +18,7 @@ from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.partition.kernel_ops import Parts
 from tilewright.schedule import solver
-from tilewright.schedule.begins import ALIGNED, at_first_step
+from tilewright.schedule.equal_kernels import ALIGNED, at_first_step
 from tilewright.schedule.solver import Solver, kernel_key
 
 

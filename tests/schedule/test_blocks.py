@@ -23,9 +23,9 @@ from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.rewrite.split.reduction import split_fold
 from tilewright.runtime.cuda_unit import usual
-from tilewright.schedule.blocks import fitting
+from tilewright.schedule.gpu.blocks import fitting
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.tuning import Entry, Tuning
+from tilewright.schedule.table import Entry, Tuning
 from tilewright.target import PRESETS, Target
 
 ALL = [(case, dynamic) for case in CASES for dynamic in ((False, True) if case.dynamic else (False,))]

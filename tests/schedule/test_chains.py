@@ -22,7 +22,7 @@ from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.legality import LANE_CHAIN, block_lengths
 from tilewright.lower.lower import lower
-from tilewright.schedule.search import ROW, heuristic
+from tilewright.schedule.cpu.vectors import ROW, heuristic
 
 
 def columns(rows: int, width: int) -> Case:

@@ -20,7 +20,7 @@ from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Role, Schedule, Sized
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
-from tilewright.schedule.search import heuristic
+from tilewright.schedule.cpu.vectors import heuristic
 
 
 def form_of(case: Case, dynamic: bool = False) -> Form:

@@ -10,7 +10,7 @@ from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
 from tilewright.ir.schedule import Schedule
-from tilewright.schedule.search import ROW, SIDE, STATES, heuristic
+from tilewright.schedule.cpu.vectors import ROW, SIDE, STATES, heuristic
 from tilewright.target import Target
 
 

@@ -18,7 +18,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
-from tilewright.schedule.search import heuristic, lanes
+from tilewright.schedule.cpu.vectors import heuristic, lanes
 from tilewright.target import preset
 
 SWAP = Case("swap", lambda x: x.transpose(1, 2).contiguous(), ((3, 20, 5, 64),), ({0: "b", 1: "s"},))

@@ -30,7 +30,7 @@ from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.search import heuristic
+from tilewright.schedule.cpu.vectors import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 

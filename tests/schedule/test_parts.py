@@ -24,7 +24,7 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Load, Loop, Stmt
 from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.search import heuristic
+from tilewright.schedule.cpu.vectors import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target
 

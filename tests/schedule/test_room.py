@@ -17,10 +17,10 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.schedule import dots
-from tilewright.schedule.dots import Blocks, Products, shared_bytes
+from tilewright.schedule.gpu import matmul
+from tilewright.schedule.gpu.matmul import Blocks, Products, shared_bytes
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.tuning import Entry, Tuning
+from tilewright.schedule.table import Entry, Tuning
 from tilewright.target import MemoryKind, preset
 
 
@@ -72,10 +72,10 @@ def test_measured_stages_must_fit() -> None:
 
 
 def test_a_refused_kernel_gets_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    right = dots.shared_bytes
-    monkeypatch.setattr(dots, "shared_bytes", lambda known, c: right(known, c) // 2)
+    right = matmul.shared_bytes
+    monkeypatch.setattr(matmul, "shared_bytes", lambda known, c: right(known, c) // 2)
     tuning = Tuning((Entry("products", 2, 128, 128, 128, 8, 4),))
-    monkeypatch.setattr(dots, "registers", lambda known, c, target: 128)
+    monkeypatch.setattr(matmul, "registers", lambda known, c, target: 128)
     made = compiled(biased, inputs())
     (found,) = made.kernels
     solver = Solver(preset("sm_90"), Options(), tuning)

@@ -19,8 +19,9 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Schedule
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.schedule import room, solver
-from tilewright.schedule.room import shared_bytes
+from tilewright.schedule import solver
+from tilewright.schedule.gpu import shared_memory
+from tilewright.schedule.gpu.shared_memory import shared_bytes
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 
@@ -119,8 +120,8 @@ def test_less_room_makes_smaller_tiles(tmp_path: Path, kib: int) -> None:
 
 def test_a_kernel_that_needs_more_than_estimated_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little the estimate says."""
-    right = room.shared_bytes
-    monkeypatch.setattr(room, "shared_bytes", lambda program, target: right(program, target) // 8)
+    right = shared_memory.shared_bytes
+    monkeypatch.setattr(shared_memory, "shared_bytes", lambda program, target: right(program, target) // 8)
     most = little(monkeypatch)
     made = compiled(joined, norms(256))
     (found,) = made.kernels

@@ -20,7 +20,7 @@ from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.expr import Expr, is_const
 from tilewright.ir.schedule import Sized
 from tilewright.options import Options
-from tilewright.schedule.search import heuristic
+from tilewright.schedule.cpu.vectors import heuristic
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target
 

@@ -18,7 +18,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.tuning import Entry, Tuning
+from tilewright.schedule.table import Entry, Tuning
 from tilewright.target import PRESETS
 
 SIZES = [(330, 330), (64, 64), (17, 17), (400, 290), (290, 400)]

@@ -15,7 +15,7 @@ from tilewright.errors import InputError
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.tuning import FOLDER, Entry, Tuning, parsed
+from tilewright.schedule.table import FOLDER, Entry, Tuning, parsed
 from tilewright.target import PRESETS
 
 ROWS = Entry("rows", 4, 1024, 4096, 0, 2)

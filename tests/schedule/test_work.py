@@ -14,8 +14,8 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tests.schedule.test_products_cpu import CAUSAL, PLAIN, qkv, score
 from tilewright.options import Options
+from tilewright.schedule.instructions import issued
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.work import issued
 
 
 def instructions(run: Callable[..., Tensor], length: int) -> float:

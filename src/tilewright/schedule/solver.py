@@ -31,16 +31,16 @@ from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
+from tilewright.schedule.cpu.cost import seconds
+from tilewright.schedule.cpu.matmul import products
+from tilewright.schedule.cpu.vectors import heuristic
+from tilewright.schedule.gpu.blocks import blocks, buckets, misalignment, row_buckets
+from tilewright.schedule.gpu.cost import seconds_in_waves
+from tilewright.schedule.gpu.shared_memory import fitting
 from tilewright.target import MemoryKind, Precision, Target
 
-from .begins import ALIGNED, at_first_step
-from .blocks import blocks, buckets, misalignment, row_buckets
-from .cost import seconds
-from .products import products
-from .room import fitting
-from .search import heuristic
-from .tuning import Tuning, table
-from .waves import seconds_in_waves
+from .equal_kernels import ALIGNED, at_first_step
+from .table import Tuning, table
 
 MULTIPLIED: Mapping[Precision, str] = {
     "tf32": "its products of fp32 are TF32",

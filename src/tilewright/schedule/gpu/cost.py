@@ -11,11 +11,11 @@ from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.schedule.cpu.cost import traffic
+from tilewright.schedule.cpu.vectors import points
 from tilewright.target import MemoryKind, Target
 
-from .cost import traffic
-from .dots import product_seconds
-from .search import points
+from .matmul import product_seconds
 
 SPECIAL = 12
 """From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""

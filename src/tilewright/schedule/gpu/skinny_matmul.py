@@ -18,7 +18,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.target import Target
 
-from .dots import WHOLE, Blocks
+from .matmul import WHOLE, Blocks
 
 FEW = 8
 """Rows up to which products are summed: more of them are worth the padding to what products of blocks take."""

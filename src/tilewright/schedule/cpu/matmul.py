@@ -20,7 +20,7 @@ from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
 
-from .search import lanes, nest_order
+from .vectors import lanes, nest_order
 
 ACROSS = 4
 """Registers of the lane side that one step multiplies: with them, sums enough that no unit waits for another."""

@@ -22,10 +22,9 @@ from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
+from tilewright.schedule.cpu.vectors import points
+from tilewright.schedule.table import Tuning
 from tilewright.target import MemoryKind, Precision, Target
-
-from .search import points
-from .tuning import Tuning
 
 WHOLE = 256
 """The longest class of a product that one tile takes whole."""

@@ -10,8 +10,7 @@ from tilewright.analysis.size_hints import estimate
 from tilewright.ir.expr import Axis, axis
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
-
-from .search import nest_order, pick_lane
+from tilewright.schedule.cpu.vectors import nest_order, pick_lane
 
 NARROW = 16
 """A class that loops or folds walk is the contiguous one of a block only from this extent on."""

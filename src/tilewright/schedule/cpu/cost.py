@@ -16,10 +16,10 @@ from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
+from tilewright.schedule.instructions import issued
 from tilewright.target import MemoryKind, Target
 
-from .search import lanes, points
-from .work import issued
+from .vectors import lanes, points
 
 STRIDED = 3
 """Instructions per element of an access that is not contiguous along the lane."""

@@ -21,12 +21,12 @@ from tilewright.ir.form import Form, folds_read
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
+from tilewright.schedule.table import HELD, Entry, Tuning
 from tilewright.target import Target
 
 from .block_shape import Shape, is_narrow, shape_of
-from .dots import Blocks, product_blocks
-from .few import FEW, open_rows, summed_blocks
-from .tuning import HELD, Entry, Tuning
+from .matmul import Blocks, product_blocks
+from .skinny_matmul import FEW, open_rows, summed_blocks
 
 NOTHING = Tuning()
 
