@@ -17,7 +17,7 @@ from tests.emit.triton_corpus import BY_NAME
 from tests.schedule.run import capture
 from tilewright import building
 from tilewright.emit.source import Source
-from tilewright.emit.triton import TritonSource
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused
 from tilewright.options import Options
 from tilewright.partition.cover import partition

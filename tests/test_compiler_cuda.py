@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilewright import building, place
 from tilewright.capture.fx import from_fx
 from tilewright.compiler import Compiled, compile_fx
-from tilewright.emit.triton import TritonSource
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused, UnsupportedError
 from tilewright.interp import run_graph
 from tilewright.options import Options

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.emit.triton_harness import build
 from tilewright import building, place
 from tilewright.compiler import Compiled, compile_fx
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.runtime import triton_compat

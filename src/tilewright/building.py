@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
 from tilewright.analysis.size_hints import seen_sizes
-from tilewright.emit.cpp import emit_units
+from tilewright.emit.cpp.unit import emit_units
 from tilewright.emit.source import Source
-from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.triton.kernel import TritonSource, emit_triton
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled

@@ -24,8 +24,8 @@ from tilewright.capture.moved import moved
 from tilewright.capture.saved import first_saved
 from tilewright.capture.shares import output_shares, placed_by_size
 from tilewright.capture.symbols import Ranges
-from tilewright.emit.cpp import emit_unit
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.cpp.unit import emit_unit
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep

@@ -14,7 +14,7 @@ from tests.emit.triton_harness import build, interpret, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.form.classes import make_form
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import bool_

@@ -6,7 +6,7 @@ import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.attention.device import compiled
 
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import preset
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilewright import accuracy
 from tilewright.analysis.predicate import constant_under
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import axes_of, const
 from tilewright.ir.program import Dot, Loop, Stmt

@@ -15,7 +15,7 @@ from tests.emit.triton_harness import build, interpret, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Dot, Load, Loop, Stmt
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import variants

@@ -10,7 +10,7 @@ from tests.attention.device import compiled
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import preset
 

@@ -12,7 +12,7 @@ from tests.attention.device import compiled
 from tests.attention.run import Tensors, built, wrong
 from torch import Tensor
 
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Dot, Loop, Stmt, Update
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import variants

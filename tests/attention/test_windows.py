@@ -14,7 +14,7 @@ from tests.emit.triton_harness import build, interpret, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, axis, integer, walk
 from tilewright.ir.program import Branch, Buffer, Load, Loop, TileProgram, Var, value_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.emit.cpp import INCLUDE, emit_units
+from tilewright.emit.cpp.unit import INCLUDE, emit_units
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir.program import TileProgram

@@ -9,7 +9,7 @@ import pytest
 from tests.emit.harness import Unit, build
 from tests.emit.programs import M, N, column_sum, elementwise, row_sum, softmax
 
-from tilewright.emit.cpp import emit_units
+from tilewright.emit.cpp.unit import emit_units
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import call
 from tilewright.ir.reduction import argmax, moments, sum_

@@ -9,7 +9,7 @@ import pytest
 from tests.emit.harness import build, host_target, same_as_interpreter
 from tests.emit.programs import Vars, below
 
-from tilewright.emit.cpp import emit_unit
+from tilewright.emit.cpp.unit import emit_unit
 from tilewright.form.product_chains import chained
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, make

@@ -12,8 +12,8 @@ import pytest
 from tests.emit.harness import FLAGS
 from tests.emit.programs import M, N, dot_tiles, elementwise, row_sum, softmax
 
-from tilewright.emit.cpp import INCLUDE, emit_unit
-from tilewright.emit.cpp_expr import float_literal
+from tilewright.emit.cpp.expr import float_literal
+from tilewright.emit.cpp.unit import INCLUDE, emit_unit
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer

@@ -11,7 +11,7 @@ from tests.emit.triton_corpus import entry
 from tests.emit.triton_harness import build
 from tests.schedule.attention import attention
 
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import MemoryKind, preset
 

@@ -14,7 +14,7 @@ from tests.schedule.run import capture, one_kernel, sizes_of
 from torch import Tensor
 
 from tilewright.analysis.size_hints import seen_sizes
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Collapse, Loop, Update

@@ -14,7 +14,7 @@ from tests.emit.triton_harness import Built, build, interpret
 from tests.schedule.corpus import CASES, Case, layer_norm, rms
 from torch import Tensor
 
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Branch
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import Variant, variants

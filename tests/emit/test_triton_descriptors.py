@@ -17,7 +17,7 @@ from tests.emit.triton_harness import Job, build, interpret, same_as_interpreter
 from tests.schedule.attention import attention
 from tests.schedule.corpus import Case
 
-from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.triton.kernel import TritonSource, emit_triton
 from tilewright.ir.dtype import DType, f16, f64, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, symbol
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, Load, Loop, Store, TileProgram, Var, value_of

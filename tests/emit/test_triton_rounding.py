@@ -9,7 +9,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from torch import Tensor
 
-from tilewright.emit.triton import TritonSource, emit_triton
+from tilewright.emit.triton.kernel import TritonSource, emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.runtime.cuda_build import job_of

@@ -12,7 +12,7 @@ import pytest
 from tests.emit.programs import M, N, Vars, dot_tiles, elementwise, row_sum, softmax
 from tests.emit.triton_harness import Job, build, interpret, same_as_interpreter
 
-from tilewright.emit.triton import Argument, TritonSource, emit_triton
+from tilewright.emit.triton.kernel import Argument, TritonSource, emit_triton
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DTYPES, DType, bool_, f16, f32, f64, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer

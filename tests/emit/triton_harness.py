@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.emit.triton import Argument, TritonSource, emit_triton
+from tilewright.emit.triton.kernel import Argument, TritonSource, emit_triton
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import DType, bool_

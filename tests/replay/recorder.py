@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from tilewright import compiler
 from tilewright.building import Builder, Kernels, names_of
 from tilewright.compiler import Compiled, watched
-from tilewright.emit.cpp import emit_units
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.cpp.unit import emit_units
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_cuda_unit import N, launches, number, printed
 
-from tilewright.emit.triton import Argument, TritonSource
+from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, TileProgram

@@ -14,7 +14,7 @@ import torch
 from tests.emit.triton_corpus import BY_NAME, entry
 from tests.runtime.triton_sources import product, scaled
 
-from tilewright.emit.triton import TritonSource
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import BuildError, UnsupportedError, VerifyError
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, call, symbol

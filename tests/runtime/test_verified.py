@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tilewright
 from tilewright import accuracy, building
-from tilewright.emit import cpp
+from tilewright.emit.cpp import unit
 from tilewright.errors import BrokenPromise, WrongResult
 from tilewright.plan.data import Launch
 from tilewright.runtime import steps
@@ -23,7 +23,7 @@ from tilewright.runtime.results import Act, Tensors
 from tilewright.runtime.verified import UNWRITTEN, Checks, Look, Sizes, checks_of
 
 VERIFY = {"verify": True}
-EMIT = cpp.emit_units
+EMIT = unit.emit_units
 STEPS = 80
 
 

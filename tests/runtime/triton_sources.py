@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.emit.triton import Argument, TritonSource
+from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.lower.variants import Variant
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"

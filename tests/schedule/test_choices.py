@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.attention.device import compiled
 from tests.emit.triton_harness import Job, interpret, same_as_interpreter
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.form.merge_selects import joined
 from tilewright.ir.dtype import bool_, f32, i64
 from tilewright.ir.expr import Axis, axis, call, cast, const, read, walk, where

@@ -17,7 +17,7 @@ from tests.schedule.run import capture, sizes_of
 from tests.schedule.test_moments import HOPPER, cut, kernels
 from tilewright import accuracy
 from tilewright.analysis.size_hints import seen_sizes
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp import EXACT, exact_random
 from tilewright.interp.evaluate import over_slots
 from tilewright.interp.exact import equal

@@ -14,7 +14,7 @@ from tests.emit.triton_harness import Job, build, interpret
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, sizes_of
 from tilewright.analysis.size_hints import seen_sizes
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel, Scheduled

@@ -12,7 +12,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
-from tilewright.emit.cpp import emit_unit
+from tilewright.emit.cpp.unit import emit_unit
 from tilewright.ir.expr import axis
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule

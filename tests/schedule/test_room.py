@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.attention.device import compiled
 from tests.emit.triton_harness import build
 from tilewright.analysis.contraction import contraction
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.form.classes import make_form
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Role, Schedule

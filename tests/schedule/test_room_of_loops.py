@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.attention import device
 from tests.attention.device import compiled
 from tests.emit.triton_harness import build
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Schedule
 from tilewright.lower.variants import variants

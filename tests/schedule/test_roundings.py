@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.interp.test_lowering import execute
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp import FLOATS
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Expr, walk

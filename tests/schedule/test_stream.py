@@ -14,7 +14,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
-from tilewright.emit.cpp import emit_unit
+from tilewright.emit.cpp.unit import emit_unit
 from tilewright.interp.algebra import Floats
 from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.expr import Expr, is_const

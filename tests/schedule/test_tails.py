@@ -13,7 +13,7 @@ from tests.emit.triton_corpus import entry
 from tests.emit.triton_harness import build, interpret
 from tests.schedule.corpus import Case
 from tests.schedule.run import one_kernel
-from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Branch, Loop, Prefix
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number

@@ -15,7 +15,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import solved
 from tests.schedule.test_columns import columns
 from tests.schedule.test_corpus import check
-from tilewright.emit.cpp import emit_unit
+from tilewright.emit.cpp.unit import emit_unit
 from tilewright.ir.program import Stmt, TileProgram, Update, rewrite_body
 
 SQUARES = Case("squares", lambda x, y: (x * y).sum(-1), ((5, 130), (5, 130)))

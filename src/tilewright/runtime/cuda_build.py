@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tilewright.emit.triton import TritonSource
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.target import MemoryKind, Target
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.emit.triton import TritonSource
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import Number, size
 from tilewright.lower.variants import ALIGNMENT

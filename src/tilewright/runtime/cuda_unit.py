@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
-from tilewright.emit.triton import Argument, TritonSource
+from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.program import TileProgram

@@ -33,10 +33,10 @@ from tilewright.ir.program import (
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Precision
 
-from .triton_collapse import merged
-from .triton_expr import Expressions
-from .triton_places import Places
-from .triton_scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
+from .addresses import Places
+from .expr import Expressions
+from .reduce import merged
+from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
 LARGEST = 1 << 20
 """Elements that a block may have."""

@@ -17,23 +17,9 @@ from tilewright.ir.program import Var, value_of
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import COMPARISONS, RING, is_index, natural
 
-from .triton_helpers import HELPERS, Helpers
-from .triton_index import Indices
-from .triton_scope import (
-    AND,
-    ATOM,
-    COMPARE,
-    OR,
-    PRODUCT,
-    SUM,
-    UNARY,
-    XOR,
-    Lines,
-    Scope,
-    Term,
-    named_type,
-    type_of,
-)
+from .helpers import HELPERS, Helpers
+from .index import Indices
+from .scope import AND, ATOM, COMPARE, OR, PRODUCT, SUM, UNARY, XOR, Lines, Scope, Term, named_type, type_of
 
 INFIX = {"add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT), "and": ("&", AND),
          "or": ("|", OR), "xor": ("^", XOR), "eq": ("==", COMPARE), "ne": ("!=", COMPARE), "lt": ("<", COMPARE),

@@ -10,9 +10,9 @@ from tilewright.ir.program import Collapse, Var, value_of
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes.dims import ONE
 
-from .cpp_block import Body
-from .cpp_expr import INFIX, TRUTH, Expressions, typed
-from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, count_uses
+from .expr import INFIX, TRUTH, Expressions, typed
+from .scope import Lines, Place, Scope, Style, Unit, bare, count_uses
+from .statements import Body
 
 ACROSS = {"add": "reduce_add", "mul": "reduce_mul", "maximum": "reduce_max", "minimum": "reduce_min"}
 TRUTHS = {"or": "any", "maximum": "any", "add": "any", "and": "all", "minimum": "all", "mul": "all"}

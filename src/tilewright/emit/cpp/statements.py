@@ -31,9 +31,9 @@ from tilewright.ir.program import (
     value_of,
 )
 
-from .cpp_expr import Expressions, typed
-from .cpp_memory import Memory
-from .cpp_scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
+from .expr import Expressions, typed
+from .memory import Memory
+from .scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
 
 Dims = tuple[tuple[Axis, int], ...]
 UNROLLED = 32

@@ -25,8 +25,8 @@ from tilewright.ir.program import (
 )
 from tilewright.ir.sizes import dims
 
-from .cpp_block import Body, Start
-from .cpp_scope import Style, bare
+from .scope import Style, bare
+from .statements import Body, Start
 
 ACROSS = 4
 """Registers of the vector side that one step multiplies at most."""

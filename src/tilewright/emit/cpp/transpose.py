@@ -16,8 +16,8 @@ from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Load, Stmt, Store
 from tilewright.ir.sizes import dims as index
 
-from .cpp_block import UNROLLED, Body, Dims
-from .cpp_scope import Place, Scope, Unit, bare
+from .scope import Place, Scope, Unit, bare
+from .statements import UNROLLED, Body, Dims
 
 
 def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright.emit.source import Source
 from tilewright.ir.expr import Expr, Symbol, walk
 from tilewright.ir.program import Buffer, Collapse, Load, Store, TileProgram, expressions
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.target import Target
 
-from .cpp_block import Body, Special
-from .cpp_collapse import Helpers, begin, collapse, merge
-from .cpp_dot import dot, read_in_place, starts
-from .cpp_expr import Expressions
-from .cpp_memory import Memory
-from .cpp_scope import Binding, Lines, Style, Unit, bare
-from .cpp_turn import turn, turns
-from .source import Source
+from .dot import dot, read_in_place, starts
+from .expr import Expressions
+from .memory import Memory
+from .reduce import Helpers, begin, collapse, merge
+from .scope import Binding, Lines, Style, Unit, bare
+from .statements import Body, Special
+from .transpose import turn, turns
 
 INCLUDE = Path(__file__).parent / "native"
 """The folder of the headers that generated code includes."""

@@ -11,8 +11,8 @@ from tilewright.ir.expr import Expr, axes_of, conjuncts
 from tilewright.ir.program import Buffer, Check, Load, Store
 from tilewright.ir.sizes import dims
 
-from .cpp_expr import Expressions
-from .cpp_scope import Lines, bare
+from .expr import Expressions
+from .scope import Lines, bare
 
 
 @dataclass(frozen=True, slots=True)

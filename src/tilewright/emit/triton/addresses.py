@@ -15,8 +15,8 @@ from tilewright.ir.expr import Axis, Expr, axes_of, axis, substitute
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import NARROW_LIMIT, is_index
 
-from .triton_expr import Expressions
-from .triton_scope import ATOM, PRODUCT, SUM, Term
+from .expr import Expressions
+from .scope import ATOM, PRODUCT, SUM, Term
 
 
 @dataclass(frozen=True, slots=True)

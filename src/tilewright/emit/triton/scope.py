@@ -6,11 +6,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tilewright.emit.cpp.scope import variables
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr
-
-from .cpp_scope import variables
 
 TYPES = {"bool": "tl.int1", "u8": "tl.uint8", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64",
          "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "f64": "tl.float64"}  # fmt: skip

@@ -20,11 +20,11 @@ from tilewright.ir.sizes.dims import symbols_of
 from tilewright.lower.variants import Variant, aligning, quotients, reached
 from tilewright.target import Target
 
-from .triton_block import Body, block_axes, check_size, printed
-from .triton_expr import Expressions, count_reads
-from .triton_helpers import Helpers
-from .triton_index import Indices, index_values
-from .triton_scope import UNARY, Lines, Term, memory_type
+from .expr import Expressions, count_reads
+from .helpers import Helpers
+from .index import Indices, index_values
+from .scope import UNARY, Lines, Term, memory_type
+from .statements import Body, block_axes, check_size, printed
 
 ArgumentKind = Literal["pointer", "size", "error", "descriptor"]
 

@@ -8,10 +8,10 @@ from tilewright.ir.dtype import bool_
 from tilewright.ir.program import Collapse, Prefix
 from tilewright.ir.reduction import Reduction
 
-from .triton_expr import Expressions, count_reads
-from .triton_helpers import Helpers
-from .triton_index import Indices
-from .triton_scope import Lines, Term
+from .expr import Expressions, count_reads
+from .helpers import Helpers
+from .index import Indices
+from .scope import Lines, Term
 
 MERGES = {"add": "total", "mul": "product", "maximum": "larger", "minimum": "smaller", "and": "all_of", "or": "either",
           "xor": "exclusive"}  # fmt: skip

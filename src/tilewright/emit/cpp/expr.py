@@ -15,7 +15,7 @@ from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, 
 from tilewright.ir.program import Var
 from tilewright.ir.sizes import dims
 
-from .cpp_scope import Lines, Place, Scope, Style, Unit, bare, variables
+from .scope import Lines, Place, Scope, Style, Unit, bare, variables
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^", "eq": "==", "ne": "!=",
          "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip

@@ -1,0 +1,1 @@
+"""TileProgram to Triton: one kernel per tile program, as the text of a Python file that imports Triton alone."""
