@@ -32,7 +32,7 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import Mapped
 from tilewright.phases import Recorder, Trace
 from tilewright.place import Place
-from tilewright.runtime.device import host_target
+from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.target import preset
 
 GPU, CPU = "sm_90", "cpu"

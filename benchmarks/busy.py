@@ -30,7 +30,7 @@ from benchmarks import record
 from benchmarks.record import Facts
 from tilewright import measure
 from tilewright.measure import Run, Unavailable, Workload
-from tilewright.runtime import pool
+from tilewright.runtime.cpu import pool
 
 LOOP = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
 BLOCK_SECONDS = 0.1

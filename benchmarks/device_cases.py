@@ -21,7 +21,7 @@ from torch import Tensor
 import tilewright
 from tilewright.accuracy import compare
 from tilewright.errors import IndexOutOfRange, InputError, OutOfMemory
-from tilewright.runtime import cuda_unit
+from tilewright.runtime.cuda import kernels
 from tilewright.schedule import solver
 from tilewright.schedule.table import Entry, Tuning
 
@@ -55,7 +55,7 @@ def compiled(function: Callable[..., object], *inputs: Tensor, **options: bool) 
 def environment() -> str:
     """What is here."""
     p = torch.cuda.get_device_properties(0)
-    from tilewright.runtime.cuda_device import gpu_target
+    from tilewright.runtime.cuda.device import gpu_target
 
     t = gpu_target(0)
     return (
@@ -533,9 +533,9 @@ def launch_overhead() -> str:
     torch.set_default_device(None)  # its mode would see every call, and take its time
     x = torch.randn(512, 512, device="cuda")
     bundled, first = _per_kernel(x)
-    cuda_unit.LEAST_BUNDLE = 0
+    kernels.LEAST_BUNDLE = 0
     plain, second = _per_kernel(x)
-    cuda_unit.LEAST_BUNDLE = 4
+    kernels.LEAST_BUNDLE = 4
     graphs = tilewright.compile(_softmaxes(20), (x,), options={"cuda_graphs": True})
     for _ in range(4):
         graphs(x)

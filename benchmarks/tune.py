@@ -31,7 +31,7 @@ from torch import Tensor
 import tilewright
 from benchmarks import gpu_clock, record
 from tilewright.errors import IllegalSchedule, TilewrightError
-from tilewright.runtime.cuda_device import gpu_target
+from tilewright.runtime.cuda.device import gpu_target
 from tilewright.schedule import solver, table
 from tilewright.schedule.gpu import matmul
 from tilewright.schedule.table import Entry, Tuning

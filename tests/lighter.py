@@ -26,9 +26,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import exported_program
 
-from tilewright.runtime import device
+from tilewright.runtime.cpu import toolchain
 
-RUN_COMPILER = device._run_compiler
+RUN_COMPILER = toolchain._run_compiler
 OVERRIDDEN = exported_program._override_composite_implicit_decomp
 _GRADIENT_KEYS = exported_program._AUTOGRAD_ALIAS_BACKEND_KEYS_TO_OVERRIDE
 _has_fake_rule = exported_program._is_op_registered_to_fake_rule
@@ -92,20 +92,20 @@ def share_libraries(folder: Path) -> None:
     read before is the same to the bit. All processes of a run share `folder`."""
     usual = (shutil.which("g++"),)
 
-    def once(compiler: device.Compiler, names: Sequence[str], flags: Sequence[str], place: Path) -> None:
+    def once(compiler: toolchain.Compiler, names: Sequence[str], flags: Sequence[str], place: Path) -> None:
         if compiler.command != usual or compiler.family != "gcc":
             RUN_COMPILER(compiler, names, flags, place)
             return
-        words = [compiler.version, device._header_digest(), *flags]
+        words = [compiler.version, toolchain._header_digest(), *flags]
         kept = folder / _named([*words, "--", *((place / name).read_text() for name in names)])
         if not kept.exists():
             headers = _headers(folder / _named(words), [*compiler.command, *flags])
             RUN_COMPILER(compiler, names, [*flags, "-I", str(headers)], place)
-            _put(kept, partial(shutil.copyfile, place / device.LIBRARY))
+            _put(kept, partial(shutil.copyfile, place / toolchain.LIBRARY))
         else:
-            shutil.copyfile(kept, place / device.LIBRARY)
+            shutil.copyfile(kept, place / toolchain.LIBRARY)
 
-    device._run_compiler = once
+    toolchain._run_compiler = once
 
 
 def _named(texts: Sequence[str]) -> str:
@@ -117,7 +117,14 @@ def _headers(place: Path, start: Sequence[str]) -> Path:
     made = place / "kernel.h.gch"
     if not made.exists():
         place.mkdir(exist_ok=True)
-        command = [*start, "-I", str(device.HEADERS), "-x", "c++-header", str(device.HEADERS / "kernel.h")]
+        command = [
+            *start,
+            "-I",
+            str(toolchain.HEADERS),
+            "-x",
+            "c++-header",
+            str(toolchain.HEADERS / "kernel.h"),
+        ]
         _put(made, lambda to: subprocess.run([*command, "-o", str(to)], check=False, capture_output=True))
     return place
 

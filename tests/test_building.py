@@ -21,9 +21,9 @@ from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused
 from tilewright.options import Options
 from tilewright.partition.cover import partition
-from tilewright.runtime.covers import Covers
-from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.cuda_driver import Device
+from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.driver import Device
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 

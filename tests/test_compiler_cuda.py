@@ -20,10 +20,10 @@ from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused, UnsupportedError
 from tilewright.interp import run_graph
 from tilewright.options import Options
-from tilewright.runtime import triton_compat
-from tilewright.runtime.cuda_executable import CudaExecutable
-from tilewright.runtime.cuda_unit import CudaUnit
-from tilewright.runtime.fallback import Captured
+from tilewright.runtime.call.fallback import Captured
+from tilewright.runtime.cuda import triton_compat
+from tilewright.runtime.cuda.executable import CudaExecutable
+from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.stats import STATS
 from tilewright.schedule.gpu import matmul, shared_memory
 from tilewright.schedule.gpu.shared_memory import shared_bytes

@@ -15,9 +15,9 @@ from torch.export import exported_program
 
 from tests import conftest, lighter
 from tilewright.options import Options
-from tilewright.runtime import device
-from tilewright.runtime.cache import Store
+from tilewright.runtime.cpu import toolchain
 from tilewright.runtime.stats import STATS, Stats
+from tilewright.runtime.store.cache import Store
 
 
 def test_every_test_has_an_empty_cache_of_its_own() -> None:
@@ -83,11 +83,11 @@ def test_libraries_are_built_once_and_are_what_users_get(
 ) -> None:
     def made(number: int) -> bytes:
         store = Store(tmp_path / str(len(list(tmp_path.iterdir()))))
-        return device.build_texts(
-            [TEXT % number], device.host_target().compiler_flags, store, Options()
+        return toolchain.build_texts(
+            [TEXT % number], toolchain.host_target().compiler_flags, store, Options()
         ).read_bytes()
 
     first, second, other = made(7), made(7), made(8)
     assert first == second != other
-    monkeypatch.setattr(device, "_run_compiler", lighter.RUN_COMPILER)
+    monkeypatch.setattr(toolchain, "_run_compiler", lighter.RUN_COMPILER)
     assert made(7) == first and made(8) == other

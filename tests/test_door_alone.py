@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.runtime import traced
+from tilewright.runtime.call import dynamo
 
 COUNT = 9
 """One more than torch compiles of one code object."""
@@ -29,9 +29,9 @@ class Scaled(nn.Module):
 @pytest.fixture(params=[True, False], ids=["isolated", "own code"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """How targets are told apart: torch's way where it has one, and ours."""
-    if request.param and not traced._ISOLATES:
+    if request.param and not dynamo._ISOLATES:
         pytest.skip("this torch cannot")
-    monkeypatch.setattr(traced, "_ISOLATES", request.param)
+    monkeypatch.setattr(dynamo, "_ISOLATES", request.param)
     tilewright.reset()
     yield
     tilewright.reset()

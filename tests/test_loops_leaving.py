@@ -15,7 +15,7 @@ from tests.test_loops_rolled import loops, weights
 from tilewright import looping
 from tilewright.capture import rolled
 from tilewright.ir.graph import Loop
-from tilewright.runtime.loop import LoopRunner
+from tilewright.runtime.loops.call import LoopRunner
 
 STEPS = 20
 Left = tuple[list[Tensor], Tensor, Tensor]

@@ -17,8 +17,8 @@ from tilewright.compiler import Compiled, compile_fx
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.runtime import triton_compat
-from tilewright.runtime.cuda_device import singles_may_round
+from tilewright.runtime.cuda import triton_compat
+from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.target import preset
 
 pytestmark = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")

@@ -43,9 +43,9 @@ from tilewright.lower.legality import check_roles
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split.reduction import split_folds
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.covers import Covers
-from tilewright.runtime.fallback import Captured
+from tilewright.runtime.call.fallback import Captured
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule import solver as solving
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target

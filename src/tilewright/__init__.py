@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .options import Options
 
 if TYPE_CHECKING:
-    from tilewright.runtime.model import CompiledModel
+    from tilewright.runtime.call.model import CompiledModel
 
     from .door import backend, compilations, compile, reset, stats, synchronize
 
@@ -19,7 +19,7 @@ __all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "re
 __version__ = "0.1.0"
 
 _HOME = {
-    "CompiledModel": "tilewright.runtime.model",
+    "CompiledModel": "tilewright.runtime.call.model",
     "backend": "tilewright.door",
     "compilations": "tilewright.door",
     "compile": "tilewright.door",

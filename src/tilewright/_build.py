@@ -1,6 +1,6 @@
 """`python -m tilewright._build [FILE]`: builds Triton kernels, one JSON job a line in, one JSON answer a line out.
 
-Jobs (`runtime.cuda_job.Job`) come from FILE or standard input. An answer is `{"job": digest of
+Jobs (`runtime.cuda.job.Job`) come from FILE or standard input. An answer is `{"job": digest of
 the line, "code": base64, "text": ..., "facts": {...}}` or `{"job": ..., "error": message}`. Works without a GPU. The
 process ends with its input.
 """
@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
-from tilewright.runtime.cache import digest
-from tilewright.runtime.cuda_job import Job
-from tilewright.runtime.triton_compat import compile_job
+from tilewright.runtime.cuda.job import Job
+from tilewright.runtime.cuda.triton_compat import compile_job
+from tilewright.runtime.store.cache import digest
 
 from .errors import BuildError
 

@@ -24,20 +24,20 @@ from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import number
 from tilewright.lower.variants import Variant
 from tilewright.partition.memo import ranged
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.covers import Covers
-from tilewright.runtime.cuda_build import build_kernels
-from tilewright.runtime.cuda_driver import device
-from tilewright.runtime.cuda_executable import CudaExecutable
-from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
-from tilewright.runtime.device import build, build_texts
-from tilewright.runtime.executable import Executable
-from tilewright.runtime.joined import join
-from tilewright.runtime.libraries import Later, Libraries
+from tilewright.runtime.cpu.kernels import NativeUnit
+from tilewright.runtime.cpu.native_plan import join
+from tilewright.runtime.cpu.toolchain import build, build_texts
+from tilewright.runtime.cuda.build import build_kernels
+from tilewright.runtime.cuda.driver import device
+from tilewright.runtime.cuda.executable import CudaExecutable
+from tilewright.runtime.cuda.graph import Graphs
+from tilewright.runtime.cuda.kernels import CudaUnit, needed, usual
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.verified import Level, checks_of
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.unit import NativeUnit
-from tilewright.runtime.verified import Level, checks_of
+from tilewright.runtime.store.built_libraries import Later, Libraries
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver, kernel_key
 
 from .errors import BuildError, KernelRefused, SharedMemoryExceeded

@@ -52,18 +52,18 @@ from tilewright.rewrite.normal.split_bias import biases_apart
 from tilewright.rewrite.normal.wide_moments import wide_moments
 from tilewright.rewrite.normal.wide_scans import wide_scans
 from tilewright.rewrite.split.reduction import split_folds
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.compilations import Compilations
-from tilewright.runtime.covers import Covers
-from tilewright.runtime.cuda_executable import CudaExecutable
-from tilewright.runtime.cuda_graph import Graphs
-from tilewright.runtime.cuda_unit import CudaUnit
-from tilewright.runtime.executable import Executable
-from tilewright.runtime.fallback import Captured, captured_coverage
-from tilewright.runtime.judge import Timer
-from tilewright.runtime.product import maker
+from tilewright.runtime.call.compilations import Compilations
+from tilewright.runtime.call.fallback import Captured, captured_coverage
+from tilewright.runtime.cpu.kernels import NativeUnit
+from tilewright.runtime.cuda.executable import CudaExecutable
+from tilewright.runtime.cuda.graph import Graphs
+from tilewright.runtime.cuda.kernels import CudaUnit
+from tilewright.runtime.own.product import maker
+from tilewright.runtime.own.timer import Timer
+from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.unit import NativeUnit
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 

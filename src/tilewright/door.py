@@ -18,18 +18,18 @@ from tilewright.capture.exported import exported
 from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.model import CompiledModel, Way
-from tilewright.runtime.naming import DimsLike, Naming
-from tilewright.runtime.recompiles import warn_at_recompile_limit
+from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
+from tilewright.runtime.call.dynamo import TracedWay
+from tilewright.runtime.call.model import CompiledModel, Way
+from tilewright.runtime.call.recompiles import warn_at_recompile_limit
+from tilewright.runtime.cuda import executable
 from tilewright.runtime.stats import STATS, Stats
-from tilewright.runtime.traced import TracedWay
 
 from .compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
 from .errors import InputError, UnsupportedError
 from .files import FileWay, program_way
 from .options import Options, OptionValue
 from .phases import Trace
-from .runtime import cuda_executable
 
 OptionsLike = Options | Mapping[str, OptionValue] | None
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]
@@ -129,7 +129,7 @@ def compilations() -> tuple[Compilation, ...]:
 def synchronize() -> None:
     """Wait until the GPUs that compiled graphs have used are done. Raises what their kernels found wrong, such as
     IndexOutOfRange, which else the next call raises."""
-    cuda_executable.synchronize()
+    executable.synchronize()
 
 
 def reset() -> None:

@@ -24,12 +24,12 @@ from tilewright.capture.onnx import (
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.plan.coverage import Coverage, total
-from tilewright.runtime.direct import Short
-from tilewright.runtime.fallback import Region
-from tilewright.runtime.naming import Naming
-from tilewright.runtime.pieces import Pieces
-from tilewright.runtime.programs import ProgramWay
-from tilewright.runtime.steps import CALLED
+from tilewright.runtime.call.dynamic_dims import Naming
+from tilewright.runtime.call.exported import ProgramWay
+from tilewright.runtime.call.fallback import Region
+from tilewright.runtime.call.fast_path import Short
+from tilewright.runtime.call.graph_breaks import Pieces
+from tilewright.runtime.plan.steps import CALLED
 
 from .compiler import Compiled, compile_fx
 from .errors import InputError, ModelError, TilewrightError, UnsupportedError

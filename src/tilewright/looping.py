@@ -11,14 +11,14 @@ from tilewright.partition.loops.call import distinct, with_bodies
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
 from tilewright.partition.loops.steps import several, together_for
 from tilewright.plan.reports import KernelReport
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.cuda_unit import CudaUnit
-from tilewright.runtime.executable import Executable
-from tilewright.runtime.loop import LoopRunner
-from tilewright.runtime.loop_body import LoopBody
-from tilewright.runtime.loop_graph import recorder
-from tilewright.runtime.loop_native import loop_function
-from tilewright.runtime.unit import NativeUnit
+from tilewright.runtime.cpu.kernels import NativeUnit
+from tilewright.runtime.cuda.kernels import CudaUnit
+from tilewright.runtime.loops.body import LoopBody
+from tilewright.runtime.loops.call import LoopRunner
+from tilewright.runtime.loops.cuda_graph import recorder
+from tilewright.runtime.loops.native import loop_function
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.store.cache import Store, default_root
 
 from .options import Options
 from .place import Place, machine_of

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.device import graph_device, host_inputs
-from tilewright.runtime.cuda_device import gpu_target, missing, singles_may_round
-from tilewright.runtime.device import find_compiler, host_target
+from tilewright.runtime.cpu.toolchain import find_compiler, host_target
+from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
 
 from .options import Options
 from .target import Target

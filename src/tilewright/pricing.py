@@ -23,7 +23,7 @@ from tilewright.rewrite.algebra.logsumexp import undivided
 from tilewright.rewrite.algebra.search import Search, rearrange
 from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
-from tilewright.runtime.covers import Covers
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver
 
 from .building import Builder, in_silence

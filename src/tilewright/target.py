@@ -1,6 +1,6 @@
 """Machines as data: memory levels, matrix units, limits. Nothing here asks the hardware.
 
-`runtime/device.py` picks a preset for the machine it finds and corrects it with `Target.resized`. Figures are
+`runtime/cpu/toolchain.py` picks a preset for the machine it finds and corrects it with `Target.resized`. Figures are
 typical of a class of machine; the cost model only ranks with them, measurement decides.
 """
 

@@ -16,8 +16,8 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
-from tilewright.runtime.judge import processor
-from tilewright.runtime.tensors import drawn, torch_dtype
+from tilewright.runtime.own.timer import processor
+from tilewright.runtime.plan.tensors import drawn, torch_dtype
 
 from .building import Builder, executable, names_of, numbered
 from .errors import TilewrightError

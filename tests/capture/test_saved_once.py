@@ -16,7 +16,7 @@ from tilewright.capture import rolled
 from tilewright.capture.recurrent import MOST_UNROLLED
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes import dims
-from tilewright.runtime.loop import LoopRunner
+from tilewright.runtime.loops.call import LoopRunner
 
 STEPS, WIDTH = 20, 24
 

@@ -17,8 +17,8 @@ import tilewright
 from tilewright.compiler import Compiled, compile_fx
 from tilewright.options import Options
 from tilewright.plan import Call, Home, Launches, Plan
-from tilewright.runtime.bound import Part
-from tilewright.runtime.cuda_graph import refusal
+from tilewright.runtime.cuda.graph import refusal
+from tilewright.runtime.plan.bound import Part
 
 OPS = torch.ops._c10d_functional
 

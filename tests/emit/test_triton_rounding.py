@@ -12,7 +12,7 @@ from torch import Tensor
 from tilewright.emit.triton.kernel import TritonSource, emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.runtime.cuda_build import job_of
+from tilewright.runtime.cuda.build import job_of
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 

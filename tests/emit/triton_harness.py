@@ -22,9 +22,9 @@ from tilewright.ir.dtype import DType, bool_
 from tilewright.ir.program import Buffer, TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant
-from tilewright.runtime.cuda_job import Facts
-from tilewright.runtime.cuda_job import Job as BuildJob
-from tilewright.runtime.triton_compat import compile_job
+from tilewright.runtime.cuda.job import Facts
+from tilewright.runtime.cuda.job import Job as BuildJob
+from tilewright.runtime.cuda.triton_compat import compile_job
 from tilewright.target import preset
 
 GUARD = 128

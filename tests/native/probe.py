@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.options import Options
-from tilewright.runtime import device
-from tilewright.runtime.cache import Store
+from tilewright.runtime.cpu import toolchain
+from tilewright.runtime.store.cache import Store
 from tilewright.target import preset
 
 Array = npt.NDArray[np.generic]
@@ -40,7 +40,7 @@ def clang() -> str | None:
 
 def runs_here(isa: str) -> bool:
     """Whether this processor executes the instruction set."""
-    here = device.host_target().name
+    here = toolchain.host_target().name
     return isa == here or (isa in ISAS and here in ISAS and ISAS.index(isa) <= ISAS.index(here))
 
 
@@ -76,5 +76,5 @@ class Probe:
 def probe(compiler: str | None, isa: str, lanes: int) -> Probe:
     """The probe built with `compiler` (None: the default one)."""
     text = f"#define LANES {lanes}\n" + (Path(__file__).parent / "vec_probe.cpp").read_text(encoding="utf-8")
-    path = device.build_texts([text], preset(isa).compiler_flags, _STORE, Options(compiler=compiler))
-    return Probe(device.load(path), lanes, isa != "x86-64")
+    path = toolchain.build_texts([text], preset(isa).compiler_flags, _STORE, Options(compiler=compiler))
+    return Probe(toolchain.load(path), lanes, isa != "x86-64")

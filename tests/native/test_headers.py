@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.native.probe import clang
 
-from tilewright.runtime.device import COMMON, HEADERS
+from tilewright.runtime.cpu.toolchain import COMMON, HEADERS
 from tilewright.target import PRESETS
 
 USES = """

@@ -19,9 +19,9 @@ from tilewright.library.specialise import specialise
 from tilewright.options import Options
 from tilewright.rewrite import interpret
 from tilewright.rewrite.normal import normalise
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.device import host_target
-from tilewright.runtime.product import Products
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.own.product import Products
+from tilewright.runtime.store.cache import Store, default_root
 from tilewright.target import PRESETS, Target
 
 

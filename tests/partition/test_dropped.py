@@ -15,7 +15,7 @@ import tilewright
 from tilewright.capture.aten import mkl, onednn
 from tilewright.phases import Trace
 from tilewright.plan.data import Call, Plan
-from tilewright.runtime import product
+from tilewright.runtime.own import product
 
 torch.manual_seed(0)
 

@@ -17,7 +17,7 @@ from tilewright.ir.dtype import f32, i64
 from tilewright.ir.graph import Graph, Loop, Value
 from tilewright.ir.sizes import dims
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
-from tilewright.runtime import loop_rows
+from tilewright.runtime.loops import rows as loop_rows
 from tilewright.target import preset
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -18,8 +18,8 @@ from tilewright.options import Contractions, Options
 from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Grouping, groupings_of, plain, task_of
-from tilewright.runtime.cache import Store
-from tilewright.runtime.covers import Covers
+from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver
 
 

@@ -23,8 +23,8 @@ from tilewright.ir.graph import Graph
 from tilewright.options import Options
 from tilewright.partition import choose_kernels
 from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
-from tilewright.runtime.cache import Store
-from tilewright.runtime.covers import Covers
+from tilewright.runtime.store.cache import Store
+from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver
 from tilewright.trial import Trial, clock_of, machine
 

@@ -17,7 +17,7 @@ from tilewright.errors import InputError
 from tilewright.ir.graph import LibraryCall
 from tilewright.plan import Plan
 from tilewright.plan.portable import from_json, to_json
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.plan.executable import Executable
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,8 @@ from tilewright.ir.program import TileProgram
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.place import Place
-from tilewright.runtime.cuda_unit import usual
-from tilewright.runtime.fallback import Captured
+from tilewright.runtime.call.fallback import Captured
+from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule import solver
 from tilewright.target import Target, preset
 

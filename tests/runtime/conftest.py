@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tilewright.options import Options
-from tilewright.runtime import cuda_unit
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.cuda_driver import Device, Driver
+from tilewright.runtime.cuda import kernels
+from tilewright.runtime.cuda.driver import Device, Driver
+from tilewright.runtime.store.cache import Store, default_root
 
 STREAM = 0x5EED
 NUMBERS = (
@@ -34,7 +34,7 @@ def fake(library: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     for name in NUMBERS:
         ctypes.c_int.in_dll(native, name).value = 0
     ctypes.c_void_p.in_dll(native, "current_context").value = None
-    monkeypatch.setattr(cuda_unit, "current_stream", lambda ordinal: STREAM + ordinal)
+    monkeypatch.setattr(kernels, "current_stream", lambda ordinal: STREAM + ordinal)
     return native
 
 

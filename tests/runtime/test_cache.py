@@ -18,8 +18,8 @@ from tests.runtime.process import script
 
 from tilewright.errors import BuildError, CacheWarning
 from tilewright.options import Options
-from tilewright.runtime import cache
-from tilewright.runtime.cache import MANIFEST, Store, default_root, digest
+from tilewright.runtime.store import cache
+from tilewright.runtime.store.cache import MANIFEST, Store, default_root, digest
 
 KEY = digest("a kernel")
 FILES = {"unit.so": b"\x7fELF machine code", "unit0.cpp": b"int f();"}

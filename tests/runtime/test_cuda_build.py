@@ -13,12 +13,12 @@ from tests.runtime.triton_sources import product, scaled
 
 from tilewright.errors import BuildError, KernelRefused
 from tilewright.lower.variants import Variant
-from tilewright.runtime import cuda_workers, triton_compat
-from tilewright.runtime.cache import Store
-from tilewright.runtime.cuda_binary import resources
-from tilewright.runtime.cuda_build import Built, build_kernels, job_of
-from tilewright.runtime.cuda_job import Facts, Job
+from tilewright.runtime.cuda import triton_compat, workers
+from tilewright.runtime.cuda.binary import resources
+from tilewright.runtime.cuda.build import Built, build_kernels, job_of
+from tilewright.runtime.cuda.job import Facts, Job
 from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.cache import Store
 from tilewright.target import preset
 
 pytestmark = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
@@ -140,14 +140,14 @@ def test_a_kernel_that_a_pass_refuses_is_built_without(
 
 
 def test_a_worker_that_hangs_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_workers, "BUILD_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "BUILD_SECONDS", 0.2)
     with pytest.raises(BuildError, match="took over"):
         only(store, replace(scaled(), text="import time\ntime.sleep(60)\n" + scaled().text))
 
 
 def test_settings_of_triton_do_not_reach_workers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    own = cuda_workers.Workers(1)
+    own = workers.Workers(1)
     try:
         (answer,) = own.submit([job_of(scaled(entry="k7"), HOPPER).to_json()])
         assert "error" not in json.loads(answer.result()) and own.processes == 1
@@ -159,7 +159,7 @@ def test_settings_of_triton_do_not_reach_workers(store: Store, monkeypatch: pyte
 def test_a_process_ends_with_its_workers(tmp_path: Path) -> None:
     text = (
         "from tests.runtime.triton_sources import scaled\n"
-        "from tilewright.runtime.cuda_build import *\nfrom tilewright.target import preset\n"
+        "from tilewright.runtime.cuda.build import *\nfrom tilewright.target import preset\n"
         "import sys\n"
         f"build_kernels([scaled()], preset('sm_90'), Store(__import__('pathlib').Path({str(tmp_path / 'k')!r})))\n"
         "print(workers()._all[0]._process.pid, 'triton' in sys.modules)\n"

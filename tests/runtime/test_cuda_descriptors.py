@@ -18,10 +18,10 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant
-from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.cuda_driver import Device, DriverError
-from tilewright.runtime.cuda_job import Box, Facts
-from tilewright.runtime.cuda_unit import CudaUnit
+from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.driver import Device, DriverError
+from tilewright.runtime.cuda.job import Box, Facts
+from tilewright.runtime.cuda.kernels import CudaUnit
 
 BOX = Box(7, 3, (1, 32, 32))
 FLAWED = 13010

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tilewright.errors import UnsupportedError
-from tilewright.runtime import cuda_device
-from tilewright.runtime.cuda_device import missing, target_of
+from tilewright.runtime.cuda import device
+from tilewright.runtime.cuda.device import missing, target_of
 from tilewright.target import MemoryKind, preset
 
 H200 = {
@@ -50,9 +50,9 @@ def test_too_old_a_device() -> None:
 
 
 def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_device.triton_compat, "version", lambda: "3.6.0")
+    monkeypatch.setattr(device.triton_compat, "version", lambda: "3.6.0")
     assert missing("cuda:0") == "" and "xpu" in missing("xpu:0")
-    monkeypatch.setattr(cuda_device.triton_compat, "version", lambda: None)
+    monkeypatch.setattr(device.triton_compat, "version", lambda: None)
     assert "Triton is not installed" in missing("cuda:0")
     monkeypatch.setattr(torch.version, "hip", "6.0")
     assert "AMD" in missing("cuda:0")

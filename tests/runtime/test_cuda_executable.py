@@ -23,12 +23,12 @@ from tilewright.ir.ops import pointwise
 from tilewright.ir.sizes import dims
 from tilewright.plan import Plan, build_plan
 from tilewright.plan.data import Home
-from tilewright.runtime import cuda_driver, cuda_executable
-from tilewright.runtime.cuda_driver import DriverOutOfMemory
-from tilewright.runtime.cuda_executable import CudaExecutable
-from tilewright.runtime.cuda_graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
-from tilewright.runtime.launch import Launching
-from tilewright.runtime.verified import checks_of
+from tilewright.runtime.cuda import driver, executable
+from tilewright.runtime.cuda.driver import DriverOutOfMemory
+from tilewright.runtime.cuda.executable import CudaExecutable
+from tilewright.runtime.cuda.graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
+from tilewright.runtime.plan.launch import Launching
+from tilewright.runtime.plan.verified import checks_of
 
 N = symbol("n")
 
@@ -66,9 +66,9 @@ class Doubling:
 def lines(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The current stream, and whether it captures."""
     state = {"stream": 1, "capturing": 0, "released": 0}
-    monkeypatch.setattr(cuda_executable, "current_stream", lambda ordinal: state["stream"])
-    monkeypatch.setattr(cuda_driver, "capturing", lambda: bool(state["capturing"]))
-    monkeypatch.setattr(cuda_executable, "free_bytes", lambda ordinal: 123)
+    monkeypatch.setattr(executable, "current_stream", lambda ordinal: state["stream"])
+    monkeypatch.setattr(driver, "capturing", lambda: bool(state["capturing"]))
+    monkeypatch.setattr(executable, "free_bytes", lambda ordinal: 123)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: state.update(released=state["released"] + 1))
     return state
 
@@ -96,7 +96,7 @@ def made(**rest: object) -> tuple[CudaExecutable, Doubling]:
 def spaces(run: CudaExecutable) -> dict[int, int]:
     """How many workspaces wait, by stream."""
     bound = run._recent
-    assert isinstance(bound, cuda_executable.CudaBound)
+    assert isinstance(bound, executable.CudaBound)
     return {stream: len(free) for stream, free in bound.by_stream.items()}
 
 
@@ -128,7 +128,7 @@ def test_streams_are_bounded(lines: dict[str, int]) -> None:
     for stream in range(100):
         lines["stream"] = stream
         run([torch.ones(5)])
-    assert len(spaces(run)) <= cuda_executable.STREAMS
+    assert len(spaces(run)) <= executable.STREAMS
 
 
 def test_checks_of_earlier_calls(lines: dict[str, int]) -> None:
@@ -208,15 +208,15 @@ def test_memory_that_runs_out_is_tried_again_once(
     run([torch.ones(5)])
     run._recent.by_stream.clear()  # type: ignore[union-attr]
     fails = [2]
-    real = cuda_executable.CudaBound.fresh
+    real = executable.CudaBound.fresh
 
-    def fresh(self: cuda_executable.CudaBound) -> object:
+    def fresh(self: executable.CudaBound) -> object:
         if fails[0]:
             fails[0] -= 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot. And more")
         return real(self)
 
-    monkeypatch.setattr(cuda_executable.CudaBound, "fresh", fresh)
+    monkeypatch.setattr(executable.CudaBound, "fresh", fresh)
     given: list[object] = [torch.ones(5)]
     with pytest.raises(OutOfMemory, match="are needed .* 123 are free on cpu") as caught:
         run(given)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_a_driver_without_memory_says_the_same(lines: dict[str, int]) -> None:
 def test_released_memory_is_free(lines: dict[str, int]) -> None:
     run, _ = made(trusted=True)
     run([torch.ones(5)])
-    cuda_executable.release()
+    executable.release()
     assert spaces(run) == {} and lines["released"] == 1
     del run
     gc.collect()

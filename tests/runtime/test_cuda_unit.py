@@ -22,12 +22,12 @@ from tilewright.ir.program import Buffer, GridAxis, TileProgram
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import Variant, aligning
 from tilewright.options import Options
-from tilewright.runtime import cuda_unit
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.cuda_build import Built
-from tilewright.runtime.cuda_driver import Device, Driver, DriverError, DriverOutOfMemory
-from tilewright.runtime.cuda_job import Facts
-from tilewright.runtime.cuda_unit import CudaUnit, needed, usual
+from tilewright.runtime.cuda import kernels
+from tilewright.runtime.cuda.build import Built
+from tilewright.runtime.cuda.driver import Device, Driver, DriverError, DriverOutOfMemory
+from tilewright.runtime.cuda.job import Facts
+from tilewright.runtime.cuda.kernels import CudaUnit, needed, usual
+from tilewright.runtime.store.cache import Store, default_root
 
 N = symbol("n")
 STREAM = 0x5EED
@@ -327,7 +327,7 @@ def test_without_bundles(
     assert len(launches(fake)) == 16 and number(fake, "graphs_alive").value == 0
     number(fake, "fail_graph").value = 0
     few = some.prepare(row * 3, array("Q", [0, 0]), array("q", [0, 32]))
-    monkeypatch.setattr(cuda_unit, "LEAST_BUNDLE", 0)
+    monkeypatch.setattr(kernels, "LEAST_BUNDLE", 0)
     never = some.prepare(row * 9, array("Q", [0, 0]), array("q", [0, 32]))
     for _ in range(4):
         assert few() == never() == 0

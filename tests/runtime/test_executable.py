@@ -16,10 +16,10 @@ from tilewright.ir.graph import Graph, Layout, LibraryCall, Operand, Value, Writ
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.plan import build_plan
-from tilewright.runtime.arguments import deliver
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.plan.arguments import deliver
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.tensors import memory_range, relaid, repeats_memory, same_layout
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.tensors import memory_range, relaid, repeats_memory, same_layout
 
 aten = torch.ops.aten
 N = symbol("n")

@@ -23,8 +23,11 @@ from tilewright.errors import BuildError, CacheWarning
 from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.options import Options
 from tilewright.plan import Call
-from tilewright.runtime import cache, cuda_workers, device, steps
-from tilewright.runtime.cache import Store, digest
+from tilewright.runtime.cpu import toolchain
+from tilewright.runtime.cuda import workers
+from tilewright.runtime.plan import steps
+from tilewright.runtime.store import cache
+from tilewright.runtime.store.cache import Store, digest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes")
 
@@ -107,7 +110,7 @@ def work_of(root: Path, compiler: str, turn: int) -> Callable[[], Path]:
 
     def work() -> Path:
         store = Store(root)
-        path = device.build_texts([f"{ANSWER} // {turn}"], (), store, Options(compiler=compiler))
+        path = toolchain.build_texts([f"{ANSWER} // {turn}"], (), store, Options(compiler=compiler))
         for note in (NOTE, digest(f"{turn}")):
             if store.get(note) is None:
                 store.put(note, {"note.json": b"{}" * 500, "other": note.encode()})
@@ -132,7 +135,7 @@ def check_whole(root: Path) -> None:
 def test_killed_at_every_point(tmp_path: Path, points: int) -> None:
     root = tmp_path / "kernels"
     compiler = compiler_that(tmp_path, 'yes whole 2>/dev/null | head -1000 > "unit.so"')
-    device.find_compiler(Options(compiler=compiler))
+    toolchain.find_compiler(Options(compiler=compiler))
     store = Store(root)
     killed, turn, when = 0, 0, 0
     while killed < points:
@@ -165,13 +168,13 @@ def test_killed_at_every_point(tmp_path: Path, points: int) -> None:
 def test_one_build_for_many_processes(tmp_path: Path, processes: int) -> None:
     log = tmp_path / "log"
     compiler = compiler_that(tmp_path, f"echo run >> {log}; sleep 0.5; echo whole > unit.so")
-    device.find_compiler(Options(compiler=compiler))
+    toolchain.find_compiler(Options(compiler=compiler))
     root = tmp_path / "kernels"
     children: list[int] = []
     for _ in range(processes):
         pid = os.fork()
         if not pid:
-            path = device.build_texts([ANSWER], (), Store(root), Options(compiler=compiler))
+            path = toolchain.build_texts([ANSWER], (), Store(root), Options(compiler=compiler))
             os._exit(0 if path.read_bytes() == b"whole\n" else 1)
         children.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * processes
@@ -218,7 +221,7 @@ def test_threads_call_while_others_compile() -> None:
 def test_an_entry_that_vanishes_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process empties the cache between the check of an entry and its use."""
     store = Store(tmp_path / "kernels")
-    real = device.load
+    real = toolchain.load
     emptied: list[Path] = []
 
     def load(path: Path) -> ctypes.CDLL:
@@ -227,20 +230,19 @@ def test_an_entry_that_vanishes_before_it_is_loaded(tmp_path: Path, monkeypatch:
             path.unlink()
         return real(path)
 
-    monkeypatch.setattr(device, "load", load)
-    assert device.built([ANSWER], (), store, Options()).answer() == 42
+    monkeypatch.setattr(toolchain, "load", load)
+    assert toolchain.built([ANSWER], (), store, Options()).answer() == 42
     assert emptied
 
 
 def test_a_model_whose_library_vanishes_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewright import building
-    from tilewright.runtime import unit
 
     real = unit.load
     emptied: list[Path] = []
 
     def load(path: Path) -> ctypes.CDLL:
-        if not emptied and path.name == device.LIBRARY:
+        if not emptied and path.name == toolchain.LIBRARY:
             emptied.append(path)
             path.unlink()
         return real(path)
@@ -271,8 +273,8 @@ def test_a_worker_that_prints_garbage(tmp_path: Path, monkeypatch: pytest.Monkey
     def start(command: list[str], **rest: object) -> subprocess.Popen[str]:
         return real([str(program)], **rest)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr(cuda_workers.subprocess, "Popen", start)
-    own = cuda_workers.Workers(1)
+    monkeypatch.setattr(workers.subprocess, "Popen", start)
+    own = workers.Workers(1)
     try:
         with pytest.raises(BuildError, match="no answer to its job"):
             own.submit(["{}"])[0].result()
@@ -300,19 +302,19 @@ def test_an_interrupt_while_compiling_leaves_nothing_behind(tmp_path: Path) -> N
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        device.build_texts([ANSWER, ANSWER], (), store, Options(compiler=compiler))
+        toolchain.build_texts([ANSWER, ANSWER], (), store, Options(compiler=compiler))
     assert time.monotonic() - start < 30, "the compiler is ended, not waited for"
     assert children() <= before
-    assert device.load(device.build_texts([ANSWER], (), store, Options())).answer() == 42
+    assert toolchain.load(toolchain.build_texts([ANSWER], (), store, Options())).answer() == 42
 
 
 def test_a_program_that_ignores_its_children(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        path = device.build_texts([ANSWER], (), Store(tmp_path / "kernels"), Options())
-        assert device.load(path).answer() == 42
+        path = toolchain.build_texts([ANSWER], (), Store(tmp_path / "kernels"), Options())
+        assert toolchain.load(path).answer() == 42
         with pytest.raises(BuildError):
-            device.build_texts(["nonsense"], (), Store(tmp_path / "kernels"), Options())
+            toolchain.build_texts(["nonsense"], (), Store(tmp_path / "kernels"), Options())
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -401,7 +403,7 @@ def test_settings_of_the_process_are_left_alone(tmp_path: Path) -> None:
     """Rounding, denormals, locale, umask, handlers of signals, thread counts: as before, whatever they are."""
     import locale
 
-    probe = device.load(device.build_texts([SETTINGS], (), Store(None), Options()))
+    probe = toolchain.load(toolchain.build_texts([SETTINGS], (), Store(None), Options()))
     probe.settings.restype = ctypes.c_long
 
     def found() -> tuple[object, ...]:

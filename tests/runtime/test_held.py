@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright.runtime import joined, pool
+from tilewright.runtime.cpu import native_plan, pool
 
 
 def lstm(path: Path, units: int, batch: int, direction: str = "forward") -> None:
@@ -110,13 +110,13 @@ def voice(path: Path) -> None:
 def joins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the native calls of joined plans."""
     runs: list[int] = []
-    call = joined.Joined.__call__
+    call = native_plan.Joined.__call__
 
-    def counted(self: joined.Joined, tensors: list[torch.Tensor | None]) -> None:
+    def counted(self: native_plan.Joined, tensors: list[torch.Tensor | None]) -> None:
         runs.append(1)
         call(self, tensors)
 
-    monkeypatch.setattr(joined.Joined, "__call__", counted)
+    monkeypatch.setattr(native_plan.Joined, "__call__", counted)
     return runs
 
 
@@ -163,8 +163,10 @@ def test_joined_plans_of_many_sizes_and_callers(tmp_path: Path, joins: list[int]
 
 def test_directions_are_loops_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    stage = joined.beside_stage
-    monkeypatch.setattr(joined, "beside_stage", lambda stages: (made.append(len(stages)), stage(stages))[1])
+    stage = native_plan.beside_stage
+    monkeypatch.setattr(
+        native_plan, "beside_stage", lambda stages: (made.append(len(stages)), stage(stages))[1]
+    )
     lstm(tmp_path / "m.onnx", 64, 4, "bidirectional")
     model = tilewright.compile(tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])

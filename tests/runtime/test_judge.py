@@ -19,9 +19,9 @@ from tilewright.ir.graph import LibraryCall, Operand, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.choose import Entrant, Pass
 from tilewright.options import Options
-from tilewright.runtime.cache import Store
-from tilewright.runtime.device import host_target
-from tilewright.runtime.judge import TRIALS, Timer
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.own.timer import TRIALS, Timer
+from tilewright.runtime.store.cache import Store
 
 ROWS = symbol("rows")
 X = Value(0, (ROWS, dims.integer(256)), f32)

@@ -7,23 +7,23 @@ import mmap
 import pytest
 import torch
 
-from tilewright.runtime import pages
-from tilewright.runtime.tensors import empty_strided
+from tilewright.runtime.cpu import huge_pages
+from tilewright.runtime.plan.tensors import empty_strided
 
 
 def test_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(pages, "_advise", lambda: lambda *a: asked.append(a) or 0)
-    make = pages.large_maker(empty_strided)
+    monkeypatch.setattr(huge_pages, "_advise", lambda: lambda *a: asked.append(a) or 0)
+    make = huge_pages.large_maker(empty_strided)
     make((100,), (1,), torch.float32)
     assert asked == []
     t = make((3 << 20,), (1,), torch.float32)
     ((start, length, advice),) = asked
     assert advice == mmap.MADV_HUGEPAGE
-    assert start % pages.PAGE == 0 and length % pages.PAGE == 0
+    assert start % huge_pages.PAGE == 0 and length % huge_pages.PAGE == 0
     assert t.data_ptr() <= start and start + length <= t.data_ptr() + t.nbytes
 
 
 def test_a_system_without_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_advise", lambda: None)
-    assert pages.on_large_pages(torch.ones(1 << 21)).sum() == 1 << 21
+    monkeypatch.setattr(huge_pages, "_advise", lambda: None)
+    assert huge_pages.on_large_pages(torch.ones(1 << 21)).sum() == 1 << 21

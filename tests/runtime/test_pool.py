@@ -18,8 +18,8 @@ import torch
 from tests.runtime.process import script, within
 
 from tilewright.options import Options
-from tilewright.runtime import device, pool
-from tilewright.runtime.cache import Store
+from tilewright.runtime.cpu import pool, toolchain
+from tilewright.runtime.store.cache import Store
 
 _STORE = Store(None)
 LONGEST_ALONE = 0.4
@@ -31,9 +31,9 @@ class Calls:
 
     def __init__(self) -> None:
         options = Options()
-        self.pool = pool.Pool(device.load(device.build_texts([pool.source()], (), _STORE, options)))
+        self.pool = pool.Pool(toolchain.load(toolchain.build_texts([pool.source()], (), _STORE, options)))
         probe = (Path(__file__).parent / "pool_probe.cpp").read_text(encoding="utf-8")
-        self.library = device.load(device.build_texts([probe], (), _STORE, options))
+        self.library = toolchain.load(toolchain.build_texts([probe], (), _STORE, options))
 
     def __call__(self, name: str, *args: int | np.ndarray) -> int:
         function = getattr(self.library, name)

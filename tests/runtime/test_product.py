@@ -14,9 +14,9 @@ from tilewright.ir.graph import FrozenProduct, LibraryCall
 from tilewright.ir.ops.epilogue import activations
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.runtime.cache import Store, default_root
-from tilewright.runtime.device import host_target
-from tilewright.runtime.product import Products
+from tilewright.runtime.cpu.toolchain import host_target
+from tilewright.runtime.own.product import Products
+from tilewright.runtime.store.cache import Store, default_root
 
 
 @functools.cache

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.runtime import triton_compat
-from tilewright.runtime.ptx import mended
+from tilewright.runtime.cuda import triton_compat
+from tilewright.runtime.cuda.ptx import mended
 
 PROGRAM = """.version 8.4
 .target sm_90a

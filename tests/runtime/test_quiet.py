@@ -18,8 +18,9 @@ from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.plan import Call, Launches, Plan
 from tilewright.plan.bind import names_in
-from tilewright.runtime import pool, steps
-from tilewright.runtime.cache import Store
+from tilewright.runtime.cpu import pool
+from tilewright.runtime.plan import steps
+from tilewright.runtime.store.cache import Store
 from tilewright.target import preset
 
 

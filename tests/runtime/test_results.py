@@ -13,7 +13,7 @@ from torch import Tensor
 from tilewright.errors import BrokenPromise
 from tilewright.ir.graph import LibraryCall
 from tilewright.plan import Call
-from tilewright.runtime.results import Promise, receiving
+from tilewright.runtime.plan.call_results import Promise, receiving
 
 Kernel = Callable[..., Any]
 

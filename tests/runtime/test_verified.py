@@ -16,11 +16,11 @@ from tilewright import accuracy, building
 from tilewright.emit.cpp import unit
 from tilewright.errors import BrokenPromise, WrongResult
 from tilewright.plan.data import Launch
-from tilewright.runtime import steps
-from tilewright.runtime.loop import LoopRunner
-from tilewright.runtime.loop_native import NativeLoop
-from tilewright.runtime.results import Act, Tensors
-from tilewright.runtime.verified import UNWRITTEN, Checks, Look, Sizes, checks_of
+from tilewright.runtime.loops.call import LoopRunner
+from tilewright.runtime.loops.native import NativeLoop
+from tilewright.runtime.plan import steps
+from tilewright.runtime.plan.call_results import Act, Tensors
+from tilewright.runtime.plan.verified import UNWRITTEN, Checks, Look, Sizes, checks_of
 
 VERIFY = {"verify": True}
 EMIT = unit.emit_units
@@ -61,7 +61,7 @@ def test_a_wrong_kernel_of_the_backward_pass_is_named(monkeypatch: pytest.Monkey
 
     loss = fast(given)
     monkeypatch.setattr(accuracy, "compare", failing)
-    monkeypatch.setattr("tilewright.runtime.verified._in_ulps", lambda *_: float("inf"))
+    monkeypatch.setattr("tilewright.runtime.plan.verified._in_ulps", lambda *_: float("inf"))
     with pytest.raises(WrongResult, match="gave another result in the backward graph") as told:
         loss.backward()
     assert "test_verified.py:" in told.value.place
@@ -162,7 +162,7 @@ def test_on_a_gpu_a_wrong_call_is_named_and_right_ones_pass(monkeypatch: pytest.
         return judge(made + 1, eager, exact, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(accuracy, "compare", failing)
-    monkeypatch.setattr("tilewright.runtime.verified._in_ulps", lambda *_: float("inf"))
+    monkeypatch.setattr("tilewright.runtime.plan.verified._in_ulps", lambda *_: float("inf"))
     with pytest.raises(WrongResult, match="gave another result in the forward graph"):
         fast(x, w)
 
@@ -268,7 +268,7 @@ def test_a_loop_whose_steps_are_right_but_in_another_order_is_named(monkeypatch:
         return step(self, steps, state, [x.flip(0) for x in sliced], rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LoopRunner, "_stepwise", backwards)
-    monkeypatch.setattr("tilewright.runtime.loop.native_places", lambda *_: None)
+    monkeypatch.setattr("tilewright.runtime.loops.call.native_places", lambda *_: None)
     with pytest.raises(WrongResult, match="^.run. loop gave another result in the inference graph") as told:
         walked()
     assert "test_verified.py:" in told.value.place

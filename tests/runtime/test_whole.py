@@ -18,11 +18,11 @@ from tilewright.capture.trace import trace
 from tilewright.compiler import compile_fx
 from tilewright.errors import IndexOutOfRange
 from tilewright.options import Options
-from tilewright.runtime import whole
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Executable, Result
+from tilewright.runtime.cpu import native_call
+from tilewright.runtime.cpu.kernels import _launchers  # pyright: ignore[reportPrivateUsage]
+from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.executable import Executable, Result
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.unit import _launchers  # pyright: ignore[reportPrivateUsage]
 
 Run = Callable[[list[Argument]], list[Result]]
 
@@ -171,7 +171,7 @@ def test_large_work_lets_other_threads_run() -> None:
 
 
 def test_many_operands() -> None:
-    inputs = [torch.randn(3) for _ in range(whole.MOST + 1)]
+    inputs = [torch.randn(3) for _ in range(native_call.MOST + 1)]
     made = executable(lambda *ts: sum(ts), inputs)
     torch.testing.assert_close(made(list(inputs))[0], sum(inputs))
     assert not is_whole(made)

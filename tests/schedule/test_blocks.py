@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
 from tilewright.rewrite.split.reduction import split_fold
-from tilewright.runtime.cuda_unit import usual
+from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule.gpu.blocks import fitting
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import Entry, Tuning

@@ -13,7 +13,7 @@ from tests.attention.device import compiled
 from tests.emit.triton_harness import Job, interpret, same_as_interpreter
 from tilewright.ir.program import Load
 from tilewright.lower.variants import variants
-from tilewright.runtime.cuda_unit import needed, usual
+from tilewright.runtime.cuda.kernels import needed, usual
 
 
 def _scaled(x: Tensor) -> Tensor:

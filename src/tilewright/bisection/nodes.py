@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from tilewright.interp.algebra import to_numpy
 from tilewright.interp.graph import run_values
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Result
-from tilewright.runtime.fallback import Captured
+from tilewright.runtime.call.fallback import Captured
+from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.executable import Result
 
 from .states import Candidate, Lowering
 

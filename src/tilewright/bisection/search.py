@@ -14,9 +14,9 @@ from tilewright.capture.shares import output_shares
 from tilewright.compiler import Compiled, watched
 from tilewright.errors import TilewrightError, VerifyError
 from tilewright.options import Options
-from tilewright.runtime.arguments import Argument
-from tilewright.runtime.executable import Executable, Result
-from tilewright.runtime.fallback import Captured
+from tilewright.runtime.call.fallback import Captured
+from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.executable import Executable, Result
 
 from .nodes import Compared
 from .states import Candidate, Lowering

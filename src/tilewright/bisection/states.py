@@ -15,8 +15,8 @@ from tilewright.partition.choose_kernels import Mapped
 from tilewright.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
-from tilewright.runtime.executable import Executable
-from tilewright.runtime.verified import UNWRITTEN
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.verified import UNWRITTEN
 
 from .reference import reference_cover, reference_of
 from .rules import wrong_rules

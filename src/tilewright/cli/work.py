@@ -17,7 +17,7 @@ from tilewright.options import PREFIX, Options
 from tilewright.partition.choose_kernels import Mapped
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
-from tilewright.runtime.bound import intermediate_bytes
+from tilewright.runtime.plan.bound import intermediate_bytes
 
 from .model import Model, inputs_for, load, parse_pairs, parse_shape
 from .request import OK, Request

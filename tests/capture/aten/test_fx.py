@@ -18,7 +18,7 @@ from tilewright.interp import run_graph, run_values
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, LibraryCall, Operand, Value
 from tilewright.ir.sizes import dims
-from tilewright.runtime.tensors import relaid
+from tilewright.runtime.plan.tensors import relaid
 
 from .cases import Case
 from .harness import agree, capture, library_calls, same, trace

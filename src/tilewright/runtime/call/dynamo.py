@@ -1,0 +1,277 @@
+"""Modules and functions: captured by Dynamo as one graph, called through it or, once a call is known, directly."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental import _config as shapes_config
+from torch.utils import _pytree as pytree
+
+from tilewright.capture.joint import Compiling, Frozen, Recorder, Seen
+from tilewright.errors import InputError, TilewrightError, UnsupportedError
+from tilewright.plan.coverage import Coverage
+from tilewright.runtime.plan.arguments import deliver
+from tilewright.runtime.plan.executable import Executable
+
+from .dynamic_dims import Dim, Naming, by_name
+from .fast_path import Direct, Surroundings, direct_of, without_scalars
+
+
+class Sessions(Protocol):
+    """What the front door hands down: a backend for Dynamo, and what it has compiled."""
+
+    recorder: Recorder | None
+
+    def fresh(self) -> Sessions:
+        """Another one of the same options."""
+        ...
+
+    def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        """Compile a captured graph."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of everything compiled."""
+        ...
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        ...
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        ...
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        ...
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last."""
+        ...
+
+
+MOST_GRAPHS = 1 << 14
+"""Graphs that may be compiled from one code object."""
+
+
+class TracedWay:
+    """`target` through Dynamo with `fullgraph`."""
+
+    def __init__(
+        self, target: Callable[..., object], session: Sessions, naming: Naming, *, oblivious: bool = False
+    ) -> None:
+        self.target = target
+        self.session = session
+        self.naming = naming
+        self.oblivious = oblivious
+        self.device: torch.device | None = None
+        self.recorder = session.recorder = Recorder()
+        self._compiled = _on_its_own_account(target, session.backend)
+        self._around: Surroundings | None = None
+        self._direct: dict[int, tuple[Executable, Executable | None]] = {}
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of everything compiled so far."""
+        return self.session.coverage
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        return self.session.kernels
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        return self.session.calls
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        return self.session.cuda_graphs
+
+    @property
+    def trace(self) -> object:
+        """Of the graph compiled last."""
+        return self.session.trace
+
+    def unchanged(self) -> bool:
+        """Whether parameters, plain attributes, closure and globals are the same objects as before."""
+        return self._around is not None and self._around.unchanged()
+
+    def copied(self, memo: dict[int, object]) -> TracedWay:
+        """The same for a deep copy of the target, with nothing compiled yet."""
+        target = copy.deepcopy(self.target, memo)
+        return TracedWay(target, self.session.fresh(), self.naming, oblivious=self.oblivious)
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Compile without running: the graph's first call is stopped at its door."""
+        self.recorder.stop = True
+        try:
+            self._call(args, kwargs)
+        except Compiling:
+            pass
+        finally:
+            self.recorder.stop = False
+
+    def __call__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
+    ) -> tuple[object, Direct | None]:
+        """The result, and the short way if every tensor's way is plain to see."""
+        seen = self.recorder.seen = Seen()
+        try:
+            result = self._call(args, kwargs)
+        finally:
+            self.recorder.seen = None
+        short = self._short(seen, (*args, *kwargs.values()), result)
+        if out is not None:
+            result = deliver(
+                result, out, [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            )
+        return result, short
+
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        given = by_name(self.target, args, kwargs)
+        with self._settings(self.oblivious), marked(self.naming.place_of(given)):
+            try:
+                return self._compiled(*args, **kwargs)
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                if isinstance(error.inner_exception, TilewrightError):
+                    raise error.inner_exception from error
+                raise
+            except torch._dynamo.exc.Unsupported as error:
+                raise UnsupportedError(
+                    f"the program is no single graph: {str(error).splitlines()[0]}", phase="capture",
+                    place=_user_place(str(error)),
+                    hint="torch.compile(..., backend='tilewright') allows graph breaks",
+                ) from error  # fmt: skip
+            except torch._dynamo.exc.TorchRuntimeError as error:
+                raise InputError(
+                    f"the program does not fit these inputs: {_torchs_reason(error)}", phase="capture",
+                    place=_user_place(str(error)), hint="call it without compiling to see torch's own error",
+                ) from error  # fmt: skip
+            except torch.fx.experimental.symbolic_shapes.ConstraintViolationError as error:
+                raise InputError(
+                    f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
+                    hint="leave it out of `dims`",
+                ) from error  # fmt: skip
+
+    @contextmanager
+    def _settings(self, oblivious: bool) -> Generator[None]:
+        with ExitStack() as stack:
+            if getattr(torch._dynamo.config, "trace_autograd_ops", None) is not None:
+                stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
+            limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
+            stack.enter_context(torch._dynamo.config.patch(limits))
+            stack.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
+            if self.naming:
+                stack.enter_context(shapes_config.patch(use_duck_shape=False))
+            if oblivious:
+                stack.enter_context(shapes_config.patch(backed_size_oblivious=True))
+            yield
+
+    def _short(self, seen: Seen, leaves: Sequence[object], result: object) -> Direct | None:
+        """One graph, called once, for inference, whose tensors reach the caller untouched."""
+        if len(seen.outer) != 1 or len(seen.inner) != 1 or seen.effects:
+            return None
+        ((given, made),) = seen.outer
+        ((kind, runner, inner_given, inner_made),) = seen.inner
+        if kind != "inference" or not isinstance(made, (list, tuple)):
+            return None
+        if len(given) != len(inner_given) or any(a is not b for a, b in zip(given, inner_given, strict=True)):
+            return None
+        if len(made) != len(inner_made) or any(a is not b for a, b in zip(made, inner_made, strict=True)):
+            return None
+        around = Surroundings(self.target)
+        if not around.known or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
+            return None
+        if isinstance(runner, Frozen):
+            around.watch(runner.marks)
+            inner_given = [inner_given[i] for i in runner.live]
+            runner = runner.runner
+        if not isinstance(runner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return None
+        if id(runner) not in self._direct:
+            self._direct[id(runner)] = (runner, without_scalars(runner))
+        executable = self._direct[id(runner)][1]
+        if executable is None:
+            return None
+        short = direct_of(executable, inner_given, inner_made, leaves, result, around)
+        if short is not None and (self._around is None or not self._around.unchanged()):
+            self._around = around
+        return short
+
+
+_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def _on_its_own_account(
+    target: Callable[..., object], backend: Callable[..., object]
+) -> Callable[..., object]:
+    """`target` through Dynamo. Targets may share their code (modules of one class), and torch gives up on code that was
+    compiled too often: what is compiled here must not count for what the user compiles, nor the other way round."""
+    if _ISOLATES:
+        apart: dict[str, Any] = {"isolate_recompiles": True}
+        return torch.compile(target, backend=backend, fullgraph=True, **apart)
+    return torch.compile(_with_own_code(target), backend=backend, fullgraph=True)
+
+
+def _with_own_code(target: Callable[..., object]) -> Callable[..., object]:
+    """A function that calls `target`, whose code object, by which torch counts, is nobody else's."""
+
+    def call(*args: object, **kwargs: object) -> object:
+        return target(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
+
+
+@contextmanager
+def marked(places: Iterable[tuple[Dim, Tensor, int]]) -> Generator[None]:
+    """Inside, dims of the caller's tensors are marked as dynamic; outside, the tensors are as they were: marks that
+    stay would rule whatever else is compiled for them."""
+    before: dict[int, tuple[dict[str, object], dict[str, object]]] = {}
+    try:
+        for d, t, place in places:
+            before.setdefault(id(t), (vars(t), {name: copy.copy(held) for name, held in vars(t).items()}))
+            torch._dynamo.mark_dynamic(t, place, min=d.low, max=d.high)
+        yield
+    finally:
+        for held, old in before.values():
+            for name in [n for n in held if n not in old]:
+                del held[name]
+            held |= old
+
+
+def _user_place(text: str) -> str:
+    """The innermost line of the user's code that Dynamo's message names."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
+    file, _, rest = lines[-1].removeprefix('File "').partition('", line ') if lines else ("", "", "")
+    return f"{file}:{rest.partition(',')[0]}" if file else ""
+
+
+def _torchs_reason(error: Exception) -> str:
+    """What an op said when Dynamo tried it: its message stands in Dynamo's as `got RuntimeError('...')`."""
+    found = re.search(r"got \w+\((['\"])(.*)\1\)", str(error))
+    return found[2] if found else str(error).splitlines()[0]
+
+
+def _first_reason(error: Exception) -> str:
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("-")]
+    return lines[0] if lines else str(error).splitlines()[0]

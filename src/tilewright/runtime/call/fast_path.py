@@ -1,0 +1,294 @@
+"""The short way of a call that has been seen before: a key of the arguments' metadata, identity checks of what the
+program reads besides its arguments, and the executable."""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import getitem, is_
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tilewright.plan.bind import bind_symbols
+from tilewright.plan.data import Spec
+from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.executable import Executable, Result
+
+_autocast = torch._C._is_any_autocast_enabled
+_grad = torch.is_grad_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_default_type = torch.get_default_dtype
+_deterministic = torch._C._get_deterministic_algorithms
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
+def key_of(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+    """What a call's behaviour may depend on but the values in its tensors. Raises TypeError where that has no hash, for
+    arrays and scalars of numpy (which stand for tensors) and tensors kept negated or conjugated (kernels and calls
+    would read the wrong sign), under modes and transforms of torch, which want to see every op or function (a default
+    device is one), and under autocast, which would change calls."""
+    if _modes() or _function_modes() or _transform() is not None or _autocast():
+        raise TypeError("a mode is active")
+    parts: list[object] = [
+        (a.shape, a.stride(), a.dtype, a.is_cpu or a.device, a.requires_grad, a.__class__)
+        if isinstance(a, Tensor) and not (a.is_neg() or a.is_conj())
+        else _plain(a)
+        for a in args
+    ]
+    if kwargs:
+        parts += kwargs
+        parts.append(key_of(tuple(kwargs.values()), {}))
+    return (_grad(), _default_type(), _deterministic(), *parts)
+
+
+def _plain(value: object) -> tuple[object, object]:
+    if isinstance(value, np.generic):
+        raise TypeError("a scalar of numpy stands for a tensor")
+    if isinstance(value, Tensor):
+        raise TypeError("a tensor is kept negated or conjugated")
+    return value.__class__, value
+
+
+class Surroundings:
+    """What a program reads besides its arguments: its modules, their classes, parameters, buffers, hooks and plain
+    attributes, and the closures and global names of its functions, forward methods and what these call by name.
+    `unchanged` compares identities; objects inside these are not looked into."""
+
+    def __init__(self, target: Callable[..., object]) -> None:
+        self.tensors: list[Tensor] = []
+        self._dicts: list[Mapping[Any, object]] = []
+        self._names: list[object] = []
+        self._values: list[object] = []
+        self._counted: list[Sized] = []
+        self._marks: tuple[tuple[Tensor, int, int], ...] = ()
+        self.known = isinstance(target, (torch.nn.Module, types.FunctionType))
+        reached = _reached(target)
+        self._modules = [x for x in reached if isinstance(x, torch.nn.Module)]
+        for module in self._modules:
+            self._module(module)
+        self._classes = list(map(type, self._modules))
+        for owner, name in dict.fromkeys(m for c in dict.fromkeys(self._classes) for m in _methods(c)):
+            self._add(vars(owner), [name])
+        self._counts = list(map(len, self._counted))
+        functions = [x for x in reached if isinstance(x, types.FunctionType)]
+        for function in functions:
+            self._add(function.__globals__, _globals_of(function))
+        self._cells = tuple((c, v) for f in functions for c, v in _cells(f))
+
+    def _module(self, module: torch.nn.Module) -> None:
+        plain = [
+            n for n, v in vars(module).items() if n == "training" or (n[0] != "_" and not isinstance(v, dict))
+        ]
+        self._add(vars(module), plain)
+        for held in (module._parameters, module._buffers):
+            self._add(held, list(held))
+            self.tensors += [t for t in held.values() if t is not None]
+        for held in (module._modules, module._forward_hooks, module._forward_pre_hooks):
+            self._add(held, list(held))
+            self._counted.append(held)
+        self._counted.append(vars(module))
+
+    def _add(self, held: Mapping[Any, object], names: Sequence[object]) -> None:
+        self._dicts += [held] * len(names)
+        self._names += names
+        self._values += [held[n] for n in names]
+
+    def watch(self, marks: Sequence[tuple[Tensor, int, int]]) -> None:
+        """Also compare address and version of these tensors (version -1: it has none)."""
+        self._marks = tuple(marks)
+
+    def unchanged(self) -> bool:
+        """Whether every name still means the same object, and no gradient is asked for."""
+        if self.tensors and _grad() and any(t.requires_grad for t in self.tensors):
+            return False
+        for t, address, version in self._marks:
+            if t.data_ptr() != address or (version >= 0 and t._version != version):
+                return False
+        try:
+            same = list(map(len, self._counted)) == self._counts
+            same = same and all(map(is_, map(type, self._modules), self._classes))
+            same = same and all(map(is_, map(getitem, self._dicts, self._names), self._values))
+            return same and (not self._cells or all(c.cell_contents is v for c, v in self._cells))
+        except (KeyError, ValueError):  # a name or a variable holds nothing any more
+            return False
+
+
+def _reached(target: object) -> list[torch.nn.Module | types.FunctionType]:
+    """The modules and functions that `target` is or uses by name, each once. What torch defines is not followed."""
+    found: dict[int, torch.nn.Module | types.FunctionType] = {}
+    todo = [target]
+    while todo:
+        x = todo.pop()
+        if id(x) in found:
+            continue
+        if isinstance(x, torch.nn.Module):
+            found |= {id(m): m for m in x.modules()}
+            methods = [m for c in dict.fromkeys(map(type, x.modules())) for m in _methods(c)]
+            todo += [vars(owner)[name] for owner, name in methods]
+        elif isinstance(x, types.FunctionType) and not _is_torchs(x):
+            found[id(x)] = x
+            todo += [v for _, v in _cells(x)] + [x.__globals__[n] for n in _globals_of(x)]
+    return list(found.values())
+
+
+def _methods(of: type) -> list[tuple[type, str]]:
+    """The forward method of a class of modules, and those that it names, directly or not: the classes that define
+    them, and their names. What torch defines is not followed."""
+    found: dict[str, tuple[type, str]] = {}
+    todo = ["forward"]
+    while todo:
+        name = todo.pop()
+        owner = next((c for c in of.__mro__ if name in vars(c)), None)
+        if name in found or owner is None:
+            continue
+        method = vars(owner)[name]
+        if name == "forward" or (isinstance(method, types.FunctionType) and not _is_torchs(method)):
+            found[name] = owner, name
+        if isinstance(method, types.FunctionType) and not _is_torchs(method):
+            todo += [n for code in _codes(method.__code__) for n in code.co_names]
+    return list(found.values())
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] == "torch"
+
+
+def _cells(function: types.FunctionType) -> list[tuple[types.CellType, object]]:
+    """The variables of outer functions, with what they hold, if anything yet."""
+    held: list[tuple[types.CellType, object]] = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            held.append((cell, cell.cell_contents))
+    return held
+
+
+def _globals_of(function: types.FunctionType) -> list[str]:
+    """The global names that a function uses, or a function within it."""
+    names = dict.fromkeys(n for code in _codes(function.__code__) for n in code.co_names)
+    return [n for n in names if n in function.__globals__]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Where an argument of the executable comes from: leaf number `leaf` of the call, or the fixed `tensor`."""
+
+    leaf: int
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A leaf of what the program returns: result number `result`, or the plain value `plain` if that is negative."""
+
+    result: int
+    plain: None | bool | int | float | str = None
+
+
+Short = Callable[[Sequence[object], Sequence[Tensor] | None], object]
+"""A short way: the program's result for the leaves of a call, and tensors that receive the outputs."""
+
+
+class Runs(Protocol):
+    """Runs flat arguments."""
+
+    def __call__(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """Flat results; the list of arguments is emptied."""
+        ...
+
+
+class Direct:
+    """Runs `executable` on picked leaves of a call and arranges its results as the program returned them."""
+
+    def __init__(
+        self, executable: Runs, picks: Sequence[Pick], order: Sequence[Returned], spec: pytree.TreeSpec
+    ) -> None:
+        """`order[i]` is what stands at leaf i of the returned value, whose nesting is `spec`."""
+        self.executable = executable
+        self._picks = tuple((p.leaf, p.tensor) for p in picks)
+        self._plain = [p.leaf for p in picks] == list(range(len(picks))) and all(
+            p.tensor is None for p in picks
+        )
+        self._order = tuple(order)
+        self._spec = spec
+        self._single = spec.is_leaf()
+        self._all = not self._single and [r.result for r in order] == list(range(len(order)))
+        self._is_tuple = spec == pytree.tree_structure(tuple(range(len(order)))) and not self._single
+
+    def __call__(self, leaves: Sequence[object], out: Sequence[Tensor] | None = None) -> object:
+        """The program's result for the leaves of a call with the same key."""
+        args: list[Argument] = (
+            list(leaves) if self._plain else [leaves[k] if t is None else t for k, t in self._picks]  # pyright: ignore[reportAssignmentType]
+        )
+        results = self.executable(args, out)
+        if self._single:
+            return results[self._order[0].result]
+        ordered = (
+            results if self._all else [r.plain if r.result < 0 else results[r.result] for r in self._order]
+        )
+        return tuple(ordered) if self._is_tuple else pytree.tree_unflatten(ordered, self._spec)
+
+
+def without_scalars(executable: Executable) -> Executable | None:
+    """The same plan with every size read from tensors, for calls that bring no host scalars; None if that is not
+    enough."""
+    plan = executable.plan
+    bindings = bind_symbols(plan.inputs, scalars=False)
+    if not {b.symbol for b in bindings} >= {b.symbol for b in plan.bindings}:
+        return None
+    return executable.rebound(bindings)
+
+
+def direct_of(
+    executable: Executable,
+    given: Sequence[object],
+    results: Sequence[object],
+    leaves: Sequence[object],
+    returned: object,
+    around: Surroundings,
+) -> Direct | None:
+    """The short way for one observed call: the executable (from `without_scalars`) got `given` and made `results`; the
+    caller passed `leaves` and got `returned`. None unless every tensor's way is plain to see."""
+    where = {id(a): k for k, a in enumerate(leaves) if isinstance(a, Tensor)}
+    if len(where) != sum(isinstance(a, Tensor) for a in leaves):
+        return None
+    fixed = {id(t): t for t in around.tensors}
+    picks: list[Pick] = []
+    for spec, a in zip(executable.plan.inputs, given, strict=True):
+        if not isinstance(spec, Spec):
+            picks.append(Pick(0))
+        elif id(a) in where:
+            picks.append(Pick(where[id(a)]))
+        elif id(a) in fixed:
+            picks.append(Pick(-1, fixed[id(a)]))
+        else:
+            return None
+    out_leaves, spec = pytree.tree_flatten(returned)
+    at = {id(r): k for k, r in enumerate(results) if isinstance(r, Tensor)}
+    order: list[Returned] = []
+    for x in out_leaves:
+        if id(x) in at:
+            order.append(Returned(at[id(x)]))
+        elif x is None or isinstance(x, (bool, int, float, str)):
+            order.append(Returned(-1, x))
+        else:
+            return None
+    if spec.is_leaf() and order[0].result < 0:
+        return None
+    return Direct(executable, picks, order, spec)

@@ -1,0 +1,219 @@
+"""The callable that users hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
+from tilewright.errors import InputError, UnsupportedError
+from tilewright.plan.coverage import Coverage
+
+from .fast_path import Short, key_of
+
+MOST = 512
+"""Short ways kept per model."""
+
+
+Out = Tensor | np.ndarray
+"""What receives one output."""
+
+
+def receivers(out: object) -> tuple[Tensor, ...]:
+    """What receives the outputs, as tensors over its own memory. Raises InputError for anything else."""
+    found: list[Tensor] = []
+    for k, x in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
+        made = tensor_of_array(x, f"out {k}") if isinstance(x, np.ndarray) else x
+        if not isinstance(made, Tensor):
+            raise InputError(
+                f"out {k} is a {type(x).__name__}",
+                phase="input",
+                place=f"out {k}",
+                hint="pass a tensor or an array",
+            )
+        if isinstance(x, np.ndarray) and x.size and made.data_ptr() != x.ctypes.data:
+            raise InputError(
+                f"out {k} is an array that no tensor can share", phase="input", place=f"out {k}",
+                hint="pass a writable array without negative strides, in the machine's byte order",
+            )  # fmt: skip
+        found.append(made)
+    return tuple(found)
+
+
+class Way(Protocol):
+    """How one kind of target is compiled and called."""
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Compile for inputs like these without running."""
+        ...
+
+    def __call__(
+        self, args: tuple[object, ...], kwargs: dict[str, object], out: Sequence[Tensor] | None
+    ) -> tuple[object, Short | None]:
+        """The result, and a short way for calls with the same key if there is one."""
+        ...
+
+    def unchanged(self) -> bool:
+        """Whether what the short ways rely on besides arguments is still so."""
+        ...
+
+    def copied(self, memo: dict[int, object]) -> Way:
+        """The way of a deep copy of the target. Raises UnsupportedError where there is none."""
+        ...
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where arrays are brought; None: they stay on the CPU."""
+        ...
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Of everything compiled so far."""
+        ...
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """One entry per generated kernel."""
+        ...
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """One entry per call that is not a generated kernel."""
+        ...
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`."""
+        ...
+
+    @property
+    def trace(self) -> object:
+        """Every phase's name, time and result, of the graph compiled last."""
+        ...
+
+
+class CompiledModel:
+    """Call it as the target: tensors or numpy arrays, by position or by name. `out=` takes one tensor or array, or a
+    tuple of them, that receive the outputs.
+
+    A call that brings arrays and no tensor returns arrays, with ml_dtypes' element types for bfloat16 and float8.
+    Arrays that torch cannot view as they lie (read-only ones, negative strides, another byte order) are copied: what
+    a program writes to its argument then stays in the copy."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._short: dict[tuple[object, ...], Short] = {}
+
+    def __copy__(self) -> CompiledModel:
+        """Another callable of the same target."""
+        return CompiledModel(self._way)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CompiledModel:
+        """A copy of the target with weights of its own, which compiles when it is first called. Weights that were
+        frozen are shared."""
+        return CompiledModel(self._way.copied(memo))
+
+    def __reduce__(self) -> NoReturn:
+        """Refused: machine code belongs to its process. Raises UnsupportedError."""
+        raise UnsupportedError(
+            "a compiled model cannot be pickled", phase="input",
+            hint="pickle what you compiled, and compile it where it is loaded (warm caches make that quick)",
+        )  # fmt: skip
+
+    def __call__(self, *args: object, out: Out | Sequence[Out] | None = None, **kwargs: object) -> object:
+        """Run. Raises InputError for inputs that do not fit, and what the program raises."""
+        given = None if out is None else (out,) if isinstance(out, Tensor) else receivers(out)
+        key, short = self._find(args, kwargs)
+        arrays = False
+        if key is None:  # arrays have no key, their tensors do
+            arrays = only_arrays((*args, out), kwargs)
+            args, kwargs = self._converted(args, kwargs)
+            key, short = self._find(args, kwargs)
+        result = self._run(args, kwargs, given, key, short)
+        return as_arrays(result) if arrays else result
+
+    def _run(
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        out: Sequence[Tensor] | None,
+        key: tuple[object, ...] | None,
+        short: Short | None,
+    ) -> object:
+        if short is not None and self._way.unchanged():
+            return short((*args, *kwargs.values()) if kwargs else args, out)
+        if self._short and not self._way.unchanged():
+            self._short.clear()
+        result, found = self._way(args, kwargs, out)
+        if found is not None and key is not None:
+            if len(self._short) >= MOST:
+                self._short.clear()
+            self._short[key] = found
+        return result
+
+    def _converted(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments with tensors for arrays, however nested."""
+        device = self._way.device
+
+        def tensors(value: object, place: str) -> object:
+            def leaf(x: object) -> object:
+                if not isinstance(x, (np.ndarray, np.generic)):
+                    return x
+                made = tensor_of_array(np.asanyarray(x), place)
+                return made if device is None else made.to(device)
+
+            return pytree.tree_map(leaf, value)
+
+        return (
+            tuple([tensors(a, f"input {k}") for k, a in enumerate(args)]),
+            {name: tensors(a, f"input {name}") for name, a in kwargs.items()},
+        )
+
+    def _find(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...] | None, Short | None]:
+        """The key of a call (None where it has none) and the short way for it."""
+        try:
+            key = key_of(args, kwargs)
+            return key, self._short.get(key)
+        except TypeError:
+            return None, None
+
+    def prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Compile for inputs like these without running."""
+        self._way.prepare(*self._converted(args, kwargs))
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much runs as generated code; prints as one line. Raises InputError before anything was compiled."""
+        found = self._way.coverage
+        if found is None:
+            raise InputError("nothing is compiled yet", phase="input", hint="call it, or pass example_inputs")
+        return found
+
+    @property
+    def kernels(self) -> tuple[object, ...]:
+        """Generated kernels: name, ops, bytes moved, bytes of the lower bound, flops, source."""
+        return self._way.kernels
+
+    @property
+    def calls(self) -> tuple[object, ...]:
+        """What runs besides kernels: name, ops, how (own routine, library by choice or by need), reason, results."""
+        return self._way.calls
+
+    @property
+    def cuda_graphs(self) -> tuple[str, ...]:
+        """One line for each graph on a GPU under `cuda_graphs`: how many CUDA graphs replay, or why none does."""
+        return self._way.cuda_graphs
+
+    @property
+    def trace(self) -> object:
+        """Every phase's name, time and result."""
+        return self._way.trace

@@ -1,0 +1,197 @@
+"""Built kernels of one plan, loaded: their size functions, their addresses, and the native launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from tilewright.options import Options
+from tilewright.runtime.plan.launch import Launching, Table
+from tilewright.runtime.store.cache import Store
+
+from .native_call import Outside, WholeCall, attach, call_of
+from .pool import pool
+from .toolchain import built, load
+
+SOURCE = Path(__file__).parent / "native" / "launch.cpp"
+
+
+class _Row(ctypes.Structure):
+    """One entry of a unit's table."""
+
+    _fields_ = (("task", ctypes.c_void_p), ("count", ctypes.c_void_p), ("grain", ctypes.c_void_p))
+
+
+class _Run(ctypes.Structure):
+    """One run as the native side reads it."""
+
+    kept: tuple[object, ...]
+    """What it points to."""
+
+    _fields_ = (
+        ("records", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("bases", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    )
+
+
+_SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_HELD = ctypes.PYFUNCTYPE(ctypes.c_int64)
+"""A function that is called without letting other Python threads run meanwhile. Its argument, a pointer that is kept,
+has no declared type: converting it would take as long as the call."""
+FEW = 4
+"""Launches that may run so, if all of them are brief: letting others run takes longer than they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launchers:
+    """The native `tw_launch` and `tw_launch_here`, and what makes whole calls (see `attach`)."""
+
+    launch: Callable[..., int]
+    here: Callable[..., int]
+    whole: Callable[[object], WholeCall] | None
+
+
+_launchers: list[Launchers] = []
+_lock = threading.Lock()
+
+
+def launchers(store: Store, options: Options) -> Launchers:
+    """Those of this process, built with the thread pool on first use. Raises what `build` raises."""
+    with _lock:
+        if not _launchers:
+            found = pool(store, options)
+            library = built([SOURCE.read_text(encoding="utf-8")], (), store, options)
+            library.tw_attach.argtypes = [ctypes.c_void_p] * 3
+            library.tw_attach(found.parallel, found.scratch, found.resizing)
+            launch = library.tw_launch
+            launch.argtypes = [ctypes.c_void_p]
+            launch.restype = ctypes.c_int64
+            here = ctypes.cast(library.tw_launch_here, ctypes.c_void_p).value
+            assert here is not None
+            _launchers.append(Launchers(launch, _HELD(here), attach(library)))
+        return _launchers[0]
+
+
+class NativeUnit:
+    """Kernels of a shared object. `threads` None follows torch's thread count at each launch."""
+
+    def __init__(self, path: Path, store: Store, options: Options) -> None:
+        self._library = load(path)
+        self.kernels = int(ctypes.c_int64.in_dll(self._library, "tw_kernel_count").value)
+        rows = (_Row * max(1, self.kernels)).in_dll(self._library, "tw_kernels")
+        self._tasks = [int(row.task or 0) for row in rows[: self.kernels]]
+        self._counts = [_SIZE(row.count) for row in rows[: self.kernels]]
+        self._grains = [_SIZE(row.grain) for row in rows[: self.kernels]]
+        self._launchers = launchers(store, options)
+        self._fixed = options.threads
+        self._sign = -1 if options.pin_threads else 1
+
+    def task(self, kernel: int) -> int:
+        """Address of the task function of `kernel`."""
+        return self._tasks[kernel]
+
+    def count(self, kernel: int, sizes: int) -> int:
+        """Grid points under the sizes (int64 each) at address `sizes`."""
+        return self._counts[kernel](sizes)
+
+    def grain(self, kernel: int, sizes: int) -> int:
+        """Grid points worth one hand-over to another thread."""
+        return self._grains[kernel](sizes)
+
+    def prepare(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
+    ) -> Callable[[], int]:
+        """What runs `launches`; it returns the number of a failed check, 0 for none. For one caller at a time. Those
+        that `alone` marks are left to the caller's thread."""
+        table, brief = self._table(launches, bases, sizes, alone)
+        if brief:
+            return partial(self._launchers.here, ctypes.byref(table))
+        address, launch, sign = ctypes.addressof(table), self._launchers.launch, self._sign
+        if self._fixed:
+            return lambda table=table: launch(address)
+        threads = torch.get_num_threads
+        last = 1
+
+        def run(table: _Run = table) -> int:
+            nonlocal last
+            now = threads()
+            if now != last:
+                table.threads, last = sign * now, now
+            return launch(address)
+
+        return run
+
+    def whole(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        outside: Outside,
+        owner: object,
+    ) -> WholeCall | None:
+        """A call that does nothing but run `launches`, as a function of its own that keeps `owner`; None where one is
+        worth a second thread."""
+        table, brief = self._table(launches, bases, sizes)
+        make = self._launchers.whole if brief else None
+        return None if make is None else call_of(make, table, bases, outside, owner)
+
+    def table_of(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
+        *,
+        held: bool = False,
+    ) -> tuple[ctypes.Structure, int, bool]:
+        """The launches as the native side reads them, the address of what runs them, and whether that is the caller
+        alone (else see `spread`). `held`: for a caller that holds a team."""
+        table, brief = self._table(launches, bases, sizes, alone, held=held)
+        function = self._launchers.here if brief else self._launchers.launch
+        address = ctypes.cast(cast(int, function), ctypes.c_void_p).value
+        assert address is not None
+        return table, address, brief
+
+    def threads(self) -> int:
+        """How many threads launches use now, negative for pinned ones."""
+        return self._sign * (self._fixed or torch.get_num_threads())
+
+    def spread(self, table: ctypes.Structure, threads: int) -> None:
+        """Run a table on that many threads from now on, unless their number is fixed."""
+        assert isinstance(table, _Run)
+        if not self._fixed:
+            table.threads = self._sign * threads
+
+    def _table(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
+        *,
+        held: bool = False,
+    ) -> tuple[_Run, bool]:
+        """The launches as the native side reads them, and whether they may run on the caller without letting other
+        Python threads run meanwhile."""
+        place = sizes.buffer_info()[0]
+        records = Table(self, launches, place, alone, held=held)
+        table = _Run(
+            records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
+        )
+        table.kept = (records, bases, sizes)
+        return table, records.brief and records.count <= FEW and self._sign > 0

@@ -1,0 +1,429 @@
+"""CUDA graphs of a plan: one for each set of exact sizes, with memory of its own and a lock.
+
+An input that lies at the same address in two calls (a weight, as a rule) is read where it is; others are copied in.
+Results are copied out. A plan that cannot be captured runs without, and `Graphs.report` says why.
+
+What a forward pass saves for its backward pass stays in the graph's memory and is only lent: then the backward pass
+finds it at the same place in each step. While any of it is still in use (two forward passes before the first backward
+pass, say), a call runs without the graph.
+"""
+
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import UnsupportedError
+from tilewright.plan.data import Call, Home, Plan
+from tilewright.runtime.plan.arguments import Argument
+from tilewright.runtime.plan.executable import Bound, Result
+from tilewright.runtime.plan.launch import raise_error
+from tilewright.runtime.plan.tensors import maker_on, memory_range, repeats_memory
+
+from .driver import Device, capturing_on, current_stream
+
+MOST_GRAPHS = 8
+"""Sizes of one plan that get a graph."""
+MOST_CAPTURES = 4
+"""Times that one of them is captured again because an input has moved."""
+MOST_MISSES = 8
+"""Calls of a pass of training, one after another, that find inputs elsewhere before it is captured again."""
+UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow", "linear algebra"})
+"""Reasons of library calls that a graph cannot replay: new numbers, sizes on the host, waiting for the device."""
+
+
+_copy: Callable[[list[Tensor], list[Tensor]], None] = getattr(torch, "_foreach_copy_")  # noqa: B009 (torch hides it)
+
+
+class Plain(Protocol):
+    """Runs without a graph."""
+
+    plan: Plan
+
+    def run_plainly(self, args: list[Argument], out: Sequence[Tensor] | None = None) -> list[Result]:
+        """The results; the list of arguments is emptied."""
+        ...
+
+
+def refusal(plan: Plan) -> str:
+    """Why `plan` cannot be captured; empty if it can, as far as it shows."""
+    if len(plan.segments) > 1:
+        return "sizes depend on data"
+    steps = [s for segment in plan.segments for s in segment.steps]
+    for s in steps:
+        if isinstance(s, Call) and s.call.reason in UNCAPTURED and not _is_drawn(s):
+            why = getattr(s.call.function, "uncaptured", s.call.reason)
+            if why:
+                return f"{s.call.name} ({why})"
+            continue
+        if isinstance(s, Call) and s.call.is_collective:
+            return f"{s.call.name} (other processes take part)"
+        if isinstance(s, Call) and not s.call.pure and not _is_seeded(s):
+            return f"{s.call.name} (has effects)"
+    if any(b.home is Home.NUMBER for b in plan.buffers):
+        return "a number is read back from the device"
+    return ""
+
+
+def _is_drawn(step: Call) -> bool:
+    """Whether a call draws its numbers from torch's generator, which counts them at each replay."""
+    return step.call.reason == "random" and _is_seeded(step)
+
+
+def _is_seeded(step: Call) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(step.call.function, "tags", ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Exit:
+    """How one result leaves: as it is (`number` -1), as a view of input number `number`, or of copy number `number`;
+    `lent`, as an alias of itself. `view` is (shape, strides, elements behind the start of the input or copy); None: all
+    of it."""
+
+    plain: Result = None
+    number: int = -1
+    of_input: bool = False
+    view: tuple[torch.Size, tuple[int, ...], int] | None = None
+    lent: Tensor | None = None
+
+
+def _exits(
+    results: Sequence[Result], inputs: Sequence[Argument], lends: range = range(0)
+) -> tuple[list[_Exit], list[Tensor]]:
+    """How results leave, and what must be copied out for them. Results that share memory share its copy; those whose
+    numbers are in `lends` are lent where they share none with others."""
+    of = {_memory(t): (k, t) for k, t in enumerate(inputs) if isinstance(t, Tensor)}
+    shared: dict[int, list[Tensor]] = {}
+    places: dict[int, set[bool]] = {}
+    for k, r in enumerate(results):
+        if isinstance(r, Tensor):
+            shared.setdefault(_memory(r), []).append(r)
+            places.setdefault(_memory(r), set()).add(k in lends)
+    exits: list[_Exit] = []
+    copies: list[Tensor] = []
+    number: dict[int, int] = {}
+    for place, r in enumerate(results):
+        if not isinstance(r, Tensor):
+            exits.append(_Exit(r))
+            continue
+        memory = _memory(r)
+        if memory in of and r.numel():
+            k, t = of[memory]
+            exits.append(
+                _Exit(None, k, True, (r.shape, r.stride(), int(r.storage_offset() - t.storage_offset())))
+            )
+            continue
+        if place in lends and r.numel() and places[memory] == {True}:
+            exits.append(_Exit(lent=_alone(r)))
+            continue
+        group = shared[memory]
+        if not r.numel() or (len(group) == 1 and not repeats_memory(r)):
+            exits.append(_Exit(None, len(copies)))
+            copies.append(r)
+            continue
+        if len({t.dtype for t in group}) > 1:
+            raise UnsupportedError("results of several types in one memory", phase="run")
+        low = min(t.storage_offset() for t in group)
+        if memory not in number:
+            number[memory] = len(copies)
+            high = max(
+                (memory_range(t)[1] - t.data_ptr()) // t.element_size() + t.storage_offset() for t in group
+            )
+            copies.append(r.as_strided((high - low,), (1,), low))
+        exits.append(_Exit(None, number[memory], False, (r.shape, r.stride(), int(r.storage_offset() - low))))
+    return exits, copies
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target, in as few calls as torch can."""
+    if len(targets) == 1:
+        targets[0].copy_(sources[0], non_blocking=True)
+    elif targets:
+        _copy(list(targets), list(sources))
+
+
+def _memory(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _leave(e: _Exit, args: Sequence[Argument], copies: Sequence[Tensor]) -> Result:
+    if e.lent is not None:
+        return e.lent.detach()
+    if e.number < 0:
+        return e.plain
+    source = args[e.number] if e.of_input else copies[e.number]
+    assert isinstance(source, Tensor)
+    if e.view is None:
+        return source
+    shape, strides, offset = e.view
+    if e.of_input and not offset and source.shape == shape and source.stride() == strides:
+        return source
+    return source.as_strided(shape, strides, source.storage_offset() + offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """A graph with what it reads and writes: own tensors for inputs that move, (input, address, strides) of those that
+    do not, what is copied out, how results leave."""
+
+    graph: torch.cuda.CUDAGraph
+    instance: int
+    moving: tuple[int, ...]
+    held: tuple[Tensor, ...]
+    fixed: tuple[tuple[int, int, tuple[int, ...]], ...]
+    copied: list[Tensor]
+    exits: list[_Exit]
+    lent: tuple[Lent, ...] = ()
+
+
+class Lent:
+    """Memory of a graph that a caller reads: whoever holds it, or a view of it, counts as a user of its storage."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """`tensors` are all that this file holds of one storage."""
+        self._storage = tensors[0].untyped_storage()
+        self._idle = len({id(t) for t in tensors}) + 1
+
+    def in_use(self) -> bool:
+        """Whether somebody else holds it."""
+        return torch._C._storage_Use_Count(self._storage._cdata) > self._idle
+
+
+def _alone(t: Tensor) -> Tensor:
+    """`t` as a tensor of its own, which keeps no other of the same storage alive."""
+    made = torch.empty(0, dtype=t.dtype, device=t.device)
+    return made.set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+
+def _lent(exits: Sequence[_Exit]) -> tuple[Lent, ...]:
+    held: dict[int, list[Tensor]] = {}
+    for e in exits:
+        if e.lent is not None:
+            held.setdefault(_memory(e.lent), []).append(e.lent)
+    return tuple(map(Lent, held.values()))
+
+
+class _Sizes:
+    """What is known of one set of sizes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.addresses: tuple[int, ...] | None = None
+        self.moved: set[int] = set()
+        self.captured: _Captured | None = None
+        self.captures = 0
+        self.calls = 0
+        self.misses = 0
+        self.stream = -1
+
+
+class Graphs:
+    """The CUDA graphs of one plan."""
+
+    def __init__(self, plan: Plan, device: Device | None, saves: int | None = None) -> None:
+        """`device` may be None for a plan without kernels. `saves` is the number of the first result that is saved for
+        a backward pass, if this is a forward pass."""
+        self._lends = range(0) if saves is None else range(saves, len(plan.outputs))
+        self._trains = any(segment.makes for segment in plan.segments)
+        self.refused = refusal(plan)
+        self._device = device
+        self._seeded = any(isinstance(s, Call) and _is_seeded(s) for g in plan.segments for s in g.steps)
+        """Whether a call may draw random numbers (attention with dropout): torch then counts them at each replay."""
+        self._make = maker_on(plan.device)
+        self._ordinal = torch.device(plan.device).index or 0
+        self._sizes: weakref.WeakKeyDictionary[Bound, _Sizes] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def report(self) -> str:
+        """One line: how many sizes replay a graph, or why none does."""
+        if self.refused:
+            return f"no CUDA graph: {self.refused}"
+        count = sum(s.captured is not None for s in list(self._sizes.values()))
+        return f"CUDA graphs for {count} sets of sizes" if count else "no CUDA graph yet"
+
+    def run(self, plain: Plain, bound: Bound, args: list[Argument]) -> list[Result] | None:
+        """The results of a replay; None where the call must run without (`args` is then untouched)."""
+        if self.refused:
+            return None
+        state = self._sizes.get(bound)
+        if state is None:
+            with self._lock:
+                if len(self._sizes) >= MOST_GRAPHS:
+                    return None
+                state = self._sizes.setdefault(bound, _Sizes())
+        with state.lock:
+            if not self._found(plain, state, args):
+                return None
+            assert state.captured is not None
+            return self._replay(state, state.captured, args, plain.plan)
+
+    def _found(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> bool:
+        """Whether there is a graph for these arguments whose memory nobody uses; captured now if it is time for it."""
+        found = state.captured
+        if found is not None and _stands(found, args):
+            state.misses = 0
+            return not any(lent.in_use() for lent in found.lent)
+        if found is not None and self._trains:
+            state.misses += 1
+            if state.misses < MOST_MISSES:
+                return False
+            state.captured = state.addresses = None
+        if not self._ready(state, args, plain.plan.host) or state.captures >= MOST_CAPTURES:
+            return False
+        self._capture(plain, state, args)
+        return state.captured is not None
+
+    def _ready(self, state: _Sizes, args: Sequence[Argument], hosts: Sequence[int]) -> bool:
+        """Whether these sizes have been seen before; notes which inputs have moved since. What a backward pass gets
+        lies elsewhere once the forward pass has its graph: of passes of training, the last two calls count."""
+        if any(isinstance(a, Tensor) and not a.is_cuda and k not in hosts for k, a in enumerate(args)):
+            return False  # a call put it into the host's memory, and another one looks for it there
+        now = tuple(a.data_ptr() if isinstance(a, Tensor) and a.is_cuda else -1 for a in args)
+        before, state.addresses = state.addresses, now
+        if before is None:
+            return False
+        moved = {k for k, (a, b) in enumerate(zip(before, now, strict=True)) if a != b or b < 0}
+        state.calls += 1
+        if not self._trains:
+            state.moved |= moved
+            return True
+        state.moved = moved
+        return bool(self._lends) or state.calls > 1
+
+    def _capture(self, plain: Plain, state: _Sizes, args: Sequence[Argument]) -> None:
+        """Write down one run; where torch or the driver refuse, note why."""
+        plan = plain.plan
+        state.captured = None
+        state.captures += 1
+        inner: list[Argument] = list(args)
+        tensors = {k: a for k, a in enumerate(args) if isinstance(a, Tensor)}
+        moving = tuple(k for k in tensors if k in state.moved)
+        with torch.cuda.device(plan.device):
+            for k in moving:
+                t = tensors[k]
+                own = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=plan.device)
+                own.copy_(t)
+                inner[k] = own
+            held = tuple(t for k in moving if isinstance(t := inner[k], Tensor))
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            try:
+                given = list(inner)
+                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                    results = plain.run_plainly(given)
+                exits, copied = _exits(results, inner, self._lends)
+                del results
+            except (RuntimeError, UnsupportedError) as error:
+                _recover(before)
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.refused = f"capture failed: {str(error).splitlines()[0]}"
+                return
+        fixed = tuple((k, t.data_ptr(), t.stride()) for k, t in tensors.items() if k not in moving)
+        state.captured = _Captured(
+            graph, graph.raw_cuda_graph_exec(), moving, held, fixed, copied, exits, _lent(exits)
+        )
+
+    def _replay(self, state: _Sizes, found: _Captured, args: list[Argument], plan: Plan) -> list[Result]:
+        code = self._device.failed() if self._device is not None else 0
+        if code:
+            raise_error(code)
+        stream = current_stream(self._ordinal)
+        if stream != state.stream:
+            if state.stream >= 0:
+                torch.cuda.synchronize(plan.device)  # what it made may still be read on the other one
+            state.stream = stream
+        given = [t for k in found.moving if isinstance(t := args[k], Tensor)]
+        with torch.no_grad():
+            copy_all(found.held, given)
+            if self._device is not None and not self._seeded:
+                self._device.replay(found.instance, stream)
+            else:
+                with torch.cuda.device(plan.device):
+                    found.graph.replay()
+            for k, t, own in zip(found.moving, given, found.held, strict=True):
+                if k in plan.written:
+                    t.copy_(own)
+            made = [self._make(tuple(t.shape), t.stride(), t.dtype) for t in found.copied]
+            copy_all(made, found.copied)
+            results = [_leave(e, args, made) for e in found.exits]
+        args.clear()
+        return results
+
+
+class StepRecorder:
+    """Records short pieces of work on one device, for callers that replay them in turns."""
+
+    def __init__(self, ordinal: int, device: Device | None, checked: bool) -> None:
+        """`device` may be None where nothing that is recorded is a kernel of ours; `checked` says whether one of them
+        may find something wrong."""
+        self.checked = checked
+        self._ordinal = ordinal
+        self._device = device
+        self._capturing = capturing_on(ordinal)
+        self._side: torch.cuda.Stream | None = None
+
+    def ready(self, before: int) -> int | None:
+        """The stream on which replays may run now; None while the caller captures. Waits for the stream `before`, which
+        used their memory last (-1: none), if it is another. Raises what an earlier kernel found wrong."""
+        if self._capturing():
+            return None
+        code = self._device.failed() if self._device is not None else 0
+        if code:
+            raise_error(code)
+        stream = current_stream(self._ordinal)
+        if before not in (-1, stream):
+            torch.cuda.synchronize(self._ordinal)
+        return stream
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does the same again. Raises RuntimeError where it cannot be captured; nothing else is then lost."""
+        with torch.cuda.device(self._ordinal):
+            if self._side is None:
+                self._side = torch.cuda.Stream()
+            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            try:
+                with torch.cuda.graph(graph, stream=self._side, capture_error_mode="thread_local"):
+                    run()
+            except (RuntimeError, UnsupportedError):
+                _recover(before)
+                raise
+
+        def replay() -> None:
+            with torch.cuda.device(self._ordinal):
+                graph.replay()
+
+        return replay
+
+
+def _recover(stream: torch.cuda.Stream) -> None:
+    """After a capture that broke off: torch then stays on the capture's stream, and its generator goes on counting for
+    the graph until a capture ends well."""
+    torch.cuda.set_stream(stream)
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize()
+    with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=stream.device)
+    torch.cuda.set_stream(stream)
+
+
+def _stands(found: _Captured, args: Sequence[Argument]) -> bool:
+    """Whether what the graph reads in place is still where it was."""
+    for k, address, strides in found.fixed:
+        t = args[k]
+        if not isinstance(t, Tensor) or t.data_ptr() != address or t.stride() != strides:
+            return False
+    return True

@@ -1,0 +1,319 @@
+"""Generated GPU kernels of one plan: which variant a call may run, and launch records for the native side."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from tilewright.emit.triton.kernel import Argument, TritonSource
+from tilewright.errors import UnsupportedError, VerifyError
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.program import TileProgram
+from tilewright.ir.sizes.dims import symbols_of
+from tilewright.ir.sizes.host import Number, number, size
+from tilewright.lower.variants import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
+from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.plan.launch import Launching
+
+from .build import Built
+from .descriptors import Tensor, maps, tensors
+from .driver import Device, current_stream
+
+MOST_BLOCKS = (1 << 31) - 1
+"""Blocks of one launch."""
+LEAST_BUNDLE = 4
+"""Launches that follow each other without a library call between are handed to the driver at once, as a graph whose
+addresses are set anew, if there are so many of them; 0: never. What a launch costs the host is then paid once."""
+
+UNBUILT = -1_000_000
+"""What a launch gives that needs a variant which is not built, as the native side has it."""
+
+Build = Callable[[Sequence[TritonSource]], Sequence[Built]]
+Print = Callable[[int, Variant], TritonSource]
+"""The source of a kernel (by number) in one variant."""
+
+
+class _Record(ctypes.Structure):
+    """One launch as the native side reads it."""
+
+    _fields_ = (
+        ("generic", ctypes.c_void_p),
+        ("aligned", ctypes.c_void_p),
+        ("blocks", ctypes.c_int64),
+        ("pointers", ctypes.c_int64),
+        ("slots", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("special", ctypes.c_void_p),
+        ("maps", ctypes.c_void_p),
+        ("mapped", ctypes.c_int64),
+        ("chosen", ctypes.c_void_p),
+        ("bundled", ctypes.c_void_p),
+        ("member", ctypes.c_void_p),
+        ("stale", ctypes.c_int64),
+    )
+
+
+class _Run(ctypes.Structure):
+    _fields_ = (
+        ("device", ctypes.c_void_p),
+        ("records", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("bases", ctypes.c_void_p),
+        ("least", ctypes.c_int64),
+        ("calls", ctypes.c_int64),
+        ("bundle", ctypes.c_void_p),
+    )
+
+
+class _Bundle:
+    """Keeps a run, and ends its bundle."""
+
+    def __init__(self, run: _Run, device: Device) -> None:
+        self._run, self._forget, self._address = (
+            run, device.driver.native.tw_cuda_forget, ctypes.addressof(run),
+        )  # fmt: skip
+
+    def __del__(self) -> None:
+        if self._run.bundle:
+            self._forget(self._address)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """One kernel for exact sizes: native addresses of its generic variant (0: not built) and its aligned one (0: not
+    for these sizes), the blocks of its grid, its arguments, pointers that the compiler wants behind them, and what
+    descriptors show that the aligned variant has between. `later` is the generic variant."""
+
+    generic: int
+    aligned: int
+    blocks: int
+    arguments: tuple[Argument, ...]
+    hidden: int
+    later: tuple[int, Variant]
+    shown: tuple[Tensor, ...] = ()
+
+    def check(self, source: TritonSource, built: Built) -> None:
+        """Raise VerifyError if another variant takes other arguments."""
+        if _shape(source.arguments) != _shape(self.arguments) or built.facts.hidden != self.hidden:
+            raise VerifyError("variants of a kernel differ in their arguments", phase="run", op=source.entry)
+
+
+class CudaUnit:
+    """Kernels of `programs` on one device. Variants that are not among `known` are built when a call needs them: wide
+    ones by its sizes, generic ones by its sizes or its addresses."""
+
+    def __init__(
+        self,
+        programs: Sequence[TileProgram],
+        symbols: Sequence[str],
+        printed: Print,
+        build: Build,
+        device: Device,
+        known: Mapping[tuple[int, Variant], tuple[TritonSource, Built]] = MappingProxyType({}),
+        buckets: Mapping[int, Sequence[tuple[Expr, int]]] = MappingProxyType({}),
+    ) -> None:
+        """`symbols`: names of sizes in the order in which `prepare` gets them. `buckets[k]`: kernels that stand for k
+        where a condition on the sizes holds, the best one first."""
+        self.programs = tuple(programs)
+        self.symbols = tuple(symbols)
+        self.device = device
+        self._print, self._build = printed, build
+        self._possible = tuple(variants(p) for p in self.programs)
+        self._reach = tuple(reach(p) for p in self.programs)
+        self._built = dict(known)
+        self._buckets = dict(buckets)
+        self._lock = threading.Lock()
+
+    # --- variants ---
+
+    def _ensure(self, wanted: Sequence[tuple[int, Variant]]) -> None:
+        with self._lock:
+            missing = [w for w in wanted if w not in self._built]
+            if missing:
+                sources = [self._print(k, v) for k, v in missing]
+                for w, source, built in zip(missing, sources, self._build(sources), strict=True):
+                    self._built[w] = source, built
+
+    def is_wide(self, kernel: int, sizes: Mapping[str, Number]) -> bool:
+        """Whether index arithmetic of `kernel` needs 64 bits under these sizes."""
+        ends, possible = self._reach[kernel], self._possible[kernel]
+        if ends is None or all(v.wide for v in possible):
+            return True
+        return any(v.wide for v in possible) and any(size(e, sizes) > NARROW_LIMIT for e in ends)
+
+    def ready(self, kernel: int, sizes: Mapping[str, Number]) -> Ready | None:
+        """What to launch for exact sizes; None for a grid without points."""
+        kernel = next((k for when, k in self._buckets.get(kernel, ()) if number(when, sizes)), kernel)
+        blocks = 1
+        for g in self.programs[kernel].grid:
+            blocks *= max(0, size(g.extent, sizes))
+        if not blocks:
+            return None
+        if blocks > MOST_BLOCKS:
+            raise UnsupportedError(f"a kernel needs {blocks} blocks, a GPU runs {MOST_BLOCKS}", phase="run")
+        wide = self.is_wide(kernel, sizes)
+        generic, aligned = (kernel, Variant(False, wide)), (kernel, Variant(True, wide))
+        special = (
+            self._aligned(aligned, generic, blocks, sizes) if aligned[1] in self._possible[kernel] else None
+        )
+        if special is not None and generic not in self._built:
+            return special
+        self._ensure([generic])
+        source, built = self._built[generic]
+        address = self.device.load(built).address
+        if special is None:
+            return Ready(address, 0, blocks, source.arguments, built.facts.hidden, generic)
+        special.check(source, built)
+        return replace(special, generic=address)
+
+    def _aligned(
+        self,
+        which: tuple[int, Variant],
+        generic: tuple[int, Variant],
+        blocks: int,
+        sizes: Mapping[str, Number],
+    ) -> Ready | None:
+        """The aligned variant alone; None if it is not for these sizes."""
+        known = self._built.get(which)
+        if not self._fulfils(self._print(*which) if known is None else known[0], sizes):
+            return None
+        self._ensure([which])
+        source, built = self._built[which]
+        shown = tensors(source, built.facts.boxes, self.programs[which[0]], sizes)
+        if shown is None:
+            return None
+        plain = tuple(a for a in source.arguments if a.descriptor is None)
+        return Ready(0, self.device.load(built).address, blocks, plain, built.facts.hidden, generic, shown)
+
+    def _complete(self, records: Iterable[_Record], rows: Iterable[Ready]) -> None:
+        """Build the generic variants that the addresses of the last run asked for."""
+        wanted = [(record, ready) for record, ready in zip(records, rows, strict=False) if not record.chosen]
+        self._ensure(list(dict.fromkeys(ready.later for _, ready in wanted)))
+        for record, ready in wanted:
+            source, built = self._built[ready.later]
+            ready.check(source, built)
+            record.generic = self.device.load(built).address
+
+    def _fulfils(self, source: TritonSource, sizes: Mapping[str, Number]) -> bool:
+        """Whether every size that a variant takes for a multiple is one."""
+        needed = [a for a in source.arguments if a.kind == "size" and a.divisible]
+        return all(int(sizes[self.symbols[a.index]]) % ALIGNMENT == 0 for a in needed)
+
+    # --- launching ---
+
+    def prepare(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        alone: Sequence[bool] = (),
+    ) -> Callable[[], int]:
+        """What runs `launches` on the device's current stream (for one caller at a time) and returns at once. It gives
+        the number of a failed check of an earlier run, 0 for none. Threads of the host are no question here."""
+        named = dict(zip(self.symbols, sizes, strict=False))
+        rows = [(r, params) for k, params in launches if (r := self.ready(k, named)) is not None]
+        records = (_Record * max(1, len(rows)))()
+        kept: list[object] = [records, bases]
+        for record, (ready, params) in zip(records, rows, strict=False):
+            kept.append(self._fill(record, ready, params, sizes))
+        run = _Run(
+            self.device.address,
+            ctypes.addressof(records),
+            len(rows),
+            bases.buffer_info()[0],
+            LEAST_BUNDLE,
+            0,
+            None,
+        )
+        kept.append(_Bundle(run, self.device))
+        launch, address, ordinal, driver = (
+            self.device.driver.launch, ctypes.addressof(run), self.device.ordinal, self.device.driver,
+        )  # fmt: skip
+        stream, complete = current_stream, partial(self._complete, records, [ready for ready, _ in rows])
+
+        def act(kept: list[object] = kept) -> int:
+            code = launch(address, stream(ordinal))
+            if code < 0:
+                if code == UNBUILT:
+                    complete()
+                    code = launch(address, stream(ordinal))
+                if code < 0:
+                    raise driver.run_failed(code)
+            return code
+
+        return act
+
+    def whole(
+        self,
+        launches: Sequence[Launching],
+        bases: array[int],
+        sizes: array[int],
+        outside: Outside,
+        owner: object,
+    ) -> WholeCall | None:
+        """None: what a launch needs depends on the stream."""
+        return None
+
+    def _fill(
+        self, record: _Record, ready: Ready, params: Sequence[tuple[int, int]], sizes: array[int]
+    ) -> tuple[object, ...]:
+        """Set up one record; what it points to."""
+        plain = len(ready.arguments)
+        values = array("q", [0] * (plain + ready.hidden))
+        order: list[tuple[int, int, int]] = []
+        pointers: dict[int, int] = {}
+        for k, a in enumerate(ready.arguments):
+            if a.kind == "pointer":
+                pointers[a.index] = len(order)
+                order.append((*params[a.index], k))
+            else:
+                values[k] = sizes[a.index] if a.kind == "size" else self.device.error_address
+        start = values.buffer_info()[0]
+        slots = array("q", [slot for slot, _, _ in order])
+        offsets = array("q", [offset for _, offset, _ in order])
+        places = array("Q", [start + 8 * k for *_, k in order])
+        arguments = array("Q", [start + 8 * k for k in range(len(values))])
+        made, between, kept = maps(ready.shown, pointers)
+        special = array("Q", [*arguments[:plain], *between, *arguments[plain:]])
+        record.generic, record.aligned, record.blocks = ready.generic, ready.aligned, ready.blocks
+        record.pointers = len(order)
+        record.slots, record.offsets = slots.buffer_info()[0], offsets.buffer_info()[0]
+        record.places, record.arguments = places.buffer_info()[0], arguments.buffer_info()[0]
+        record.special, record.maps = special.buffer_info()[0], ctypes.addressof(made)
+        record.mapped = len(ready.shown)
+        return values, slots, offsets, places, arguments, special, kept
+
+
+def usual(program: TileProgram, when: Expr | None = None) -> tuple[Variant, ...]:
+    """The variants that are built before a call asks for them: narrow ones if there are any, else wide ones; where
+    sizes do not matter to the aligned one (pointers, which torch aligns, still do), only that, if there is one; no
+    aligned ones of a program that only runs `when` sizes are such as spoil alignment."""
+    multiples = aligning(program)
+    if when is not None:
+        names = {s.value.name for s in symbols_of(when) if isinstance(s.value, Symbol)}
+        sizes = {name: ALIGNMENT if name in multiples else 1 for name in names}
+        if not number(when, sizes):
+            return tuple(v for v in _width(program) if not v.aligned)
+    return tuple(v for v in _width(program) if v.aligned or multiples) or _width(program)
+
+
+def needed(program: TileProgram, sizes: Mapping[str, int]) -> tuple[Variant, ...]:
+    """The variant that calls of these sizes need, with pointers as torch aligns them."""
+    aligned = all(sizes[name] % ALIGNMENT == 0 for name in aligning(program))
+    return tuple(v for v in _width(program) if v.aligned == aligned) or _width(program)
+
+
+def _width(program: TileProgram) -> tuple[Variant, ...]:
+    possible = variants(program)
+    return tuple(v for v in possible if v.wide == all(p.wide for p in possible))
+
+
+def _shape(arguments: Sequence[Argument]) -> list[tuple[str, int, str]]:
+    return [(a.kind, a.index, a.type) for a in arguments if a.descriptor is None]

@@ -1,0 +1,78 @@
+"""The numbers of convolutions with their channels innermost, over images and over lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import FrozenProduct
+from tilewright.ir.sizes import dims
+from tilewright.runtime.plan.tensors import same_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The numbers of a 2-d convolution: kernel, stride, padding, dilation, each (y, x). One over lines has height 1."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each place reads only itself."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    @property
+    def run(self) -> int:
+        """Taps that lie one behind the other in every place that is read: all, or each is a run of its own."""
+        whole = self.kernel[0] == 1 and self.padding == (0, 0) and self.dilation == (1, 1)
+        return self.kernel[1] if whole else 1
+
+    def sizes(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the result."""
+        out = [
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, k, s, p, d in zip(
+                (height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        ]
+        return out[0], out[1]
+
+
+def window_of(task: FrozenProduct, weight: Tensor) -> Window | None:
+    """The window of a convolution over lines or images; None if the task is another one."""
+    rank = weight.dim() - 2
+    if rank not in (1, 2) or any(len(n) != rank for n in (task.stride, task.padding, task.dilation)):
+        return None
+    numbers = (weight.shape[2:], task.stride, task.padding, task.dilation)
+    both = [
+        (n[0], n[1]) if rank == 2 else (alone, n[0]) for n, alone in zip(numbers, (1, 1, 0, 1), strict=True)
+    ]
+    return Window(*both) if min(task.padding) >= 0 else None
+
+
+def dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether these strides (elements) are those of a row-major tensor without gaps."""
+    return same_layout(shape, [math.prod(shape[d + 1 :]) for d in range(len(shape))], strides)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """Images or lines with their channels innermost."""
+    if x.dim() == 4:
+        last = torch.channels_last
+        return x if x.is_contiguous(memory_format=last) else x.contiguous(memory_format=last)
+    turned = x.transpose(1, 2)
+    return x if turned.is_contiguous() else turned.contiguous().transpose(1, 2)
+
+
+def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The strides of [batch, channel, space...] with the channel innermost."""
+    inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))
+    return (inner[0], inner[-1], *inner[1:-1])

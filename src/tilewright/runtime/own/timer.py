@@ -1,0 +1,251 @@
+"""Times the ways to do a region of library calls, and remembers the fastest on disk.
+
+Weights of a real model are not in a core's own cache when their turn comes, but what was computed just before is: so a
+stream of other data goes through these caches before each run, then the operands are touched. The ways take turns; the
+best time of each counts, since disturbances only add. Where they added much, the verdict is not final: later processes
+that measure anyway do it again, and the best times of all count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.ir.expr import Expr, Symbol
+from tilewright.ir.graph import Operand, Value
+from tilewright.ir.sizes import dims
+from tilewright.library.choose import Entrant, Pass
+from tilewright.options import Options
+from tilewright.runtime.cpu.pool import running
+from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.runtime.store.cache import Store, digest
+from tilewright.target import MemoryKind, Target
+
+from .product import SOURCES
+
+TYPICAL = 64
+"""What a size counts for if no example tells."""
+SECONDS = 1.5
+"""About how long all measuring of one compilation may take."""
+SHARE = 0.08
+"""The same for one region."""
+ROUNDS = 9
+"""Runs of each way at most."""
+FEWEST = 3
+HOPELESS = 1.5
+"""How much longer than the best a way may take after so many rounds to be timed on."""
+GAIN = 0.97
+"""A later way must take at most this part of the time of an earlier one to be preferred."""
+INSTRUCTION = 4
+"""Operations of the peak rate that one instruction of a chain takes the time of, for each element."""
+STEADY = 1.25
+"""How much longer than its best run the middle one of the winner may have taken in a quiet measurement."""
+TRIALS = 3
+"""Measurements after which a verdict stands, however noisy they were."""
+REPEATED = 1
+"""Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so that
+it is short and finds what was built."""
+SLACK = 0.95
+"""A time may be this part of what memory allows at least; one below was not that of the whole work."""
+
+LOG = logging.getLogger("tilewright")
+REFUSALS = (RuntimeError, MemoryError)
+"""What a way raises that does not take these operands on this machine; anything else is a defect and is logged."""
+
+Run = Callable[[], object]
+
+
+@dataclass(slots=True)
+class Timer:
+    """Finds which `Entrant` is the fastest, with the threads in use. `sizes` are example values of size symbols."""
+
+    target: Target
+    store: Store
+    options: Options
+    sizes: Mapping[str, int]
+    spent: float = 0.0
+    repeated: int = 0
+    _noise: Tensor | None = None
+    _identity: str = field(default="")
+
+    def __post_init__(self) -> None:
+        threads = self.options.threads or torch.get_num_threads()
+        own = [path.read_bytes() for path in SOURCES]
+        self._identity = digest(
+            self.target.digest(),
+            processor(),
+            str(threads),
+            str(self.options.pin_threads),
+            torch.__version__,
+            *own,
+        )
+
+    def size(self, e: Expr) -> int:
+        """The value of a size."""
+        names = [s.value.name for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
+        return dims.evaluate(e, {name: self.sizes.get(name, TYPICAL) for name in names})
+
+    def verdict(self, task: str) -> str | None:
+        """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
+        were are too noisy to tell and this compilation, which has measured others, can measure it again."""
+        last = self._trials(task)[-1:]
+        if not last:
+            return None
+        if not last[0]["final"] and self.spent and self.repeated < REPEATED:
+            self.repeated += 1
+            return None
+        return str(last[0]["fastest"])
+
+    def _trials(self, task: str) -> list[dict[str, Any]]:
+        """What earlier measurements found, each with the best times of all up to it."""
+        found: list[dict[str, Any]] = []
+        while len(found) < TRIALS and (folder := self.store.get(self._key(task, len(found)))) is not None:
+            try:
+                trial = json.loads((folder / "verdict.json").read_text())
+                found.append({name: trial[name] for name in ("fastest", "seconds", "final")})
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                LOG.info("the verdict in %s cannot be read: %s", folder, error)
+                break
+            if found[-1]["final"]:
+                break
+        return found
+
+    def _key(self, task: str, trial: int) -> str:
+        return digest("verdict", self._identity, task, str(trial))
+
+    def measure(self, task: str, entrants: Sequence[Entrant]) -> str:
+        """The name of the fastest; what raises, or is faster than memory, loses."""
+        start = time.perf_counter()
+        before = self._trials(task)
+        times, spread = self._times(entrants)
+        for name, seconds in before[-1]["seconds"].items() if before else ():
+            if name in times:
+                times[name] = min(times[name], float(seconds))
+        bound = self._bound(entrants[0]) * SLACK
+        best = entrants[0].name
+        for name, seconds in times.items():
+            if seconds >= bound and (best not in times or seconds < GAIN * times[best]):
+                best = name
+        self.spent += time.perf_counter() - start
+        final = spread.get(best, 1.0) <= STEADY or len(before) + 1 >= TRIALS
+        shown = {"task": task, "fastest": best, "seconds": times, "spread": spread, "final": final}
+        files = {"verdict.json": json.dumps(shown, indent=1).encode()}
+        self.store.put(self._key(task, len(before)), files)
+        return best
+
+    def _bound(self, entrant: Entrant) -> float:
+        """Seconds in which no way can read its operands and write its result, from the caches."""
+        moved = sum(self.size(v.numel) * v.dtype.bytes for v in entrant.inputs)
+        level = next(x for x in self.target.levels if x.kind > MemoryKind.DEVICE)
+        return moved / (4 * level.bandwidth)
+
+    def _times(self, entrants: Sequence[Entrant]) -> tuple[dict[str, float], dict[str, float]]:
+        """The best time of each way, and its middle one over its best."""
+        runs: dict[str, Run] = {}
+        operands: list[Tensor] = []
+        with torch.no_grad():
+            for entrant in entrants:
+                tensors = [self._tensor(v, s) for v, s in self._laid(entrant)]
+                run = _bound_call(entrant, tensors)
+                if _runs(entrant.name, run):
+                    runs[entrant.name] = run
+                    operands += tensors
+            rounds = self._rounds(runs, operands)
+            times = {name: min(each) for name, each in rounds.items()}
+            spread = {name: statistics.median(each) / times[name] for name, each in rounds.items()}
+            for entrant in entrants:
+                if entrant.name in times:
+                    times[entrant.name] += sum(map(self._pass, entrant.passes))
+                    times[entrant.name] += self.target.parting_seconds if entrant.parts else 0.0
+        return times, spread
+
+    def _rounds(self, runs: dict[str, Run], operands: Sequence[Tensor]) -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {name: [] for name in runs}
+        start = time.perf_counter()
+        left = min(SHARE, SECONDS - self.spent)
+        for done in range(ROUNDS):
+            if done >= FEWEST:
+                limit = HOPELESS * min(map(min, taken.values()), default=0.0)
+                runs = {name: run for name, run in runs.items() if min(taken[name]) <= limit}
+                if len(runs) < 2 or time.perf_counter() - start > left:
+                    break
+            for name, run in runs.items():
+                self._disturb(operands)
+                began = time.perf_counter()
+                run()
+                taken[name].append(time.perf_counter() - began)
+        return taken
+
+    def _disturb(self, operands: Sequence[Tensor]) -> None:
+        """Other data in the cores' own caches, and then the operands."""
+        if self._noise is None:
+            self._noise = torch.zeros(
+                self.target.core.capacity * self.target.cores
+            )  # four times as many bytes
+        self._noise.add_(1.0)
+        for t in operands:
+            if t.is_floating_point():
+                t.mul_(1.0)
+        threads = running()
+        if threads is not None:  # a way of ours is not left to one core by what came late before
+            threads.rejoin()
+
+    def _pass(self, left: Pass) -> float:
+        """Seconds that one more pass takes; instructions do not overlap with memory in the short run."""
+        t = self._tensor(left.value, None)
+        best = float("inf")
+        for _ in range(4):
+            began = time.perf_counter()
+            t.mul_(1.0)
+            best = min(best, time.perf_counter() - began)
+        return best + left.work * t.numel() / (self.target.flops / INSTRUCTION)
+
+    def _laid(self, entrant: Entrant) -> list[tuple[Value, Sequence[Expr] | None]]:
+        wants = [*entrant.call.wants, *[None] * len(entrant.inputs)]
+        return list(zip(entrant.inputs, wants, strict=False))
+
+    def _tensor(self, v: Value, strides: Sequence[Expr] | None) -> Tensor:
+        """Any values of this shape, ones if they are no floats."""
+        shape, dtype = [self.size(n) for n in v.shape], torch_dtype(v.dtype)
+        laid = [self.size(s) for s in (strides if strides is not None else dims.dense_strides(v.shape))]
+        t = torch.empty_strided(shape, laid, dtype=dtype)
+        return drawn(t) if dtype.is_floating_point else t.fill_(1)
+
+
+def _runs(name: str, run: Run) -> bool:
+    """Whether a way works here: one that fails is not one."""
+    try:
+        run()
+    except REFUSALS as refused:
+        LOG.info("%s is not a way here: %s", name, refused)
+        return False
+    except Exception:
+        LOG.exception("%s failed in a way that nobody expects; it is not taken", name)
+        return False
+    return True
+
+
+def _bound_call(entrant: Entrant, tensors: Sequence[Tensor]) -> Run:
+    call = entrant.call
+    fill = lambda a: tensors[a.index] if isinstance(a, Operand) else a  # noqa: E731
+    args, kwargs = [fill(a) for a in call.args], {name: fill(a) for name, a in call.kwargs}
+    return lambda: call.function(*args, **kwargs)
+
+
+def processor() -> str:
+    """The model of the processor; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "CPU part")):
+                return line
+    return ""

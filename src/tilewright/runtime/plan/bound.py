@@ -1,0 +1,413 @@
+"""A plan under exact sizes: numbers for every shape, packed memory, launch tables. And the workspace of one run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from tilewright import allocate
+from tilewright.errors import NoElements
+from tilewright.ir.expr import Expr
+from tilewright.ir.sizes.host import Number, size
+from tilewright.plan.bind import names_in
+from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
+from tilewright.plan.late import root_of
+from tilewright.runtime.cpu.huge_pages import LARGE, large_maker, on_large_pages
+from tilewright.runtime.cpu.native_call import Outside, WholeCall
+
+from . import steps
+from .call_results import Act, Promise, Tensors, counting, receiving
+from .launch import Launching, Unit
+from .tensors import maker_on, torch_dtype
+from .verified import Checks
+
+ALIGN = 64
+GPU_ALIGN = 256
+"""Of what lies in an arena, in bytes."""
+
+
+class Layouts:
+    """Numbers of every buffer: shapes, strides (elements), dtypes, byte sizes, byte offsets of views."""
+
+    def __init__(self, plan: Plan, sizes: Mapping[str, Number]) -> None:
+        self.sizes = dict(sizes)
+        memo: dict[Expr, int] = {}
+
+        def value(e: Expr) -> int:
+            found = memo.get(e)
+            if found is None:
+                found = memo[e] = size(e, self.sizes)
+            return found
+
+        known = self.sizes.keys()
+        self.shapes: list[tuple[int, ...]] = []
+        self.strides: list[tuple[int, ...]] = []
+        self.offsets: list[int] = []
+        self.ready: list[bool] = []
+        """Whether every size of a buffer is known yet."""
+        for b in plan.buffers:
+            ready = all(name in known for name in names_in((*b.spec.shape, *b.spec.strides, b.offset)))
+            self.ready.append(ready)
+            self.shapes.append(tuple(map(value, b.spec.shape)) if ready else ())
+            self.strides.append(tuple(map(value, b.spec.strides)) if ready else ())
+            self.offsets.append(value(b.offset) if ready else 0)
+
+    def bytes_of(self, plan: Plan, b: int) -> int:
+        """Bytes from the first to the last element of buffer `b`."""
+        shape = self.shapes[b]
+        if 0 in shape:
+            return 0
+        reach = sum((n - 1) * s for n, s in zip(shape, self.strides[b], strict=True))
+        return (reach + 1) * plan.buffers[b].spec.dtype.bytes
+
+
+def check_preconditions(segment: Segment, sizes: Mapping[str, Number]) -> None:
+    """Raise NoElements unless `sizes` fulfil what the segment requires."""
+    for p in segment.preconditions:
+        if size(p.size, sizes) == 0:
+            raise NoElements(
+                f"an extremum over no elements: {p.size} is 0", phase="run", op=p.op, place=p.place,
+                hint="give that dim at least one element",
+            )  # fmt: skip
+
+
+class Part:
+    """One segment under exact sizes: what to allocate and what to do."""
+
+    def __init__(
+        self, plan: Plan, segment: Segment, number: int, sizes: Mapping[str, Number], unit: Unit | None,
+        checks: Checks | None = None,
+    ) -> None:  # fmt: skip
+        self.checks = checks
+        check_preconditions(segment, sizes)
+        self.plan = plan
+        self.make = maker_on(plan.device)
+        self.segment = segment
+        self.unit = unit
+        self.layouts = Layouts(plan, sizes)
+        self.sizes = array("q", [int(sizes.get(name, 0)) for name in plan.symbols] or [0])
+        mine = [k for k, b in enumerate(plan.buffers) if b.segment == number]
+        arena = [k for k in mine if plan.buffers[k].home is Home.ARENA]
+        blocks = [
+            allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end)
+            for k in arena
+        ]
+        places, self.arena_bytes = allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)
+        self.place = dict(zip(arena, places, strict=True))
+        own = {
+            k: (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
+            for k in mine
+            if plan.buffers[k].home is Home.OUTPUT
+        }
+        later = {k for made in segment.makes for k in made}
+        self.later = {k: o for k, o in own.items() if k in later}
+        """Tensors that are made in front of a step; `outputs` are made first."""
+        self.outputs = tuple(o for k, o in own.items() if k not in later)
+        if plan.device == "cpu" and any(self.layouts.bytes_of(plan, k) >= LARGE for k in own):
+            self.make = large_maker(self.make)
+
+    def promise(self, b: int) -> Promise:
+        """What a library call's result in buffer `b` must be, as far as sizes are known."""
+        spec, layouts = self.plan.buffers[b].spec, self.layouts
+        ready, rank = layouts.ready[b], len(spec.shape)
+        strides = layouts.strides[b] if ready and len(spec.strides) == rank else None
+        device = torch.device(self.plan.device)
+        return Promise(torch_dtype(spec.dtype), device, rank, layouts.shapes[b] if ready else None, strides)
+
+    def receive_measured(self, before: Segment, tensors: Tensors) -> None:
+        """Hold results whose sizes were unknown when their call, the last step of the segment `before`, ended against
+        what was promised."""
+        last = before.steps[-1] if before.steps else None
+        for k, b in enumerate(last.outputs if isinstance(last, Call) else ()):
+            if (
+                isinstance(last, Call)
+                and self.plan.buffers[b].home is not Home.NUMBER
+                and tensors[b] is not None
+            ):
+                receiving(last, k, self.promise(b))(tensors)
+
+    def allocate_outputs(self, tensors: Tensors) -> None:
+        """Make the tensors that leave the plan, but those that the caller brought."""
+        for b, shape, strides, dtype in self.outputs:
+            if tensors[b] is None:
+                tensors[b] = self.make(shape, strides, dtype)
+
+
+def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
+    """The most bytes that one call has between its kernels and calls at a time (calls may take memory of their own
+    besides); None where sizes come from data."""
+    if any(segment.measures for segment in plan.segments) or not sizes.keys() >= set(plan.symbols):
+        return None
+    layouts = Layouts(plan, sizes)
+    total = 0
+    for place in range(len(plan.segments)):
+        mine = [(k, b) for k, b in enumerate(plan.buffers) if b.segment == place and b.source < 0]
+        blocks = [
+            allocate.Block(layouts.bytes_of(plan, k), b.start, b.end)
+            for k, b in mine
+            if b.home is Home.ARENA or b.home in (Home.LIBRARY, Home.OUTPUT) and k not in plan.outputs
+        ]
+        total += allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)[1]
+    return total
+
+
+class Workspace:
+    """Memory and prepared steps for one run of one segment at a time."""
+
+    def __init__(self, part: Part, constants: Sequence[Tensor]) -> None:
+        self.part = part
+        plan = part.plan
+        self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
+        if plan.device == "cpu" and part.arena_bytes >= LARGE:
+            on_large_pages(self.arena)
+        self.bases = array("Q", [0] * (len(plan.buffers) + 1))
+        self.arena_slot = len(plan.buffers)
+        self.bases[-1] = self.arena.data_ptr()
+        sources = {x.source for x in plan.buffers}
+        used = sources | set(_tensors_used(part.segment))
+        self.lasting = {b: self._view(b, place) for b, place in part.place.items() if b in used}
+        """Tensors that are the same in every run."""
+        for k, b in enumerate(plan.buffers):
+            if b.home is Home.CONSTANT:
+                self.bases[k] = constants[b.index].data_ptr()
+                self.lasting[k] = constants[b.index]
+        self.addressed = {r for s in part.segment.steps if isinstance(s, Launches) for r in self._roots(s)}
+        self.seen = (
+            _tensors_seen(plan) if any(isinstance(s, Call) for s in part.segment.steps) else set[int]()
+        )
+        self.runs: list[Callable[[], int]] = []
+        self.acts = self._prepare()
+        self.views = tuple(self.lasting.items())
+
+    def _view(self, b: int, place: int) -> Tensor:
+        part = self.part
+        flat = self.arena[place : place + part.layouts.bytes_of(part.plan, b)]
+        typed = flat.view(torch_dtype(part.plan.buffers[b].spec.dtype))
+        return typed.as_strided(part.layouts.shapes[b], part.layouts.strides[b])
+
+    def _roots(self, step: Launches) -> set[int]:
+        return {self.locate(p)[0] for launch in step.launches for p in launch.params}
+
+    def locate(self, b: int) -> tuple[int, int]:
+        """Slot in `bases` and byte offset behind it where buffer `b` starts."""
+        buffers = self.part.plan.buffers
+        offset = 0
+        while buffers[b].home is Home.VIEW:
+            offset += self.part.layouts.offsets[b] * buffers[b].spec.dtype.bytes
+            b = buffers[b].source
+        if buffers[b].home is Home.ARENA:
+            return self.arena_slot, offset + self.part.place.get(b, 0)
+        return b, offset
+
+    def _prepare(self) -> tuple[Act, ...]:
+        """What a run does, in order. Calls that the caller's thread does alone become one act with their like and what
+        stands between them."""
+        made: list[Act] = []
+        segment = self.part.segment
+        calls = any(isinstance(s, Call) for s in segment.steps)
+        makes = segment.makes or ((),) * len(segment.steps)
+        table = list(zip(segment.steps, makes, segment.frees, strict=True))
+        for alone, run in groupby(table, lambda row: calls and self._is_alone(row[0])):
+            acts: list[Act] = []
+            rows = list(run)
+            for copies, group in groupby(rows, lambda row: isinstance(row[0], Copy)):
+                together = list(group)
+                for part in [together] if copies else [[row] for row in together]:
+                    own = [b for _, made_first, _ in part for b in made_first]
+                    acts += [steps.making(*self.part.later[b], self.part.make, self.bases) for b in own]
+                    acts += self._acts_of([step for step, *_ in part])
+                    last = tuple(b for *_, frees in part for b in frees)
+                    acts += [steps.freeing(last)] if last and calls else []
+            some = any(isinstance(step, Call) for step, *_ in rows)
+            made += steps.alone(acts) if alone and some else acts
+        return tuple(made)
+
+    def _acts_of(self, together: Sequence[Step]) -> list[Act]:
+        """What one step does, or copies that follow each other."""
+        copies = [(step.target, step.source) for step in together if isinstance(step, Copy)]
+        if len(copies) <= 1 or self.part.plan.device == "cpu":
+            return [act for step in together for act in self._acts(step)]
+        return [
+            steps.copying(*group[0]) if len(group) == 1 else steps.copying_all(group)
+            for group in independent(copies, self.part.plan.buffers)
+        ]
+
+    def _look(self, b: int, tensors: Tensors) -> Tensor:
+        """The tensor of any buffer, also one that only kernels see."""
+        t, buffer, layouts = tensors[b], self.part.plan.buffers[b], self.part.layouts
+        if t is not None:
+            return t
+        if buffer.home is Home.ARENA:
+            return self._view(b, self.part.place[b])
+        source = self._look(buffer.source, tensors)
+        offset = source.storage_offset() + layouts.offsets[b]
+        return source.as_strided(layouts.shapes[b], layouts.strides[b], offset)
+
+    def _acts(self, step: Step) -> list[Act]:
+        checks, sizes = self.part.checks, self.part.layouts.sizes
+        if checks is None:
+            return self._plain_acts(step)
+        if isinstance(step, Launches):
+            acts = [(x, self._launches(Launches((x,)))) for x in step.launches]
+            return [a for x, act in acts for a in checks.around_launch(x, act, self._look, sizes)]
+        acts = self._plain_acts(step)
+        return (
+            checks.around_call(step, acts, lambda s: steps.calling(s, sizes))
+            if isinstance(step, Call)
+            else acts
+        )
+
+    def _plain_acts(self, step: Step) -> list[Act]:
+        match step:
+            case Launches():
+                return [self._launches(step)]
+            case Call():
+                call = [steps.calling(step, self.part.layouts.sizes)]
+                took = self._nanoseconds(step.core_ns)
+                if took is not None and took > self.part.plan.alone_ns:
+                    call = [steps.sharing(call[0], took)]
+                guards = [steps.guarding(step)] if step.guarded else []
+                return [*call, *guards, *self._results(step)]
+            case View(buffer=b):
+                return self.viewing(b)
+            case Copy():
+                return [steps.copying(step.target, step.source)]
+
+    def _is_alone(self, step: Step) -> bool:
+        """Whether the caller's thread does a step alone."""
+        match step:
+            case Launches():
+                return all(self._is_small(x.core_ns) for x in step.launches)
+            case Call():
+                return self._is_small(step.core_ns)
+            case View():
+                return True
+            case Copy():
+                return False
+
+    def _is_small(self, core_ns: Expr | None) -> bool:
+        """Whether what takes one core so long is not worth a second one."""
+        found = self._nanoseconds(core_ns)
+        return found is not None and found <= self.part.plan.alone_ns
+
+    def _nanoseconds(self, core_ns: Expr | None) -> int | None:
+        """A time under these sizes, as far as they are known."""
+        sizes = self.part.layouts.sizes
+        if core_ns is None or not all(name in sizes for name in names_in((core_ns,))):
+            return None
+        return size(core_ns, sizes)
+
+    def viewing(self, b: int) -> list[Act]:
+        """The tensor of a view: made now if what it shows lasts."""
+        source, layouts = self.part.plan.buffers[b].source, self.part.layouts
+        shape, strides, offset = layouts.shapes[b], layouts.strides[b], layouts.offsets[b]
+        t = self.lasting.get(source)
+        if t is None:
+            leaves = b in self.part.plan.outputs
+            return [steps.viewing(b, source, shape, strides, offset, leaves=leaves)]
+        self.lasting[b] = t.as_strided(shape, strides, t.storage_offset() + offset)
+        return []
+
+    def whole(self, outside: Outside) -> WholeCall | None:
+        """A call that does nothing but run kernels once, as a function of its own that keeps this memory."""
+        unit, steps = self.part.unit, self.part.segment.steps
+        if unit is None or len(steps) != 1 or not isinstance(steps[0], Launches):
+            return None
+        return unit.whole(self.located(steps[0]), self.bases, self.part.sizes, outside, self)
+
+    def located(self, step: Launches) -> list[Launching]:
+        """Launches with the memory of their parameters."""
+        return [(x.kernel, [self.locate(p) for p in x.params]) for x in step.launches]
+
+    def left_alone(self, step: Launches) -> list[bool]:
+        """Which launches the caller's thread does alone."""
+        return [self._is_small(x.core_ns) for x in step.launches]
+
+    def left_alone_held(self, step: Launches) -> list[bool]:
+        """The same where threads watch for work."""
+        most = self.part.plan.handover_ns
+        return [(took := self._nanoseconds(x.core_ns)) is None or took <= most for x in step.launches]
+
+    def takes(self, step: Step) -> int:
+        """Nanoseconds that a step takes one core, as far as they are known."""
+        found = [
+            x.core_ns
+            for x in (step.launches if isinstance(step, Launches) else (step,))
+            if not isinstance(x, View | Copy)
+        ]
+        return sum(self._nanoseconds(x) or 0 for x in found)
+
+    def _launches(self, step: Launches) -> Act:
+        unit = self.part.unit
+        assert unit is not None
+        run = unit.prepare(self.located(step), self.bases, self.part.sizes, self.left_alone(step))
+        self.runs.append(run)
+        return steps.launching(run)
+
+    def _results(self, step: Call) -> list[Act]:
+        """What follows a call: its results are held against what was promised, and kernels get their addresses."""
+        acts: list[Act] = []
+        for k, b in enumerate(step.outputs):
+            if self.part.plan.buffers[b].home is Home.NUMBER:
+                acts.append(counting(step, k))
+                continue
+            if b in self.seen:
+                acts.append(receiving(step, k, self.part.promise(b), by_kernels=b in self.addressed))
+            if b in self.addressed:
+                acts.append(steps.pointing(b, self.bases, b))
+        return acts
+
+
+def _tensors_seen(plan: Plan) -> set[int]:
+    """Buffers that some step or the caller reads or shows, and what these are views of."""
+    found = {o for o in plan.outputs if isinstance(o, int)}
+    for segment in plan.segments:
+        found |= {m.buffer for m in segment.measures} | set(_tensors_used(segment))
+        for step in segment.steps:
+            match step:
+                case Launches():
+                    found |= {p for launch in step.launches for p in launch.params}
+                case View():
+                    found.add(step.buffer)
+                case Call() | Copy():
+                    pass
+    todo = list(found)
+    while todo:
+        source = plan.buffers[todo.pop()].source
+        if source >= 0 and source not in found:
+            found.add(source)
+            todo.append(source)
+    return found
+
+
+def independent(copies: Sequence[tuple[int, int]], buffers: Sequence[Buffer]) -> list[list[tuple[int, int]]]:
+    """(target, source) pairs in order, in groups of which none writes what another reads or writes."""
+    groups: list[list[tuple[int, int]]] = [[]]
+    read: set[int] = set()
+    written: set[int] = set()
+    for pair in copies:
+        target, source = (root_of(buffers, b) for b in pair)
+        if target in read | written or source in written:
+            groups.append([])
+            read, written = set(), set()
+        groups[-1].append(pair)
+        read.add(source)
+        written.add(target)
+    return groups
+
+
+def _tensors_used(segment: Segment) -> list[int]:
+    found: list[int] = []
+    for step in segment.steps:
+        match step:
+            case Call():
+                found += step.inputs
+            case Copy():
+                found += (step.source, step.target)
+            case View() | Launches():
+                pass
+    return found
