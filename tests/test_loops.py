@@ -15,7 +15,7 @@ from onnx import TensorProto
 import tilewright
 from tests.capture.onnx.models import body, model, node, value
 from tilewright.capture.fx import from_fx
-from tilewright.capture.loop import Changing, loop_op
+from tilewright.capture.loops.op import Changing, loop_op
 from tilewright.capture.trace import trace
 from tilewright.interp.graph import run_graph
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import tilewright
 from tests.test_loops_rolled import loops, weights
 from tilewright import looping
-from tilewright.capture import rolled
+from tilewright.capture.loops import rolled
 from tilewright.ir.graph import Loop
 from tilewright.runtime.loops.call import LoopRunner
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import tilewright
 from tests.test_loops_rolled import agrees, loops
-from tilewright.capture import rolled
-from tilewright.capture.scanned import Scan
+from tilewright.capture.loops import rolled
+from tilewright.capture.loops.scanned import Scan
 
 STEPS = 20
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tilewright
 from tests.test_loops_rolled import agrees, close, loops
-from tilewright.capture import rolled
+from tilewright.capture.loops import rolled
 
 STEPS = 20
 

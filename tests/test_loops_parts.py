@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import tilewright
-from tilewright.capture import rolled
+from tilewright.capture.loops import rolled
 
 STEPS = 12
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import tilewright
-from tilewright.capture import recurrent, rolled, scanned
+from tilewright.capture.loops import recurrent, rolled, scanned
 
 STEPS = 20
 MANY = 80

@@ -11,7 +11,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
-from tilewright.capture.recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE
+from tilewright.capture.loops.recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

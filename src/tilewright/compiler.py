@@ -18,11 +18,11 @@ from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
 from tilewright.analysis.size_hints import EARNEST, raised, representative, seen_sizes
+from tilewright.capture.aliasing.shares import output_shares, placed_by_size
+from tilewright.capture.autograd.saved import first_saved
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
-from tilewright.capture.moved import moved
-from tilewright.capture.saved import first_saved
-from tilewright.capture.shares import output_shares, placed_by_size
+from tilewright.capture.placement.moved import moved
 from tilewright.capture.symbols import Ranges
 from tilewright.emit.cpp.unit import emit_unit
 from tilewright.emit.triton.kernel import emit_triton

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from tilewright.capture.device import ADMITTED
+from tilewright.capture.autograd.joint import Recorder, Runner, through_autograd
 from tilewright.capture.exported import exported
-from tilewright.capture.joint import Recorder, Runner, through_autograd
 from tilewright.capture.onnx import OnnxModule, load
+from tilewright.capture.placement.device import ADMITTED
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from tilewright.capture.device import graph_device, host_inputs
+from tilewright.capture.placement.device import graph_device, host_inputs
 from tilewright.runtime.cpu.toolchain import find_compiler, host_target
 from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
 

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright.capture.device import graph_device, host_inputs
 from tilewright.capture.fx import from_fx
+from tilewright.capture.placement.device import graph_device, host_inputs
 from tilewright.errors import UnsupportedError
 
 

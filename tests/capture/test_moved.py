@@ -13,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tilewright.capture.device import graph_device, tensors
+from tilewright.capture.aliasing.memory import storage_of
 from tilewright.capture.fx import from_fx
-from tilewright.capture.memory import storage_of
-from tilewright.capture.moved import around_host_results, move, moved
 from tilewright.capture.opaque import Runner
+from tilewright.capture.placement.device import graph_device, tensors
+from tilewright.capture.placement.moved import around_host_results, move, moved
 from tilewright.errors import UnsupportedError
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tilewright
 from tilewright import accuracy
-from tilewright.capture import joint
-from tilewright.capture.saved import save_sources
+from tilewright.capture.autograd import joint
+from tilewright.capture.autograd.saved import save_sources
 
 
 class Net(nn.Module):

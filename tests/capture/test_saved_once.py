@@ -12,8 +12,8 @@ from torch._higher_order_ops.scan import scan
 
 import tilewright
 from tilewright import looping
-from tilewright.capture import rolled
-from tilewright.capture.recurrent import MOST_UNROLLED
+from tilewright.capture.loops import rolled
+from tilewright.capture.loops.recurrent import MOST_UNROLLED
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes import dims
 from tilewright.runtime.loops.call import LoopRunner

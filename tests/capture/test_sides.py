@@ -15,12 +15,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_map
 
-from tilewright.capture.device import graph_device, tensors
-from tilewright.capture.draws import save_states_apart
-from tilewright.capture.moved import moved
+from tilewright.capture.autograd.rng import save_states_apart
+from tilewright.capture.autograd.saved import first_saved, mark_saved
 from tilewright.capture.opaque import Runner
-from tilewright.capture.saved import first_saved, mark_saved
-from tilewright.capture.sides import Stage, around_sides, stages
+from tilewright.capture.placement.device import graph_device, tensors
+from tilewright.capture.placement.moved import moved
+from tilewright.capture.placement.sides import Stage, around_sides, stages
 from tilewright.compiler import Compiled, as_captured, compile_fx
 from tilewright.errors import UnsupportedError
 from tilewright.options import Options

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import tilewright
-from tilewright.capture.negated import around_negated
+from tilewright.capture.aliasing.negated import around_negated
 from tilewright.capture.opaque import Runner
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,7 +11,7 @@ from tests.emit.harness import host_target
 from torch import Tensor, nn
 
 from tilewright.capture.fx import from_fx
-from tilewright.capture.loop import loop_op
+from tilewright.capture.loops.op import loop_op
 from tilewright.capture.trace import trace
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Loop, Value

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, fx
 
 from tilewright.accuracy import TreeVerdict
-from tilewright.capture.shares import output_shares
+from tilewright.capture.aliasing.shares import output_shares
 from tilewright.compiler import Compiled, watched
 from tilewright.errors import TilewrightError, VerifyError
 from tilewright.options import Options

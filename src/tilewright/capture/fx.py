@@ -10,8 +10,13 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from tilewright.capture.aliasing.memory import Memory, NodeMemory, by_place
 from tilewright.capture.aten.library import collective, library_reason, library_target
 from tilewright.capture.aten.onednn import specialiser
+from tilewright.capture.loops.body import loop_call
+from tilewright.capture.loops.higher import with_loop_ops
+from tilewright.capture.loops.op import loop_op
+from tilewright.capture.placement.device import graph_device
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.builder import Builder, traced_with
 from tilewright.ir.dtype import DType, Kind
@@ -22,12 +27,7 @@ from tilewright.ir.ops.common import access
 from tilewright.ir.sizes import dims
 
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
-from .body import loop_call
-from .device import graph_device
 from .environment import shape_env, traced_sizes
-from .higher import with_loop_ops
-from .loop import loop_op
-from .memory import Memory, NodeMemory, by_place
 from .node import (
     NUMBERS,
     display_name,

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from .repeats import Repeat
+from tilewright.capture.loops.repeats import Repeat
 
 _ENTER = (torch.amp.autocast_mode._enter_autocast, torch.autograd.grad_mode._enter_inference_mode)
 _EXIT = (torch.amp.autocast_mode._exit_autocast, torch.autograd.grad_mode._exit_inference_mode)

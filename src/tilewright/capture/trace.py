@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
+from tilewright.capture.loops.op import keeping_loops
+from tilewright.capture.loops.recurrent import recurrent_loops
 from tilewright.errors import TilewrightError, UnsupportedError
 from tilewright.ir.expr import Symbol, integer
 from tilewright.ir.sizes.dims import ZERO, coefficient, mul, static, symbols_of
@@ -25,9 +27,7 @@ from tilewright.ir.sizes.host import Number, number
 from .aten import decompositions, kept_whole
 from .environment import conditions
 from .exported import Exported
-from .loop import keeping_loops
 from .node import mutations
-from .recurrent import recurrent_loops
 from .symbols import Symbols
 
 Place = tuple[int, int]

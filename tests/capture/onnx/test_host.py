@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
 
-from tilewright.capture.onnx import host as host_module
 from tilewright.capture.onnx import ops
-from tilewright.capture.onnx.ratio import Ratio
 from tilewright.capture.onnx.registry import OpDef, lookup, lookup_host
-from tilewright.capture.onnx.values import Host, as_host, as_tensor, host, scalar, to_int
+from tilewright.capture.onnx.values import host as host_module
+from tilewright.capture.onnx.values.ratio import Ratio
+from tilewright.capture.onnx.values.run import Host, as_host, as_tensor, host, scalar, to_int
 
 CPU = torch.device("cpu")
 assert ops and host_module

@@ -17,6 +17,8 @@ import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from torch import Tensor
 
+from tilewright.capture.onnx.values.run import MAX_CONSTANT, TooLarge, Value, as_host, as_tensor, size_limit
+from tilewright.capture.onnx.values.traced import FOLD_BYTES, Kind, Subgraph, Val
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 
 from .nodes import (
@@ -43,8 +45,6 @@ from .program import (
 from .proto import NARROW, tensor_of
 from .refuse import completed, refused
 from .registry import EXTRAS, OpDef, lookup, lookup_host
-from .val import FOLD_BYTES, Kind, Subgraph, Val
-from .values import MAX_CONSTANT, TooLarge, Value, as_host, as_tensor, size_limit
 
 _TAKES_NARROW = frozenset({"DequantizeLinear", "Cast"})
 MAX_NODES = 1_000_000

@@ -16,12 +16,12 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from torch import Tensor
 
 from tilewright.capture.onnx.ops.attention import flex_attention
+from tilewright.capture.onnx.values.run import Host, Value, as_tensor, scalar, sym_max, torch_dtype
+from tilewright.capture.onnx.values.traced import Kind, Subgraph, Val
 from tilewright.errors import ModelError, UnsupportedError
 
 from .build import Builder, ControlBuilder, Scope, add_initialisers
 from .looped import kept_whole, looped
-from .val import Kind, Subgraph, Val
-from .values import Host, Value, as_tensor, scalar, sym_max, torch_dtype
 
 MAX_TRIPS = 1_000_000
 MAX_UNROLLED = 4096

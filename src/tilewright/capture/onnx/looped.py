@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from tilewright.capture.loop import keeps_loops, loop_op
+from tilewright.capture.loops.op import keeps_loops, loop_op
+from tilewright.capture.onnx.values.run import Host, Value, as_tensor, is_static, is_symbolic
 from tilewright.errors import ModelError, UnsupportedError
-
-from .values import Host, Value, as_tensor, is_static, is_symbolic
 
 FEW = 4
 """Known steps up to which a loop is unrolled: its steps are then compiled together."""

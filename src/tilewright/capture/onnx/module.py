@@ -12,6 +12,8 @@ import torch
 from onnx import FunctionProto, ValueInfoProto
 from torch import Tensor
 
+from tilewright.capture.onnx.values.run import torch_dtype
+from tilewright.capture.onnx.values.traced import Kind, Val
 from tilewright.errors import ModelError, UnsupportedError
 
 from . import ops
@@ -21,8 +23,6 @@ from .nodes import opset_table
 from .program import Program, ProgramModule
 from .proto import default_opset, read_model
 from .refuse import INTACT, check_types
-from .val import Kind, Val
-from .values import torch_dtype
 
 OPERATORS = ops.__all__
 """The operator families; importing them has filled the table."""

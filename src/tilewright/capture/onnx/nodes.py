@@ -10,11 +10,11 @@ import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto
 from torch import Tensor
 
+from tilewright.capture.onnx.values.run import Value
+from tilewright.capture.onnx.values.traced import FOLD_BYTES, MOST_OF_A_NAME, Val
 from tilewright.errors import ModelError, shown
 
 from .registry import OpDef
-from .val import FOLD_BYTES, MOST_OF_A_NAME, Val
-from .values import Value
 
 
 def is_surely_small(args: Sequence[Value]) -> bool:

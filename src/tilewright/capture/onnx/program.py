@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tilewright.capture.onnx.values.run import Host, Value, as_host, as_tensor, has_symbols, settle
 from tilewright.errors import TilewrightError
 
 from .refuse import completed, is_refusal, refused
-from .values import Host, Value, as_host, as_tensor, has_symbols, settle
 
 Convert = Callable[[Value, torch.device], Value]
 

@@ -17,9 +17,8 @@ from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
 from tilewright.arrays import tensor_of_array
+from tilewright.capture.onnx.values.run import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
-
-from .values import torch_dtype
 
 OLDEST_OPSET = 7
 MAX_MODEL_BYTES = (1 << 31) - 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .values import Host, Value
+from tilewright.capture.onnx.values.run import Host, Value
 
 OpFunction = Callable[..., "Value | tuple[Value, ...]"]
 HostFunction = Callable[..., "Host | tuple[Host, ...] | None"]

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental import _config as shapes_config
 from torch.utils import _pytree as pytree
 
-from tilewright.capture.joint import Compiling, Frozen, Recorder, Seen
+from tilewright.capture.autograd.joint import Compiling, Frozen, Recorder, Seen
 from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver

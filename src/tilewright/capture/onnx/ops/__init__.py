@@ -1,6 +1,6 @@
 """The operators, one file per family; importing this package fills the table."""
 
-from tilewright.capture.onnx import host
+from tilewright.capture.onnx.values import host
 
 from . import (
     activation,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import place_of
+from tilewright.capture.onnx.values.run import place_of
 
 
 @op("Relu", since=6)

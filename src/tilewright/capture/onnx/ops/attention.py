@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import is_static, torch_dtype
+from tilewright.capture.onnx.values.run import is_static, torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
 
 

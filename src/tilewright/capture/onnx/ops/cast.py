@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import FLOAT8, torch_dtype
+from tilewright.capture.onnx.values.run import FLOAT8, torch_dtype
 
 
 def cast_to(x: Tensor, dtype: torch.dtype, saturate: bool = True, round_mode: str = "up") -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Host, check_size
+from tilewright.capture.onnx.values.run import Host, check_size
 from tilewright.errors import UnsupportedError
 
 _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import WIDE, Host, Number
+from tilewright.capture.onnx.values.run import WIDE, Host, Number
 
 Operand = Tensor | Number
 

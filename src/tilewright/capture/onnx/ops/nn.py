@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import (
+from tilewright.capture.onnx.values.run import (
     Dim,
     Host,
     broadcast_dims,

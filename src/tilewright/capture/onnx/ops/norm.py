@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import torch_dtype
+from tilewright.capture.onnx.values.run import torch_dtype
 
 from .cast import cast_to
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim, Host, is_static, sym_max
+from tilewright.capture.onnx.values.run import Dim, Host, is_static, sym_max
 
 from .nn import constant_pad, spatial_pads
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import FLOAT8, torch_dtype
+from tilewright.capture.onnx.values.run import FLOAT8, torch_dtype
 
 from .cast import cast_to
 from .nn import conv

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import check_size, torch_dtype
+from tilewright.capture.onnx.values.run import check_size, torch_dtype
 
 
 @op("RandomNormal", pure=False)

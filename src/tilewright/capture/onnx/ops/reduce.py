@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import WIDE, Host, is_static
+from tilewright.capture.onnx.values.run import WIDE, Host, is_static
 
 Reducer = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 

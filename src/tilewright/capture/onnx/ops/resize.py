@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Dim, Host, check_size, is_static, is_symbolic, to_int
+from tilewright.capture.onnx.values.run import Dim, Host, check_size, is_static, is_symbolic, to_int
 from tilewright.errors import ModelError, UnsupportedError
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Host, scalar, torch_dtype
+from tilewright.capture.onnx.values.run import Host, scalar, torch_dtype
 from tilewright.errors import ModelError
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.capture.onnx.registry import op
-from tilewright.capture.onnx.values import Host
+from tilewright.capture.onnx.values.run import Host
 from tilewright.errors import UnsupportedError
 
 _CUBIC = -0.75

@@ -16,8 +16,9 @@ from torch._higher_order_ops.scan import scan_op
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from tilewright.capture.modes import silent
+
 from .lifted import PRODUCTS
-from .modes import silent
 from .recurrent import as_inexact, computed_again, from_inexact, tied
 from .stepping import type_of
 from .unrolled import TAKES, Lifted, Numbers, Sliced, Steps, val_of

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .modes import MODES
+from tilewright.capture.modes import MODES
+
 from .unrolled import Lifted, Sliced, Steps, arguments_of, val_of
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")

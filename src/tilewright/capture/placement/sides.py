@@ -17,16 +17,16 @@ from torch._ops import HigherOrderOperator
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves
 
+from tilewright.capture.aliasing.memory import by_place
+from tilewright.capture.aliasing.shares import writes
+from tilewright.capture.autograd.rng import draws_nothing
+from tilewright.capture.autograd.saved import first_saved, mark_saved
+from tilewright.capture.node import counted_nodes, mutations
+from tilewright.capture.opaque import Build, Runner, returned
 from tilewright.errors import UnsupportedError
 
 from .device import ADMITTED, HOST, graph_device, tensors
-from .draws import draws_nothing
-from .memory import by_place
 from .moved import moved
-from .node import counted_nodes, mutations
-from .opaque import Build, Runner, returned
-from .saved import first_saved, mark_saved
-from .shares import writes
 
 DEVICE = 1
 """What the numbers of device stages leave when halved."""

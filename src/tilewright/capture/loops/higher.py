@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .loop import loop_op
+from .op import loop_op
 
 _SCAN = torch.ops.higher_order.scan
 _WHILE = torch.ops.higher_order.while_loop

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from tilewright.capture.autograd.saved import first_saved
+from tilewright.capture.opaque import Runner, returned
 from tilewright.ir.graph import Share, Shares
 
 from .memory import storage_of
-from .opaque import Runner, returned
-from .saved import first_saved
 
 
 def output_shares(gm: fx.GraphModule) -> tuple[Share, ...]:

@@ -13,8 +13,9 @@ from torch import Tensor, fx
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
+from tilewright.capture.opaque import Runner, returned
+
 from .memory import storage_of
-from .opaque import Runner, returned
 from .shares import has_sizes, writes
 
 

@@ -23,21 +23,21 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
+from tilewright.capture.aliasing.regained import in_place
+from tilewright.capture.aliasing.shares import told_apart
+from tilewright.capture.aten import decompositions, kept_whole
+from tilewright.capture.fused import lay_masks
+from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
+from tilewright.capture.loops.rolled import rolled
+from tilewright.capture.loops.saved_once import save_once
+from tilewright.capture.opaque import Build, Runner, around_opaque
+from tilewright.capture.placement.moved import around_host_results, move
+from tilewright.capture.placement.sides import around_sides
 from tilewright.errors import UnsupportedError
 
-from .aten import decompositions, kept_whole
-from .draws import dropped_by_masks, save_states_apart, without_idle_draws
-from .fused import lay_masks
-from .moved import around_host_results, move
-from .negated import around_negated, around_zeros, in_memory
-from .opaque import Build, Runner, around_opaque
-from .recurrent import mended_scans, recurrent_loops
-from .regained import in_place
-from .rolled import rolled
+from .rng import dropped_by_masks, save_states_apart, without_idle_draws
 from .saved import keep_compared, keep_overwritten, mark_saved, save_sources
-from .saved_once import save_once
-from .shares import told_apart
-from .sides import around_sides
 
 LOG = logging.getLogger("tilewright")
 

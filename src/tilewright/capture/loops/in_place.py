@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.modes import MODES
+
 from .leaving import memories_of
-from .modes import MODES
 from .unrolled import MOST_DELAYED, Lifted, Sliced, Steps, Unlike, val_of
 
 

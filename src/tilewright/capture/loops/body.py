@@ -14,7 +14,7 @@ from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Operand, Value
 from tilewright.ir.identity import TOLD
 from tilewright.ir.sizes import dims
 
-from .loop import run_eagerly
+from .op import run_eagerly
 
 Header = tuple[object, object, object, object]
 """Of a captured loop: its number of steps, the bool that allows the first, how many results it stacks, direction."""

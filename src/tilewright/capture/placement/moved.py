@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tilewright.capture.aliasing.memory import storage_of
 from tilewright.capture.aten.registry import TABLE
+from tilewright.capture.opaque import Build, Runner, returned
 
 from .device import HOST, tensors
-from .memory import storage_of
-from .opaque import Build, Runner, returned
 
 aten = torch.ops.aten
 SIZES = frozenset({"aten::sym_size", "aten::sym_numel"})

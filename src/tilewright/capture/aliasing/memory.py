@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from tilewright.capture.aten import NoDeclaration
 from tilewright.capture.aten.library import addresses_storage
+from tilewright.capture.symbols import Symbols
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Value
 from tilewright.ir.ops.strided import Lying, nested, with_elements
-
-from .aten import NoDeclaration
-from .symbols import Symbols
 
 aten = torch.ops.aten
 

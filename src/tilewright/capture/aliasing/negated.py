@@ -14,7 +14,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, fx
 
-from .opaque import Build, Runner
+from tilewright.capture.opaque import Build, Runner
+
 from .shares import written
 
 

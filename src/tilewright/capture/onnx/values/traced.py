@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .program import Program
-from .values import Host, as_host
+from tilewright.capture.onnx.program import Program
+
+from .run import Host, as_host
 
 FOLD_BYTES = 16 << 20
 

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
 )
 
+from tilewright.capture.onnx.registry import host_op
+
 from .ratio import Ratio
-from .registry import host_op
-from .values import MAX_HOST, Host, Number, host, is_symbolic, plain, scalar, surely, to_int, torch_dtype
+from .run import MAX_HOST, Host, Number, host, is_symbolic, plain, scalar, surely, to_int, torch_dtype
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -23,10 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from tilewright.capture.modes import casting, shift_of
+
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lifted
-from .modes import casting, shift_of
 from .recurrent import CARRIED_INEXACT, MOST_UNROLLED, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
