@@ -26,12 +26,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks import record
 from benchmarks.attention.workloads import WORKLOADS, Attention, Sizes
 from benchmarks.record import Facts, Json
-from tilewright import compiler, place
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import Mapped
-from tilewright.phases import Recorder, Trace
-from tilewright.place import Place
+from tilewright.pipeline import compiler, place
+from tilewright.pipeline.phases import Recorder, Trace
+from tilewright.pipeline.place import Place
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.target import preset
 

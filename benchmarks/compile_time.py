@@ -33,7 +33,7 @@ CONTESTANTS = ("inductor", "tilewright")
 
 def run(name: str, contestant: str, threads: int) -> Facts:
     """Seconds of one contestant on one model, in this process."""
-    importlib.import_module("torch._inductor.compile_fx" if contestant == "inductor" else "tilewright.door")
+    importlib.import_module("torch._inductor.compile_fx" if contestant == "inductor" else "tilewright.api")
     imports = process_age()
     workload = ZOO[name].build()
     phases: dict[str, float] = {}

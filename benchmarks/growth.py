@@ -152,7 +152,7 @@ def run(family: str, size: int, contestant: str) -> Facts:
     make, _, trained = FAMILIES[family]
     torch.manual_seed(0)
     program, arguments = make(size)
-    modules = {"tilewright": "tilewright.door", "inductor": "torch._inductor.compile_fx"}
+    modules = {"tilewright": "tilewright.api", "inductor": "torch._inductor.compile_fx"}
     importlib.import_module(modules.get(contestant, "torch._dynamo.backends.debugging"))
     before = worked()
     compiled = torch.compile(program, backend=contestant)

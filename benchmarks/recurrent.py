@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks import record
 from benchmarks.record import Facts
-from tilewright import compiler, measure
+from tilewright import measure
 
 Arrays = dict[str, np.ndarray]
 Case = tuple[onnx.ModelProto, Arrays]

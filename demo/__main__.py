@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 try:
-    importlib.import_module("tilewright.door")  # which peers can do without, and then run for minutes
+    importlib.import_module("tilewright.api")  # which peers can do without, and then run for minutes
     from demo import contest, ocr, search, weights
     from demo.contest import OURS, Job
     from tilewright import measure

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import tilewright
 from tilewright.accuracy import compare, in_float64
-from tilewright.compiler import Trace
 from tilewright.form.classes import make_form
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, ViewStep
+from tilewright.pipeline.compiler import Trace
 from tilewright.plan import Plan
 from tilewright.plan.reports import KernelReport
 

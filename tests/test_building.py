@@ -15,12 +15,12 @@ from torch import Tensor
 import tilewright
 from tests.emit.triton_corpus import BY_NAME
 from tests.schedule.run import capture
-from tilewright import building
 from tilewright.emit.source import Source
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused
 from tilewright.options import Options
 from tilewright.partition.cover import partition
+from tilewright.pipeline import build as building
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device
 from tilewright.runtime.store.decisions import Covers

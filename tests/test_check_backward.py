@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-import tilewright.door
+import tilewright.api
 from tilewright.cli.command import cli
 
 SOURCE = """
@@ -77,7 +77,7 @@ def test_a_step_that_is_wrong_fails(wrong: str, here: Path, monkeypatch: pytest.
         run.coverage = "none"  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    monkeypatch.setattr(tilewright.door, "compile", bent)
+    monkeypatch.setattr(tilewright.api, "compile", bent)
     code, facts = check("trainable:make")
     outputs = facts["outputs"]
     assert isinstance(outputs, list)

@@ -97,7 +97,7 @@ class Door:
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Door:
     made = Door()
-    monkeypatch.setitem(sys.modules, "tilewright.door", types.SimpleNamespace(compile=made.compile))
+    monkeypatch.setitem(sys.modules, "tilewright.api", types.SimpleNamespace(compile=made.compile))
     return made
 
 

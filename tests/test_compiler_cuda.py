@@ -13,13 +13,13 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright import building, place
 from tilewright.capture.fx import from_fx
-from tilewright.compiler import Compiled, compile_fx
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused, UnsupportedError
 from tilewright.interp import run_graph
 from tilewright.options import Options
+from tilewright.pipeline import build, place
+from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.cuda import triton_compat
 from tilewright.runtime.cuda.executable import CudaExecutable
@@ -41,7 +41,7 @@ class Nowhere:
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "gpu_target", lambda ordinal: preset("sm_90"))
-    monkeypatch.setattr(building, "device", lambda *_: Nowhere())
+    monkeypatch.setattr(build, "device", lambda *_: Nowhere())
 
 
 def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1,
@@ -178,21 +178,21 @@ def test_a_loop_is_built_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_triton
 def test_triton_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another schedule, where there is one."""
-    printed = building.emit_triton
+    printed = build.emit_triton
 
     def broken(*given: Any) -> TritonSource:
         made = printed(*given)
         return replace(made, text=made.text + "    no_such_name\n") if "stages=3" in made.text else made
 
     assert "stages=3" in "".join(k.source for k in compiled(traced(turned, *TURNED)).kernels)
-    monkeypatch.setattr(building, "emit_triton", broken)
+    monkeypatch.setattr(build, "emit_triton", broken)
     made = compiled(traced(turned, *TURNED))
     assert not made.calls and "stages=3" not in "".join(k.source for k in made.kernels)
 
 
 @needs_triton
 def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = building.emit_triton
+    printed = build.emit_triton
 
     def broken(*given: Any) -> TritonSource:
         made = printed(*given)
@@ -201,7 +201,7 @@ def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(x) * 2, torch.exp(y) + 1
 
-    monkeypatch.setattr(building, "emit_triton", broken)
+    monkeypatch.setattr(build, "emit_triton", broken)
     gm = traced(two, (64, 512), (32, 100))
     with pytest.warns(RuntimeWarning, match=r"tanh.*library calls.*no_such_name is not defined"):
         made = compile_fx(gm, Options(), trusted=True)
@@ -223,7 +223,7 @@ def test_kernels_that_are_all_refused_are_no_fault_of_theirs(monkeypatch: pytest
     def three(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         return torch.tanh(x).sum(-1), torch.exp(y) + 1, (z * 2).sum(0)
 
-    monkeypatch.setattr(building, "build_kernels", refuse)
+    monkeypatch.setattr(build, "build_kernels", refuse)
     with pytest.warns(RuntimeWarning, match="runs as captured"):
         made = compile_fx(traced(three, (64, 512), (32, 100), (40, 7)), Options(), trusted=True)
     assert isinstance(made.executable, Captured) and len(builds) == 1 and builds[0] >= 3

@@ -511,7 +511,7 @@ def test_a_graph_that_a_phase_refuses_runs_as_captured(
     def refuse(*_: object, **__: object) -> None:
         raise error("not today", phase="capture")
 
-    monkeypatch.setattr("tilewright.compiler.from_fx", refuse)
+    monkeypatch.setattr("tilewright.pipeline.compiler.from_fx", refuse)
     x, y = torch.randn(3), torch.randn(3)
     compiled = tilewright.compile(chain)
     if error is VerifyError:

@@ -14,7 +14,7 @@ import tilewright
 
 
 def test_the_door_opens_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tilewright.door", types.SimpleNamespace(compile=1, stats=2, reset=3))
+    monkeypatch.setitem(sys.modules, "tilewright.api", types.SimpleNamespace(compile=1, stats=2, reset=3))
     assert (tilewright.compile, tilewright.stats, tilewright.reset) == (1, 2, 3)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = tilewright.nothing  # type: ignore[attr-defined]
@@ -24,7 +24,7 @@ def test_version_and_entry_points_agree_with_the_project_file() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project["version"] == tilewright.__version__
     backends = importlib.metadata.entry_points(group="torch_dynamo_backends")
-    assert [point.value for point in backends if point.name == "tilewright"] == ["tilewright.door:backend"]
+    assert [point.value for point in backends if point.name == "tilewright"] == ["tilewright.api:backend"]
 
 
 def test_every_pin_lies_in_the_stated_range() -> None:

@@ -31,13 +31,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("emit",),
     ("plan",),
     ("runtime", "_build"),
-    ("building", "phases", "place"),
-    ("looping",),
-    ("trial",),
-    ("pricing",),
-    ("compiler",),
-    ("measure", "peak_memory", "door", "files", "report", "bisection", "cli"),
-    ("__init__", "__main__"),
+    ("pipeline",),
+    ("measure", "peak_memory", "api", "files", "bisection", "cli"),
+    ("__init__",),
 )
 LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 
@@ -49,7 +45,7 @@ MAX_FUNCTION = 60
 FRONTEND_WORDS = re.compile(r"(?<![a-z])(aten|onnx)(?![a-z])", re.IGNORECASE)
 FRONTEND_ALLOWED: Mapping[str, str] = {
     "__init__": "says in one line what can be compiled",
-    "door": "the suffix of a model file chooses the importer",
+    "api": "the suffix of a model file chooses the importer",
     "files": "what the importer read",
     "cli.command": "the help says which files it takes, and names a peer",
     "cli.model": "the suffix of a model file chooses the importer",
@@ -253,8 +249,8 @@ DOC = '"""Doc."""\n'
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("from tilewright.schedule.cpu.vectors import x", "schedule.search"),
-        ("import tilewright.schedule.cpu.vectors", "schedule.search"),
+        ("from tilewright.schedule.search import x", "schedule.search"),
+        ("import tilewright.schedule.search", "schedule.search"),
         ("from tilewright.schedule import search", "schedule.search"),
         ("from ..schedule import search", "schedule.search"),
         ("from ..schedule.search import best", "schedule.search"),

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import tilewright
 from tests.test_loops_rolled import loops, weights
-from tilewright import looping
 from tilewright.capture.loops import rolled
 from tilewright.ir.graph import Loop
+from tilewright.pipeline import loops as looping
 from tilewright.runtime.loops.call import LoopRunner
 
 STEPS = 20

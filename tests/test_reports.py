@@ -149,7 +149,7 @@ def test_a_graph_that_runs_as_captured_counts_the_same_nodes(monkeypatch: pytest
     def refuse(*_: object, **__: object) -> None:
         raise UnsupportedError("not today", phase="capture")
 
-    monkeypatch.setattr("tilewright.compiler.from_fx", refuse)
+    monkeypatch.setattr("tilewright.pipeline.compiler.from_fx", refuse)
     tilewright.reset()
     assert tilewright.compile(program, (x,)).coverage.ops == counted
 
@@ -157,7 +157,7 @@ def test_a_graph_that_runs_as_captured_counts_the_same_nodes(monkeypatch: pytest
 def test_phases_run_without_the_cycle_collector() -> None:
     import gc
 
-    from tilewright.compiler import uncollected
+    from tilewright.pipeline.compiler import uncollected
 
     assert gc.isenabled()
     with pytest.raises(ValueError), uncollected():

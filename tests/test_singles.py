@@ -12,11 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.emit.triton_harness import build
-from tilewright import building, place
-from tilewright.compiler import Compiled, compile_fx
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
+from tilewright.pipeline import build as building
+from tilewright.pipeline import place
+from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.runtime.cuda import triton_compat
 from tilewright.runtime.cuda.device import singles_may_round
 from tilewright.target import preset

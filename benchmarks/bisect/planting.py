@@ -15,7 +15,6 @@ from unittest import mock
 
 from torch import Tensor
 
-from tilewright import building, compiler
 from tilewright.bisection import Candidate
 from tilewright.bisection.states import Lowering
 from tilewright.emit.source import Source
@@ -23,6 +22,7 @@ from tilewright.ir.expr import call, const
 from tilewright.ir.graph import Graph, LibraryCall, Op
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.pattern import ExprRule, Rewriter, always, any_, apply
+from tilewright.pipeline import build, compiler
 from tilewright.plan import Launches
 from tilewright.rewrite.normal.identities import IEEE_RULES
 
@@ -127,10 +127,10 @@ def planted(bug: Bug, attempt: int) -> Generator[Planted]:
 
 @contextmanager
 def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
-    mine, emit, inside = _Counter(bug.graph), building.emit_units, [False]
+    mine, emit, inside = _Counter(bug.graph), build.emit_units, [False]
 
-    class Watched(building.Builder):
-        def built(self, *args: Any, **kwargs: Any) -> building.Kernels:
+    class Watched(build.Builder):
+        def built(self, *args: Any, **kwargs: Any) -> build.Kernels:
             inside[0] = mine()
             try:
                 return super().built(*args, **kwargs)
@@ -149,7 +149,7 @@ def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
         return mine and launches[int(culprit.name[1:])].kernel == bug.place
 
     state.is_it = is_it
-    with mock.patch.object(compiler, "Builder", Watched), mock.patch.object(building, "emit_units", wrong):
+    with mock.patch.object(compiler, "Builder", Watched), mock.patch.object(build, "emit_units", wrong):
         yield
 
 

@@ -152,8 +152,6 @@ def warm() -> None:
         f = torch.compile(lambda x: (x * 2).sum(), backend="aot_eager")
         f(torch.ones(3, requires_grad=True)).backward()
         torch._dynamo.reset()
-    import tilewright.compiler
-    import tilewright.door  # noqa: F401
 
 
 @dataclass

@@ -24,11 +24,9 @@ from torch import Tensor, fx
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting
 from benchmarks.fuzz.outcome import ran
 from benchmarks.fuzz.program import Program, function
-from tilewright import compiler
 from tilewright.analysis.size_hints import seen_sizes
-from tilewright.building import in_silence
+from tilewright.api import Session
 from tilewright.capture.fx import from_fx
-from tilewright.door import Session
 from tilewright.errors import IllegalSchedule, IndexOutOfRange, UnsupportedError
 from tilewright.interp import EXACT, ResidueError, equal, exact_random, run_program
 from tilewright.interp.algebra import STORAGE, Array
@@ -42,6 +40,8 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.legality import check_roles
 from tilewright.options import Options
 from tilewright.partition.cover import partition
+from tilewright.pipeline import compiler
+from tilewright.pipeline.build import in_silence
 from tilewright.rewrite.split.reduction import split_folds
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.store.cache import Store, default_root

@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from tilewright import compiler
 from tilewright.options import Options
-from tilewright.place import Place
+from tilewright.pipeline import compiler
+from tilewright.pipeline.place import Place
 from tilewright.target import Target
 
 UNITS = "matrix units"

@@ -13,19 +13,19 @@ from .options import Options
 if TYPE_CHECKING:
     from tilewright.runtime.call.model import CompiledModel
 
-    from .door import backend, compilations, compile, reset, stats, synchronize
+    from .api import backend, compilations, compile, reset, stats, synchronize
 
 __all__ = ["CompiledModel", "Options", "backend", "compilations", "compile", "reset", "stats", "synchronize"]
 __version__ = "0.1.0"
 
 _HOME = {
     "CompiledModel": "tilewright.runtime.call.model",
-    "backend": "tilewright.door",
-    "compilations": "tilewright.door",
-    "compile": "tilewright.door",
-    "reset": "tilewright.door",
-    "stats": "tilewright.door",
-    "synchronize": "tilewright.door",
+    "backend": "tilewright.api",
+    "compilations": "tilewright.api",
+    "compile": "tilewright.api",
+    "reset": "tilewright.api",
+    "stats": "tilewright.api",
+    "synchronize": "tilewright.api",
 }
 
 

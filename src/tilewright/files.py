@@ -23,6 +23,8 @@ from tilewright.capture.onnx import (
 )
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
+from tilewright.pipeline.compiler import Compiled, compile_fx
+from tilewright.pipeline.phases import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.exported import ProgramWay
@@ -31,10 +33,8 @@ from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.graph_breaks import Pieces
 from tilewright.runtime.plan.steps import CALLED
 
-from .compiler import Compiled, compile_fx
 from .errors import InputError, ModelError, TilewrightError, UnsupportedError
 from .options import Options
-from .phases import Trace
 
 LOG = logging.getLogger("tilewright")
 

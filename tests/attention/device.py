@@ -13,7 +13,6 @@ from tests.emit.triton_harness import Job
 from tests.rewrite.capture import Function
 from torch import Tensor
 
-from tilewright import compiler
 from tilewright.analysis.size_hints import seen_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
@@ -25,7 +24,8 @@ from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import Mapped, Settled
 from tilewright.partition.cover import partition
-from tilewright.phases import Recorder
+from tilewright.pipeline import compiler
+from tilewright.pipeline.phases import Recorder
 from tilewright.rewrite.split.reduction import split_folds
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset

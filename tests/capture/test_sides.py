@@ -21,9 +21,9 @@ from tilewright.capture.opaque import Runner
 from tilewright.capture.placement.device import graph_device, tensors
 from tilewright.capture.placement.moved import moved
 from tilewright.capture.placement.sides import Stage, around_sides, stages
-from tilewright.compiler import Compiled, as_captured, compile_fx
 from tilewright.errors import UnsupportedError
 from tilewright.options import Options
+from tilewright.pipeline.compiler import Compiled, as_captured, compile_fx
 
 aten = torch.ops.aten
 HOST, OTHER = torch.device("cpu"), torch.device("cuda:0")

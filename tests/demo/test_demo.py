@@ -152,11 +152,11 @@ def test_an_error_while_judging_is_a_verdict() -> None:
 
 
 def test_without_tilewright_the_demo_stops_at_once() -> None:
-    code = "import sys, runpy; sys.modules['tilewright.door'] = None; runpy.run_module('demo', run_name='__main__')"
+    code = "import sys, runpy; sys.modules['tilewright.api'] = None; runpy.run_module('demo', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent)
     assert done.returncode == 1 and not done.stdout
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("demo: Tilewright") and "tilewright.door" in line
+    assert line.startswith("demo: Tilewright") and "tilewright.api" in line
 
 
 def test_what_is_no_picture_is_wrong_use(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tilewright
-from tilewright.compiler import Compiled, compile_fx
 from tilewright.options import Options
+from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.plan import Call, Home, Launches, Plan
 from tilewright.runtime.cuda.graph import refusal
 from tilewright.runtime.plan.bound import Part

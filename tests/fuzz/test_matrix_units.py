@@ -13,9 +13,9 @@ from benchmarks.fuzz.outcome import Draw, Outcome
 from benchmarks.fuzz.program import Given, Program
 from torch import Tensor
 
-from tilewright import compiler
 from tilewright.options import Options
-from tilewright.place import Place
+from tilewright.pipeline import compiler
+from tilewright.pipeline.place import Place
 from tilewright.target import preset
 
 

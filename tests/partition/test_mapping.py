@@ -34,7 +34,7 @@ from tilewright.partition.candidates import (
 )
 from tilewright.partition.choose_kernels import Prices, settle_regions
 from tilewright.partition.regions import find_regions
-from tilewright.pricing import _prices
+from tilewright.pipeline.prices import _prices
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 

@@ -16,17 +16,17 @@ from tests.schedule.corpus import Case
 from torch import Tensor
 
 import tilewright
-from tilewright import trial as trial_module
-from tilewright.building import Builder, in_silence
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
 from tilewright.partition import choose_kernels
 from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
+from tilewright.pipeline import trial as trial_module
+from tilewright.pipeline.build import Builder, in_silence
+from tilewright.pipeline.trial import Trial, clock_of, machine
 from tilewright.runtime.store.cache import Store
 from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver
-from tilewright.trial import Trial, clock_of, machine
 
 PRICES = Prices(work, lambda region: 1e30, lambda region: 0.0)
 

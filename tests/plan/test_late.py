@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright import compiler
-from tilewright.compiler import Compiled, compile_fx
 from tilewright.options import Options
+from tilewright.pipeline import compiler
+from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.plan import Home, Plan
 from tilewright.plan.late import LARGE_BYTES
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright.compiler import COMPILATIONS
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import f32
 from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.sizes.dims import integer
+from tilewright.pipeline.compiler import COMPILATIONS
 from tilewright.plan import Buffer, Call, Copy, Home, Launch, Launches, Plan, Segment, Spec, View
 from tilewright.plan.verify import check_memory, written_operands
 

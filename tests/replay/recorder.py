@@ -13,9 +13,6 @@ from unittest import mock
 
 from torch import Tensor, fx
 
-from tilewright import compiler
-from tilewright.building import Builder, Kernels, names_of
-from tilewright.compiler import Compiled, watched
 from tilewright.emit.cpp.unit import emit_units
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.expr import Expr
@@ -24,7 +21,9 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step
 from tilewright.ir.program import TileProgram
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
-from tilewright.place import Place
+from tilewright.pipeline.build import Builder, Kernels, names_of
+from tilewright.pipeline.compiler import Compiled, watched
+from tilewright.pipeline.place import Place
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule import solver

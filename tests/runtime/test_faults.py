@@ -236,9 +236,10 @@ def test_an_entry_that_vanishes_before_it_is_loaded(tmp_path: Path, monkeypatch:
 
 
 def test_a_model_whose_library_vanishes_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright import building
+    from tilewright.pipeline import build
+    from tilewright.runtime.cpu import kernels
 
-    real = unit.load
+    real = kernels.load
     emptied: list[Path] = []
 
     def load(path: Path) -> ctypes.CDLL:
@@ -247,10 +248,10 @@ def test_a_model_whose_library_vanishes_before_it_is_loaded(monkeypatch: pytest.
             path.unlink()
         return real(path)
 
-    assert building.NativeUnit is unit.NativeUnit
+    assert build.NativeUnit is kernels.NativeUnit
     x = torch.randn(33)
     tilewright.compile(lambda x: torch.exp(x) - 1, (x,))  # pool and launcher are loaded before
-    monkeypatch.setattr(unit, "load", load)
+    monkeypatch.setattr(kernels, "load", load)
     fast = tilewright.compile(lambda x: torch.exp(x) * 3, (x,))
     assert emptied and fast.coverage.generated == 2
     torch.testing.assert_close(fast(x), torch.exp(x) * 3)

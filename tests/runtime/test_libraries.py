@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tilewright
-from tilewright import building
+from tilewright.pipeline import build
 from tilewright.plan.reports import KernelReport
 
 
@@ -37,8 +37,8 @@ def unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("the library was not recalled")
 
-    monkeypatch.setattr(building, "emit_units", refused)
-    monkeypatch.setattr(building.Solver, "solve", refused)
+    monkeypatch.setattr(build, "emit_units", refused)
+    monkeypatch.setattr(build.Solver, "solve", refused)
 
 
 def test_a_library_is_recalled_by_its_kernels(request: pytest.FixtureRequest) -> None:

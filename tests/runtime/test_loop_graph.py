@@ -14,9 +14,9 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
-from tilewright import looping
 from tilewright.options import Options
-from tilewright.place import Place
+from tilewright.pipeline import loops
+from tilewright.pipeline.place import Place
 from tilewright.target import Target
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -53,8 +53,8 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Generator[Again]:
     """Loops that run through graphs."""
     made = Again()
 
-    monkeypatch.setattr(looping, "_on_cpu", looping._on_gpu)
-    monkeypatch.setattr(looping, "recorder", lambda unit, ordinal: made)
+    monkeypatch.setattr(loops, "_on_cpu", loops._on_gpu)
+    monkeypatch.setattr(loops, "recorder", lambda unit, ordinal: made)
     tilewright.reset()
     yield made
     tilewright.reset()
@@ -182,13 +182,13 @@ def drifting(x: Tensor, h: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 @pytest.fixture(params=[1, 4, 16])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """So many steps are one body."""
-    target = looping.machine_of
+    target = loops.machine_of
     count = request.param
 
     def machine(place: Place, options: Options) -> Target:
         return replace(target(place, options), loop_steps=count)
 
-    monkeypatch.setattr(looping, "machine_of", machine)
+    monkeypatch.setattr(loops, "machine_of", machine)
     return count
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, fx
 
 import tilewright
 from tilewright.capture.trace import trace
-from tilewright.compiler import compile_fx
 from tilewright.errors import IndexOutOfRange
 from tilewright.options import Options
+from tilewright.pipeline.compiler import compile_fx
 from tilewright.runtime.cpu import native_call
 from tilewright.runtime.cpu.kernels import _launchers  # pyright: ignore[reportPrivateUsage]
 from tilewright.runtime.plan.arguments import Argument

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 
 from tilewright.accuracy import TreeVerdict
 from tilewright.capture.aliasing.shares import output_shares
-from tilewright.compiler import Compiled, watched
 from tilewright.errors import TilewrightError, VerifyError
 from tilewright.options import Options
+from tilewright.pipeline.compiler import Compiled, watched
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable, Result

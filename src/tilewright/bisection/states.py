@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.building import executable
 from tilewright.ir.graph import Graph, Op, Share, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
 from tilewright.library.select import live, selected_as, spared
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import Mapped
-from tilewright.phases import Trace
+from tilewright.pipeline.build import executable
+from tilewright.pipeline.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.plan.executable import Executable

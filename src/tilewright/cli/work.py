@@ -125,7 +125,7 @@ def inputs_of(request: Request, model: Model) -> tuple[Tensor, ...]:
 
 def compile_for(request: Request, model: Model, inputs: tuple[Tensor, ...] | None) -> Compiled:
     """Compile as requested."""
-    compile_: Callable[..., Compiled] = importlib.import_module("tilewright.door").compile
+    compile_: Callable[..., Compiled] = importlib.import_module("tilewright.api").compile
     target = str(model.target) if isinstance(model.target, Path) else model.target
     return compile_(target, inputs, strict=request.strict, freeze=request.freeze, options=options_of(request))
 

@@ -308,10 +308,12 @@ def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sl
         if isinstance(val, Tensor):
             return _indexed(base, val, [n.args[1] for n in nodes])
         return _piece(base, [n.args[1] for n in nodes])
-    plain = len(first.args) > 2 and all(type(a) is int for n in nodes for a in n.args[1:])
-    if not plain or not isinstance(val, Tensor) or any(n.args[1] != first.args[1] for n in nodes):
+    if len(first.args) < 3 or not isinstance(val, Tensor):
         return None
-    dim, numbers = cast(int, first.args[1]), [cast(tuple[int, ...], n.args[2:]) for n in nodes]
+    given = [cast(tuple[int, ...], tuple(n.args[1:])) for n in nodes]
+    if any(type(a) is not int for of in given for a in of) or len({of[0] for of in given}) != 1:
+        return None
+    dim, numbers = given[0][0], [of[1:] for of in given]
     if first.target in (torch.select, "select") and len(first.args) == 3:
         return _counted(base, None, dim, val, [n for (n,) in numbers])
     if first.target in (torch.narrow, "narrow") and len(first.args) == 4:

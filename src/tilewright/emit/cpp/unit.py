@@ -25,7 +25,7 @@ from .scope import Binding, Lines, Style, Unit, bare
 from .statements import Body, Special
 from .transpose import turn, turns
 
-INCLUDE = Path(__file__).parent / "native"
+INCLUDE = Path(__file__).parents[1] / "native"
 """The folder of the headers that generated code includes."""
 
 

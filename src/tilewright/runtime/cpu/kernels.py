@@ -21,7 +21,7 @@ from .native_call import Outside, WholeCall, attach, call_of
 from .pool import pool
 from .toolchain import built, load
 
-SOURCE = Path(__file__).parent / "native" / "launch.cpp"
+SOURCE = Path(__file__).parents[1] / "native" / "launch.cpp"
 
 
 class _Row(ctypes.Structure):

@@ -19,7 +19,7 @@ from tilewright.runtime.store.cache import Store
 from .toolchain import built
 
 VERSION = 5
-SOURCES = tuple(Path(__file__).parent / "native" / name for name in ("pool.cpp", "hold.cpp"))
+SOURCES = tuple(Path(__file__).parents[1] / "native" / name for name in ("pool.cpp", "hold.cpp"))
 
 
 def source() -> str:

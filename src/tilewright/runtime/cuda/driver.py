@@ -23,7 +23,7 @@ from tilewright.runtime.store.cache import Store
 
 from .build import Built
 
-SOURCE = Path(__file__).parent / "native" / "launch_cuda.cpp"
+SOURCE = Path(__file__).parents[1] / "native" / "launch_cuda.cpp"
 LIBRARY = "libcuda.so.1"
 
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)

@@ -35,7 +35,7 @@ from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import empty_strided, torch_dtype
 from tilewright.runtime.store.cache import Store
 
-SOURCE = Path(__file__).parent / "native" / "loop.cpp"
+SOURCE = Path(__file__).parents[1] / "native" / "loop.cpp"
 _functions: list[Callable[..., int]] = []
 _lock = threading.Lock()
 

@@ -37,7 +37,7 @@ from .attention import attention_call
 from .conv_window import Window, channels_last, dense, laid_out, window_of
 
 SOURCES = tuple(
-    Path(__file__).parent / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
+    Path(__file__).parents[1] / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
 )
 NARROWEST = 8
 """Numbers of a convolution's input below which its runs are too short."""

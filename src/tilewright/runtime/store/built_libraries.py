@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TypeVar, overload
 
@@ -15,6 +14,7 @@ from tilewright.runtime.cpu.toolchain import LIBRARY, toolchain
 from tilewright.target import Target
 
 from .cache import Store, digest
+from .code_identity import PRINTING, code_identity
 from .decisions import Covers
 
 T = TypeVar("T")
@@ -51,7 +51,9 @@ class Libraries:
 
     def __init__(self, target: Target, store: Store, options: Options, covers: Covers) -> None:
         self.store = store
-        self.identity = digest("library", covers.identity, toolchain(target, options), _code())
+        self.identity = digest(
+            "library", covers.identity, toolchain(target, options), code_identity(PRINTING)
+        )
 
     def recall(self, task: Sequence[str]) -> Path | None:
         """The library of these kernels, if it was built before and is whole."""
@@ -72,12 +74,3 @@ class Libraries:
 
     def _key(self, task: Sequence[str]) -> str:
         return digest(self.identity, *task)
-
-
-@cache
-def _code() -> str:
-    """What the printing code says: another text may print otherwise."""
-    folder = Path(__file__).parent.parent / "emit"
-    # The compiler numbers the kernels of a library, and the target says what they may use.
-    files = (*sorted(folder.glob("*.py")), folder.parent / "compiler.py", folder.parent / "target.py")
-    return digest(*(part for p in files for part in (p.name, p.read_bytes())))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
 from tilewright.options import Options
 from tilewright.target import Target
 
 from .cache import Store, digest
+from .code_identity import DECIDING, code_identity
 
 LOG = logging.getLogger("tilewright")
 FILE = "decision.json"
-DECIDING = ("ir", "rewrite", "tile", "partition", "schedule", "tuning")
-"""The rooms whose files make the decisions."""
 
 
 class Covers:
@@ -24,7 +21,9 @@ class Covers:
 
     def __init__(self, target: Target, store: Store, options: Options, sizes: Mapping[str, int]) -> None:
         self.store = store
-        self.identity = digest(target.digest(), options.digest(), repr(sorted(sizes.items())), _code())
+        self.identity = digest(
+            target.digest(), options.digest(), repr(sorted(sizes.items())), code_identity(DECIDING)
+        )
 
     def recall(self, task: str) -> object | None:
         """What an earlier process decided; None for an entry that cannot be read."""
@@ -43,13 +42,3 @@ class Covers:
 
     def _key(self, task: str) -> str:
         return digest("cover", self.identity, task)
-
-
-@cache
-def _code() -> str:
-    """What the deciding code says: another text may decide otherwise."""
-    package = Path(__file__).parent.parent
-    files = sorted(
-        p for room in DECIDING for p in (package / room).rglob("*") if p.suffix in (".py", ".json")
-    )
-    return digest(*(part for p in files for part in (str(p.relative_to(package)), p.read_bytes())))

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from tilewright.analysis.size_hints import estimate, seen_sizes
+from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
+from tilewright.options import Options
 from tilewright.partition.cover import partition
+from tilewright.plan import build_plan
 from tilewright.runtime.own.timer import processor
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 
-from .building import Builder, executable, names_of, numbered
-from .errors import TilewrightError
-from .options import Options
-from .plan import build_plan
+from .build import Builder, executable, names_of, numbered
 
 ROOM = 4 << 30
 """Bytes of a region's operands and results up to which it is timed."""

@@ -17,6 +17,8 @@ from tilewright.capture.autograd.joint import Recorder, Runner, through_autograd
 from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
+from tilewright.pipeline.compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
+from tilewright.pipeline.phases import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay
@@ -25,11 +27,9 @@ from tilewright.runtime.call.recompiles import warn_at_recompile_limit
 from tilewright.runtime.cuda import executable
 from tilewright.runtime.stats import STATS, Stats
 
-from .compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
 from .errors import InputError, UnsupportedError
 from .files import FileWay, program_way
 from .options import Options, OptionValue
-from .phases import Trace
 
 OptionsLike = Options | Mapping[str, OptionValue] | None
 Target = torch.nn.Module | Callable[..., object] | torch.export.ExportedProgram | str | os.PathLike[str]

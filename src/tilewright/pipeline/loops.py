@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from tilewright.ir.graph import Graph, Loop
+from tilewright.options import Options
 from tilewright.partition.loops.call import distinct, with_bodies
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
 from tilewright.partition.loops.steps import several, together_for
@@ -19,10 +20,9 @@ from tilewright.runtime.loops.cuda_graph import recorder
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import Store, default_root
+from tilewright.target import Target
 
-from .options import Options
 from .place import Place, machine_of
-from .target import Target
 
 
 class Made(Protocol):

@@ -17,13 +17,16 @@ from tilewright.analysis.size_hints import seen_sizes
 from tilewright.emit.cpp.unit import emit_units
 from tilewright.emit.source import Source
 from tilewright.emit.triton.kernel import TritonSource, emit_triton
+from tilewright.errors import BuildError, KernelRefused, SharedMemoryExceeded
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import number
 from tilewright.lower.variants import Variant
+from tilewright.options import Options
 from tilewright.partition.memo import ranged
+from tilewright.plan import Plan
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
 from tilewright.runtime.cpu.toolchain import build, build_texts
@@ -39,11 +42,7 @@ from tilewright.runtime.store.built_libraries import Later, Libraries
 from tilewright.runtime.store.cache import Store, default_root
 from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver, kernel_key
-
-from .errors import BuildError, KernelRefused, SharedMemoryExceeded
-from .options import Options
-from .plan import Plan
-from .target import Target
+from tilewright.target import Target
 
 ATTEMPTS = 4
 """How often a kernel is built until it fits the shared memory."""

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.placement.device import graph_device, host_inputs
+from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import find_compiler, host_target
 from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
-
-from .options import Options
-from .target import Target
+from tilewright.target import Target
 
 
 @dataclass(frozen=True, slots=True)

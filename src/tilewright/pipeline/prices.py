@@ -14,6 +14,7 @@ from tilewright.ir.kernel import Kernel, LibraryStep, Note
 from tilewright.library.cost import call_seconds, touch_seconds
 from tilewright.library.recognise import as_call, routine_of, routine_seconds
 from tilewright.library.select import called, is_contraction
+from tilewright.options import Options
 from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Memory
@@ -26,8 +27,7 @@ from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.solver import Solver
 
-from .building import Builder, in_silence
-from .options import Options
+from .build import Builder, in_silence
 from .trial import Trial, machine
 
 LARGER = 8

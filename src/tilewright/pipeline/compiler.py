@@ -26,6 +26,7 @@ from tilewright.capture.placement.moved import moved
 from tilewright.capture.symbols import Ranges
 from tilewright.emit.cpp.unit import emit_unit
 from tilewright.emit.triton.kernel import emit_triton
+from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
@@ -34,9 +35,11 @@ from tilewright.library.cost import call_seconds
 from tilewright.library.select import library_cover, select, spared
 from tilewright.library.specialise import specialise
 from tilewright.lower.variants import variants
+from tilewright.options import Options
 from tilewright.partition.choose_kernels import Mapped
 from tilewright.partition.cover import partition
 from tilewright.partition.layout import settled_layouts
+from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
 from tilewright.plan.work import CoreTime, ops_by_origin
@@ -66,16 +69,13 @@ from tilewright.runtime.store.cache import Store, default_root
 from tilewright.runtime.store.decisions import Covers
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
+from tilewright.target import Target
 
-from .building import Builder, Refused, executable, names_of, numbered
-from .errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
-from .looping import Bodies, looped
-from .options import Options
+from .build import Builder, Refused, executable, names_of, numbered
+from .loops import Bodies, looped
 from .phases import Recorder, Trace
 from .place import Place, lacking, machine_of, place_of
-from .plan import Home, Plan, build_plan
-from .pricing import mapped
-from .target import Target
+from .prices import mapped
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
