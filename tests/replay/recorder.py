@@ -21,6 +21,7 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step
 from tilewright.ir.program import TileProgram
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
+from tilewright.pipeline import compiler
 from tilewright.pipeline.build import Builder, Kernels, names_of
 from tilewright.pipeline.compiler import Compiled, watched
 from tilewright.pipeline.place import Place
