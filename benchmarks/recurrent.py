@@ -31,6 +31,7 @@ from rich.table import Table
 from benchmarks import record
 from benchmarks.record import Facts
 from tilewright import measure
+from tilewright.pipeline import compiler
 
 Arrays = dict[str, np.ndarray]
 Case = tuple[onnx.ModelProto, Arrays]
