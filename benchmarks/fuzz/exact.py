@@ -157,31 +157,31 @@ class Oracle:
     def _changed(self, form: Form, s: Schedule, target: Target) -> Schedule:
         draw = self.draw
         if target.lanes > 1:
-            return replace(s, chain=draw.choice([s.chain, 2, 0]), trim=draw.random() < 0.8 and s.trim)
-        classes = list(s.classes)
+            chain = draw.choice([s.reductions.max_chain, 2, 0])
+            return s.changed(max_chain=chain, trim=draw.random() < 0.8 and s.reductions.trim)
+        classes = list(s.tiling.classes)
         if draw.random() < 0.5:
             inner = [c for c in classes if c.role is not Role.GRID]
             draw.shuffle(inner)
             classes = [c for c in classes if c.role is Role.GRID] + inner
-        grid = [c for c in classes if c.role is Role.GRID and c.axis != s.lane]
-        if grid and s.beside is None and draw.random() < 0.3:
+        grid = [c for c in classes if c.role is Role.GRID and c.axis != s.tiling.lane]
+        if grid and s.tiling.beside is None and draw.random() < 0.3:
             moved = draw.choice(grid)
             classes.remove(moved)
             streamed = replace(moved, role=Role.STREAMED, tile=1, chunk=0)
             classes.insert(
                 next((k for k, c in enumerate(classes) if c.role is not Role.GRID), len(classes)), streamed
             )
-        if s.lane is not None and s.beside is None and draw.random() < 0.5:
+        if s.tiling.lane is not None and s.tiling.beside is None and draw.random() < 0.5:
             tile, tiles = draw.choice([1, 4, 8, 16, 32]), draw.choice([1, 2, 64])
-            place = next(k for k, c in enumerate(classes) if c.axis == s.lane)
+            place = next(k for k, c in enumerate(classes) if c.axis == s.tiling.lane)
             lane = classes[place]
             if lane.tile > 1:
                 classes[place] = replace(lane, tile=tile, chunk=lane.chunk and tile * tiles)
-        return replace(
-            s,
+        return s.changed(
             classes=tuple(classes),
-            keep=draw.choice([s.keep, 0, 1, 40]),
-            chain=draw.choice([s.chain, 2, 0]),
+            scratch_cost=draw.choice([s.memory.scratch_cost, 0, 1, 40]),
+            max_chain=draw.choice([s.reductions.max_chain, 2, 0]),
         )
 
     def _compare(self, solver: Solver, kernel: Kernel, memory: Memory) -> None:

@@ -217,11 +217,13 @@ def test_tiles_of_other_sizes_use_the_same_list() -> None:
     form = make_form(last.kernel, made.cover.layouts)
     results, jobs = made.run(inputs)
     length, old = step.axis.extent, step.tile
-    like = [p for p in last.schedule.classes if (p.axis.extent, p.tile, p.chunk) == (length, old, 0)]
+    like = [p for p in last.schedule.tiling.classes if (p.axis.extent, p.tile, p.chunk) == (length, old, 0)]
     streamed = like[0].axis
     for tile in (step.tile // 2, 2 * step.tile):
-        classes = tuple(replace(p, tile=tile) if p.axis == streamed else p for p in last.schedule.classes)
-        program = lower(form, replace(last.schedule, classes=classes))
+        classes = tuple(
+            replace(p, tile=tile) if p.axis == streamed else p for p in last.schedule.tiling.classes
+        )
+        program = lower(form, last.schedule.changed(classes=classes))
         assert bool(listed(program)) == (tile < step.tile)
         made_again = run_program(program, jobs[-1].inputs, jobs[-1].sizes)[-1]
         wanted = results[0].reshape(-1)
@@ -281,7 +283,7 @@ def test_printed(function: programs.Function, tmp_path: Path) -> None:
     last = made.kernels[-1]
     assert isinstance(last.schedule, Schedule)
     form = make_form(last.kernel, made.cover.layouts)
-    program = lower(form, replace(last.schedule, stages=4))
+    program = lower(form, last.schedule.changed(stages=4))
     source = emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0")
     facts = build(tmp_path / "code", source)
     assert "wgmma" in facts.text and not facts.facts.spills

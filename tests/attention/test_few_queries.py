@@ -166,6 +166,6 @@ def test_queries_of_heads_that_share_keys_are_rows_of_one_product(
     assert dims.static(dims.prod(g.extent for g in program.grid)) == 2 * parts(made)
     schedule = made.kernels[0].schedule
     assert isinstance(schedule, Schedule)
-    heights = {p.tile for p in schedule.classes if p.role is Role.GRID}
+    heights = {p.tile for p in schedule.tiling.classes if p.role is Role.GRID}
     assert heights == {1, 16}
     right(made, masked, given, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ ROUGH = settings(
 def lazy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All schedules lazy: by little, so that references move often, or by as much as is useful."""
     usual = Solver._trimmed
-    monkeypatch.setattr(Solver, "_trimmed", lambda self, s: replace(usual(self, s), lazy=request.param))
+    monkeypatch.setattr(Solver, "_trimmed", lambda self, s: usual(self, s).changed(lazy_log2=request.param))
     yield
 
 

@@ -54,7 +54,7 @@ def test_products_of_singles_are_summed_by_blocks(dtype: torch.dtype) -> None:
     apart = [b for a, b in steps if isinstance(a, Dot) and isinstance(b, Update) and a.acc not in b.vars]
     text = emit_triton(kernel.program, (), preset("sm_90"), variants(kernel.program)[0], "k0").text
     single = dtype is torch.float32
-    assert kernel.schedule.blockwise == bool(apart) == ("bf16x6" in text) == single
+    assert kernel.schedule.reductions.blockwise == bool(apart) == ("bf16x6" in text) == single
 
 
 def depth(body: Sequence[Stmt]) -> int:

@@ -183,7 +183,7 @@ def test_accesses_are_as_wide_as_they_can_be(kind: Callable[..., Case], name: st
         widths = built.accesses
         if (
             kind is Half
-            and any(c.role is Role.STREAMED for c in schedule_of(e).classes)
+            and any(c.role is Role.STREAMED for c in schedule_of(e).tiling.classes)
             and name != "column_sum"
         ):
             # Rows that are longer than any that have blocks of their own: measured, more threads are worth more.

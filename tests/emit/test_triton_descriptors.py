@@ -219,7 +219,7 @@ def test_machine_code(kind: str, operands: int, tmp_path: Path) -> None:
     e = entry(case, True, tuning=FORCED)
     program = e.scheduled.program
     schedule = e.scheduled.schedule
-    assert isinstance(schedule, Schedule) and schedule.descriptors
+    assert isinstance(schedule, Schedule) and schedule.memory.descriptors
     made = emit_triton(program, e.symbols, preset("sm_90"), variants(program)[0], "k0")
     assert sum(a.descriptor is not None for a in made.arguments) == operands
     built = build(tmp_path / "sm_90", made)

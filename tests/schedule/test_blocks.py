@@ -76,7 +76,7 @@ def test_a_row_that_fits_stays_on_chip() -> None:
 
 def test_a_long_row_is_read_twice() -> None:
     schedule, loops = plain((600, 131072), lambda x: torch.softmax(x, -1))
-    assert schedule.online and len([s for s in loops if not single(s)]) == 2
+    assert schedule.reductions.online and len([s for s in loops if not single(s)]) == 2
 
 
 def test_running_fold_advances_in_blocks() -> None:

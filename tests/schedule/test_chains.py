@@ -18,7 +18,7 @@ from tests.schedule.test_classes import form_of
 from tilewright import accuracy
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.program import Loop
-from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.schedule import ClassPlan, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.lower.legality import LANE_CHAIN, block_lengths
 from tilewright.lower.lower import lower
@@ -34,10 +34,12 @@ def test_no_level_is_a_long_chain(rows: int) -> None:
     form = form_of(columns(rows, 3))
     (fold,) = form.folds.values()
     r = fold.reduce[0]
-    schedule = Schedule(tuple(ClassPlan(c.axis, c.role) for c in heuristic(form, host_target()).classes))
+    schedule = Schedule(
+        Tiling(tuple(ClassPlan(c.axis, c.role) for c in heuristic(form, host_target()).tiling.classes))
+    )
     lengths = block_lengths(r, [fold], schedule)
     edges = (rows, *lengths, 1)
-    assert all(-(-a // b) <= schedule.chain for a, b in zip(edges, edges[1:], strict=False))
+    assert all(-(-a // b) <= schedule.reductions.max_chain for a, b in zip(edges, edges[1:], strict=False))
 
 
 @pytest.mark.parametrize("shape", [(364, 8), (2, 14, 13, 8)])
@@ -53,7 +55,7 @@ def test_without_a_tree_a_chain_of_a_block_is_short(shape: tuple[int, ...]) -> N
         classes = tuple(
             ClassPlan(a, Role.STREAMED if a in fold.reduce else Role.GRID) for a in form.classes()
         )
-        schedule = Schedule(classes, lanes=True, peel=False, chain=256)
+        schedule = Schedule(Tiling(classes, peel=False), Reductions(max_chain=256))
         wide = with_wide_sums(form, schedule) if long else form
         (fold,) = wide.folds.values()
         chain = [dims.static(a.extent) or 0 for a in fold.reduce]
@@ -93,13 +95,13 @@ def test_an_unknown_length_gets_three_levels() -> None:
 def test_columns_are_read_in_whole_stretches() -> None:
     form = form_of(columns(4096, 4096))
     made = heuristic(form, host_target())
-    assert made.lane is not None
-    assert made.plan(made.lane).tile == ROW
+    assert made.tiling.lane is not None
+    assert made.plan(made.tiling.lane).tile == ROW
     assert [s.tile for s in lower(form, made).statements() if isinstance(s, Loop)].count(ROW) == 1
     few = form_of(columns(4096, 128))
     made = heuristic(few, replace(host_target(), cores=2))
-    assert made.lane is not None
-    assert made.plan(made.lane).tile < 128  # a task for each core
+    assert made.tiling.lane is not None
+    assert made.plan(made.tiling.lane).tile < 128  # a task for each core
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -152,8 +154,8 @@ def test_a_loop_inside_counts_as_the_chain_that_it_is() -> None:
     """Two times 4 additions: the loop inside is short enough to run in one go, both together are not."""
     form = form_of(Case("parts", lambda x: x.sum((0, 2)), ((2, 5, 4),)))
     (fold,) = form.folds.values()
-    classes = [c for c in heuristic(form, host_target()).classes if c.axis not in fold.reduce]
+    classes = [c for c in heuristic(form, host_target()).tiling.classes if c.axis not in fold.reduce]
     outer, inner = sorted(fold.reduce, key=lambda a: dims.static(a.extent) or 0)
-    schedule = Schedule((*classes, ClassPlan(outer, Role.STREAMED), ClassPlan(inner, Role.STREAMED)))
+    schedule = Schedule(Tiling((*classes, ClassPlan(outer, Role.STREAMED), ClassPlan(inner, Role.STREAMED))))
     assert block_lengths(inner, [fold], schedule, nested=True) == ()
     assert block_lengths(outer, [fold], schedule, nested=True) == (1,)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import const
 from tilewright.ir.form import Form
 from tilewright.ir.program import Loop
-from tilewright.ir.schedule import ClassPlan, Role, Schedule, Sized
+from tilewright.ir.schedule import ClassPlan, Reductions, Role, Schedule, Sized, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
 from tilewright.schedule.cpu.vectors import heuristic
@@ -31,14 +29,14 @@ def form_of(case: Case, dynamic: bool = False) -> Form:
 def schedule_of(form: Form, *roles: tuple[int, Role], **more: object) -> Schedule:
     """Roles by position in `form.classes()`."""
     classes = form.classes()
-    return Schedule(tuple(ClassPlan(classes[n], role) for n, role in roles), **more)  # type: ignore[arg-type]
+    return Schedule(Tiling(tuple(ClassPlan(classes[n], role) for n, role in roles))).changed(**more)
 
 
 def loops(form: Form, online: bool) -> dict[str, int]:
     """Loops per class under the heuristic roles, one lane at a time."""
     made = heuristic(form, host_target())
-    plain = tuple(ClassPlan(c.axis, c.role) for c in made.classes)
-    program = lower(form, Schedule(plain, online=online))
+    plain = tuple(ClassPlan(c.axis, c.role) for c in made.tiling.classes)
+    program = lower(form, Schedule(Tiling(plain), Reductions(online=online)))
     count: dict[str, int] = {}
     for s in program.statements():
         if isinstance(s, Loop):
@@ -162,7 +160,7 @@ def test_refusal_of_fetching_for_a_next_grid_point_where_there_is_none() -> None
     made = schedule_of(form, (0, Role.STREAMED), (1, Role.STREAMED))
     lower(form, made)
     with pytest.raises(IllegalSchedule, match="a next grid point"):
-        lower(form, replace(made, ahead=(Sized(0, const(True, bool_)),)))
+        lower(form, made.changed(next_point=(Sized(0, const(True, bool_)),)))
 
 
 def test_refusal_scan_out_of_order() -> None:

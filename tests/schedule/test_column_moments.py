@@ -260,4 +260,8 @@ def test_parts_are_made_where_there_are_many_rows(rows: int, count: int) -> None
 def test_few_rows_are_added_up_by_a_block_for_each_core() -> None:
     _, made = kernels(HalfColumns("columns", lambda x: x.float().sum(0), ((2048, 4096),)), False)
     (schedule,) = [s.schedule for s in made]
-    assert schedule.lane is not None and schedule.plan(schedule.lane).tile == 32 and schedule.warps == 16
+    assert (
+        schedule.tiling.lane is not None
+        and schedule.plan(schedule.tiling.lane).tile == 32
+        and schedule.launch.warps == 16
+    )

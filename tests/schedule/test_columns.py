@@ -21,9 +21,9 @@ def columns(rows: int, width: int) -> Case:
 def decided(rows: int, width: int, target: Target) -> tuple[int, int]:
     """Columns of one task, rows of one step."""
     made: Schedule = heuristic(form_of(columns(rows, width)), target)
-    (other,) = [c for c in made.classes if c.axis != made.lane]
-    assert made.lane is not None
-    return made.plan(made.lane).tile, other.tile
+    (other,) = [c for c in made.tiling.classes if c.axis != made.tiling.lane]
+    assert made.tiling.lane is not None
+    return made.plan(made.tiling.lane).tile, other.tile
 
 
 def test_pieces_are_long_and_rows_go_side_by_side() -> None:
@@ -48,5 +48,7 @@ def test_results(tmp_path: Path) -> None:
     unit, parts = build_cases(tmp_path, [(case, False) for case in cases])
     for number, (case, (graph, scheduled)) in enumerate(zip(cases, parts, strict=True)):
         assert isinstance(scheduled.schedule, Schedule)
-        assert any(c.tile in (2, 4) for c in scheduled.schedule.classes), "rows are to go side by side here"
+        assert any(c.tile in (2, 4) for c in scheduled.schedule.tiling.classes), (
+            "rows are to go side by side here"
+        )
         check(unit, number, graph, scheduled, case, 1)

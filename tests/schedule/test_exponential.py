@@ -51,8 +51,8 @@ def made(case: Case, quick: bool = True) -> tuple[Graph, Scheduled]:
     kernel = one_kernel(graph)
     form = make_form(kernel, graph.layouts)
     schedule = roles(form, online_class(form), 256, peel=False)
-    form, schedule = with_neighbours(form, replace(schedule, warps=2), PRESETS["sm_90"])
-    schedule = schedule if quick else replace(schedule, quick=())
+    form, schedule = with_neighbours(form, schedule.changed(warps=2), PRESETS["sm_90"])
+    schedule = schedule if quick else schedule.changed(fast=())
     return graph, Scheduled(kernel, schedule, lower(form, schedule), (*kernel.inputs, *kernel.outputs), ())
 
 
@@ -67,7 +67,7 @@ def exponentials(scheduled: Scheduled, tile: int) -> list[Expr]:
 @pytest.mark.parametrize("name", CASES)
 def test_neighbours_are_taken_at_once(name: str) -> None:
     _, scheduled = made(CASES[name])
-    (near,) = scheduled.schedule.together
+    (near,) = scheduled.schedule.reductions.merged_each_step
     assert near.extent.value == 4
     assert len(exponentials(scheduled, 64)) == 2, "one for each element, one for the lane"
     assert ("quick_exp2" in {x.op for x in exponentials(scheduled, 64)}) == (name != "softmax")
@@ -75,7 +75,7 @@ def test_neighbours_are_taken_at_once(name: str) -> None:
 
 def test_one_exponential_without_neighbours() -> None:
     _, scheduled = made(replace(CASES["loss"], shapes=((3, N - 1), (3,))))
-    assert not scheduled.schedule.together and len(exponentials(scheduled, 256)) == 1
+    assert not scheduled.schedule.reductions.merged_each_step and len(exponentials(scheduled, 256)) == 1
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,7 +126,7 @@ def test_rows_of_unknown_length_are_taken_so_where_they_are_whole(name: str) -> 
     graph = capture(case, True)
     kernel = one_kernel(graph)
     form = make_form(kernel, graph.layouts)
-    schedule = replace(roles(form, online_class(form), 256, peel=False), warps=2)
+    schedule = roles(form, online_class(form), 256, peel=False).changed(warps=2)
     assert with_neighbours(form, schedule, PRESETS["sm_90"])[0] is form
     whole, split, joined = if_whole(form, schedule, PRESETS["sm_90"]) or pytest.fail("it is not asked")
     made = Scheduled(kernel, joined, lower(split, joined), (*kernel.inputs, *kernel.outputs), ())
@@ -158,5 +158,5 @@ def test_vectors_of_one_thread_stay_whole() -> None:
     graph = capture(case, False)
     solved = Solver(PRESETS["x86-64-v4"], Options()).solve(one_kernel(graph), graph.layouts)
     schedule = solved.schedule
-    assert isinstance(schedule, Schedule) and not schedule.together
-    assert schedule.lane is not None and schedule.lane.extent.value == 4096
+    assert isinstance(schedule, Schedule) and not schedule.reductions.merged_each_step
+    assert schedule.tiling.lane is not None and schedule.tiling.lane.extent.value == 4096

@@ -37,8 +37,8 @@ def grid_steps(form: Form, made: Schedule) -> list[int | None]:
     ((_, offset),) = [x for i in form.outputs for x in i.accesses() if x[0] != i.param]
     steps = (
         dims.coefficient(offset, axis(c.axis))
-        for c in made.classes
-        if c.role is Role.GRID and c.axis != made.lane
+        for c in made.tiling.classes
+        if c.role is Role.GRID and c.axis != made.tiling.lane
     )
     return [None if s is None else dims.static(s) for s in steps]
 
@@ -61,7 +61,7 @@ def test_whole_lines_are_written(name: str, dynamic: bool) -> None:
     form = form_of(TURN, dynamic)
     made = heuristic(form, preset(name))
     (out,) = form.outputs
-    line, other = made.classes
+    line, other = made.tiling.classes
     assert dims.coefficient(out.offset, axis(line.axis)) is dims.ONE
     assert line.tile == line.chunk == 2 * lanes(preset(name))
     assert 4 * line.tile % 64 == 0
@@ -74,14 +74,14 @@ def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
     form = form_of(case)
     made = heuristic(form, WIDE)
     (out,) = form.outputs
-    assert made.lane is not None and dims.coefficient(out.offset, axis(made.lane)) is dims.ONE
+    assert made.tiling.lane is not None and dims.coefficient(out.offset, axis(made.tiling.lane)) is dims.ONE
     text = emit_unit([lower(form, made)], (), WIDE).text
     assert "load_transposed(b0 + " in text and "transpose(rows" not in text
 
 
 def test_two_turned_loads_are_no_less_work_than_one_turned_store() -> None:
     form = form_of(BOTH)
-    lane = heuristic(form, WIDE).lane
+    lane = heuristic(form, WIDE).tiling.lane
     assert lane is not None
     assert all(
         dims.coefficient(x, axis(lane)) is dims.ONE

@@ -26,7 +26,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Loop, Stmt, Update, value_of
-from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.schedule import ClassPlan, Role, Schedule, Tiling
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.lower import lower
 from tilewright.options import Options
@@ -125,25 +125,25 @@ CASES: dict[str, tuple[Case, int]] = {
 def roles(form: Form, streamed: Axis, tile: int, **more: object) -> Schedule:
     """All of `streamed` in steps of `tile`, the rest one by one."""
     made = heuristic(form, host_target())
-    plans = [ClassPlan(c.axis, c.role) for c in made.classes if c.role is Role.GRID]
-    rest = [c.axis for c in made.classes if c.role is not Role.GRID and c.axis != streamed]
+    plans = [ClassPlan(c.axis, c.role) for c in made.tiling.classes if c.role is Role.GRID]
+    rest = [c.axis for c in made.tiling.classes if c.role is not Role.GRID and c.axis != streamed]
     kept = {a for i in form.items if streamed in i.reduce for a in i.kept}
     plans += [ClassPlan(a, Role.RESIDENT, next_power_of_two(estimate(a.extent))) for a in rest if a in kept]
     plans += [ClassPlan(streamed, Role.STREAMED, tile)]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest if a not in kept]
-    return Schedule(tuple(plans), streamed if tile > 1 else None, online=True, **more)  # type: ignore[arg-type]
+    return Schedule(Tiling(tuple(plans), streamed if tile > 1 else None)).changed(online=True, **more)
 
 
 STYLES: dict[str, Callable[[Form, Axis], Schedule]] = {
     "one by one": lambda form, c: roles(form, c, 1),
     "lanes": lambda form, c: roles(form, c, 4),
     "lanes, masked": lambda form, c: roles(form, c, 8, peel=False),
-    "whole blocks": lambda form, c: roles(form, c, 4, peel=False, lanes=False),
-    "levels": lambda form, c: roles(form, c, 1, chain=3),
-    "levels of lanes": lambda form, c: roles(form, c, 2, chain=3),
-    "lazy": lambda form, c: roles(form, c, 1, lazy=1),
-    "lazy lanes": lambda form, c: roles(form, c, 4, peel=False, lazy=2),
-    "lazy blocks": lambda form, c: roles(form, c, 4, peel=False, lanes=False, lazy=8),
+    "whole blocks": lambda form, c: roles(form, c, 4, peel=False, lane_states=False),
+    "levels": lambda form, c: roles(form, c, 1, max_chain=3),
+    "levels of lanes": lambda form, c: roles(form, c, 2, max_chain=3),
+    "lazy": lambda form, c: roles(form, c, 1, lazy_log2=1),
+    "lazy lanes": lambda form, c: roles(form, c, 4, peel=False, lazy_log2=2),
+    "lazy blocks": lambda form, c: roles(form, c, 4, peel=False, lane_states=False, lazy_log2=8),
 }
 
 

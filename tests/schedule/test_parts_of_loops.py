@@ -3,8 +3,6 @@ scratch is not taken for what the next part leaves."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.test_classes import form_of
 from tilewright.interp.program import run_program
 from tilewright.ir.form import Form
-from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.schedule import ClassPlan, Memory, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
 
@@ -41,7 +39,7 @@ def test_a_condition_holds_inside_the_extents_of_its_axes() -> None:
     form = form_of(case)
     row, column = sorted(form.classes(), key=lambda a: dims.static(a.extent) or 0)
     plans = (ClassPlan(row, Role.GRID, 2, 2), ClassPlan(column, Role.GRID, 8, 8))
-    (made,) = results(case, Schedule(plans, lane=column, peel=False), form)
+    (made,) = results(case, Schedule(Tiling(plans, column, peel=False)), form)
     np.testing.assert_array_equal(made, on_diagonal(*case.inputs()).reshape(-1))
 
 
@@ -51,9 +49,9 @@ def test_each_part_of_a_loop_leaves_its_own() -> None:
     form = form_of(case)
     column, row = sorted(form.classes(), key=lambda a: dims.static(a.extent) or 0)
     plans = (ClassPlan(column, Role.STREAMED, 4), ClassPlan(row, Role.STREAMED))
-    kept = Schedule(plans, lane=column, keep=1)
+    kept = Schedule(Tiling(plans, column), memory=Memory(scratch_cost=1))
     assert lower(form, kept).scratch
-    for schedule in (kept, replace(kept, keep=0)):
+    for schedule in (kept, kept.changed(scratch_cost=0)):
         for made, wanted in zip(results(case, schedule, form), angles(*case.inputs()), strict=True):
             np.testing.assert_allclose(made, wanted.reshape(-1), rtol=1e-5)
 

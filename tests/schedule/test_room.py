@@ -37,13 +37,16 @@ def inputs(length: int = 512, heads: int = 32) -> list[Tensor]:
 def estimate(scheduled: Scheduled) -> int:
     form, schedule = make_form(scheduled.kernel, {}), scheduled.schedule
     assert isinstance(schedule, Schedule)
-    tiles = {p.axis: p.tile for p in schedule.classes}
+    tiles = {p.axis: p.tile for p in schedule.tiling.classes}
     if set(tiles) != set(form.classes()):
         pytest.skip("the form was changed")
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
-    streamed = tuple(p.axis for p in schedule.classes if p.role is Role.STREAMED)
+    streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED)
     known = Products(form, (), tuple(tiles), streamed, tiles, tuple(sums))
-    return shared_bytes(known, Blocks(tiles, schedule.warps, schedule.stages, schedule.spread))
+    return shared_bytes(
+        known,
+        Blocks(tiles, schedule.launch.warps, schedule.launch.stages, schedule.reductions.lane_states_of),
+    )
 
 
 def shared(scheduled: Scheduled, folder: Path) -> int:

@@ -115,7 +115,7 @@ def test_less_room_makes_smaller_tiles(tmp_path: Path, kib: int) -> None:
     (small, _), (large, _) = (made.run(given), replace(made, kernels=[less]).run(given))
     assert all(torch.equal(a, b) for a, b in zip(small, large, strict=True))
     assert isinstance(less.schedule, Schedule) and isinstance(whole.schedule, Schedule)
-    assert (less.schedule.classes != whole.schedule.classes) == (kib < 64)
+    assert (less.schedule.tiling.classes != whole.schedule.tiling.classes) == (kib < 64)
 
 
 def test_a_kernel_that_needs_more_than_estimated_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def holds(when: Expr, case: Case, scale: int) -> bool:
 
 def decided(case: Case, dynamic: bool, target: Target) -> tuple[tuple[Sized, ...], tuple[Sized, ...]]:
     made = heuristic(form_of(case, dynamic), target)
-    return made.stream, made.ahead
+    return made.memory.past_caches, made.memory.next_point
 
 
 def test_known_sizes_leave_nothing_to_decide() -> None:

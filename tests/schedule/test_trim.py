@@ -78,7 +78,7 @@ def loops(kind: str, mask: str | Apart, s: int = 1024, t: int = 1024) -> list[tu
             (min(a for a, _, _ in runs), sum(n for _, n, m in runs if not m), sum(n for _, n, _ in runs))
         )
     assert isinstance(scheduled.schedule, Schedule)
-    return found[::-1] if any(c.descending for c in scheduled.schedule.classes) else found
+    return found[::-1] if any(c.descending for c in scheduled.schedule.tiling.classes) else found
 
 
 def masked(loop: Loop) -> bool:
@@ -96,7 +96,7 @@ def test_longest_rows_come_first() -> None:
         graph = capture(attention(kind, "causal", 1024, 1024, 64), False)
         schedule = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts).schedule
         assert isinstance(schedule, Schedule)
-        assert any(c.descending for c in schedule.classes) == expected
+        assert any(c.descending for c in schedule.tiling.classes) == expected
 
 
 def test_columns_keep_a_state_per_element_of_the_block() -> None:

@@ -53,7 +53,7 @@ def test_a_schedule_follows_the_table() -> None:
     solver = Solver(PRESETS["sm_90"], Options(), Tuning((ROWS,)))
     schedule = solver.solve(one_kernel(graph), graph.layouts).schedule
     assert isinstance(schedule, Schedule)
-    assert [c.tile for c in schedule.classes] == [4, 1024] and schedule.warps == 2
+    assert [c.tile for c in schedule.tiling.classes] == [4, 1024] and schedule.launch.warps == 2
 
 
 UNMEASURED = frozenset({"columns", "row_totals", "rows", "square", "stream_totals", "streams"})

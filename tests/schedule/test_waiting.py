@@ -22,7 +22,7 @@ def test_folds_that_wait_for_each_other_stay_together(rows: int, dtype: torch.dt
         return shifted.exp().sum(-1).log()
 
     (kernel,) = compiled(spread, [x]).kernels
-    assert kernel.schedule.online
+    assert kernel.schedule.reductions.online
 
 
 def test_folds_over_other_elements_do_not_wait() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tilewright.analysis.online.running import is_finite_part
 from tilewright.ir.dtype import f32
@@ -73,7 +72,7 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
     if c is None:
         return form, schedule
     stored = any(c.axis in o.axes for o in form.outputs)  # then the smallest numbers count, too
-    schedule = replace(schedule, quick=() if stored else target.quick)
+    schedule = schedule.changed(fast=() if stored else target.quick)
     count = _access(form, c, schedule, target)
     outer = dims.exact_div(c.axis.extent, dims.integer(count))
     if count == 1 or outer is None or dims.static(outer) is None:
@@ -97,8 +96,8 @@ def if_whole(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form
 
 def _streamed(form: Form, schedule: Schedule, target: Target) -> ClassPlan | None:
     """The streamed class of lanes over which such exponentials are folded."""
-    c = next((p for p in schedule.classes if p.axis == schedule.lane), None)
-    if target.lanes == 1 or c is None or c.role is not Role.STREAMED or not schedule.lanes:
+    c = next((p for p in schedule.tiling.classes if p.axis == schedule.tiling.lane), None)
+    if target.lanes == 1 or c is None or c.role is not Role.STREAMED or not schedule.reductions.lane_states:
         return None  # where threads are alone, a vector is an access
     return c if one_each(form, [c.axis]) else None
 
@@ -112,7 +111,7 @@ def _access(form: Form, c: ClassPlan, schedule: Schedule, target: Target) -> int
         if dims.coefficient(offset, axis(c.axis)) is dims.ONE
     ]
     count = target.vector_bytes // max(widths, default=target.vector_bytes)
-    return 1 if c.tile < count * target.lanes * schedule.warps else count
+    return 1 if c.tile < count * target.lanes * schedule.launch.warps else count
 
 
 def _in_accesses(
@@ -122,5 +121,5 @@ def _in_accesses(
     before = set(form.classes())
     far, near = sorted((a for a in split.classes() if a not in before), key=lambda a: int(a.name[1:]))
     plans = (ClassPlan(near, Role.RESIDENT, count), ClassPlan(far, Role.STREAMED, c.tile // count))
-    classes = tuple(q for p in schedule.classes for q in (plans if p is c else (p,)))
-    return split, replace(schedule, classes=classes, lane=near, together=(near,))
+    classes = tuple(q for p in schedule.tiling.classes for q in (plans if p is c else (p,)))
+    return split, schedule.changed(classes=classes, lane=near, merged_each_step=(near,))

@@ -13,7 +13,7 @@ bound axes, size symbols, constants, and `var` leaves (`value_of(var)`) for valu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from tilewright.ir.sizes.dims import ONE
@@ -253,8 +253,10 @@ class TileProgram:
         return any(isinstance(s, Check) for s in self.statements())
 
     def show(self) -> str:
-        """The program as text."""
+        """The program as text, with everything that decides what is printed of it."""
         lines = ["program(" + ", ".join(f"{b.name}:{b.dtype}[{show(b.size)}]" for b in self.params) + ")"]
+        decided = [f for f in fields(self) if f.name in _DECIDED and getattr(self, f.name) != f.default]
+        lines += [f"  {f.name} = {_shown(getattr(self, f.name))}" for f in decided]
         lines += [f"  scratch {b.name}:{b.dtype}[{show(b.size)}]" for b in self.scratch]
         lines += [f"  grid {g.axis.name} < {show(g.extent)}" for g in self.grid]
         _show(self.body, 1, lines)
@@ -381,6 +383,32 @@ def _verify(
             _verify(s.orelse, known, blocks, states, bound, buffers)
 
 
+_DECIDED = ("lane", "grain", "warps", "stages", "beside", "reciprocals", "aligned", "contracted")
+"""Fields of a program that are told where they have another value than the default."""
+
+
+def _shown(x: object) -> str:
+    return show(x) if isinstance(x, Expr) else x.name if isinstance(x, Axis) else str(x)
+
+
+def _names(axes: Sequence[Axis]) -> str:
+    return ", ".join(a.name for a in axes)
+
+
+def _defined(variables: Sequence[Var]) -> str:
+    """Variables where they are defined, with their types."""
+    return ", ".join(f"{v}:{v.dtype}" for v in variables)
+
+
+def _block(s: Load) -> str:
+    """The block that a descriptor reaches, and the tensor that it is a block of."""
+    if s.descriptor is None:
+        return ""
+    d, of = s.descriptor, lambda es: ", ".join(map(show, es))
+    whole = f"{show(d.start)} + [{of(d.extents)}] by [{of(d.strides)}]"
+    return f" as block ({of(s.at)}) of {' x '.join(map(str, d.tile))} in {whole}"
+
+
 def _suffix(mask: Expr | None) -> str:
     return "" if mask is None else f" if {show(mask)}"
 
@@ -396,38 +424,35 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                block = "" if s.descriptor is None else f" as block ({', '.join(map(show, s.at))})"
-                lines.append(
-                    f"{pad}{s.var} = {s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{block}"
-                )
+                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}"
+                lines.append(f"{pad}{_defined([s.var])} = {read}")
             case Compute():
-                lines.append(f"{pad}{s.var} = {show(s.expr)}")
+                lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
+                over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
-                    f"{pad}{s.buffer.name}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{past}"
+                    f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{past}"
                 )
             case Declare():
-                lines.append(f"{pad}state {', '.join(map(repr, s.vars))} = {', '.join(map(show, s.values))}")
+                lines.append(f"{pad}state {_defined(s.vars)} = {', '.join(map(show, s.values))}")
             case Update():
-                lines.append(
-                    f"{pad}{', '.join(map(repr, s.vars))} := {', '.join(map(show, s.values))}{_suffix(s.mask)}"
-                )
+                values = f"{', '.join(map(show, s.values))}{_suffix(s.mask)}{'' if s.fused else ' rounding products'}"
+                lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {values}")
             case Collapse():
                 of = ", ".join(map(repr, s.parts))
-                lines.append(
-                    f"{pad}{', '.join(map(repr, s.vars))} = {s.reduction.name} of {of} over "
-                    + ", ".join(a.name for a in s.axes)
-                )
+                lines.append(f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}")
             case Prefix():
                 of = ", ".join(map(repr, s.parts))
                 lines.append(
-                    f"{pad}{', '.join(map(repr, s.vars))} = running {s.reduction.name} of {of} along {s.axis.name}"
+                    f"{pad}{_defined(s.vars)} = running {s.reduction.name} of {of} along {s.axis.name}"
                 )
             case Dot():
-                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}")
+                sums = f" in sums of {s.chain}" if s.chain else ""
+                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}")
             case Check():
-                lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}")
+                over = f" over {_names(s.axes)}" if s.axes else ""
+                lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}{over}")
             case Loop():
                 step = f" step {s.tile}" if s.tile != 1 else ""
                 lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}")

@@ -1,11 +1,14 @@
-"""The decisions for one kernel, as a frozen value: a role and a tile for every class, and what is kept on chip."""
+"""The decisions for one kernel, as a frozen value: how classes are tiled, how reductions run, what is kept on chip.
+
+A field at its default is not printed, every other is: `schedule_text.parse` reads what `str` prints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
-from .expr import Axis, Expr
+from .expr import Axis, Expr, show
 
 
 class Role(Enum):
@@ -43,97 +46,150 @@ class Sized:
     param: int
     when: Expr
 
+    def __str__(self) -> str:
+        return f"{self.param} if {show(self.when)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """In which blocks, and in which order, loop classes are walked."""
+
+    classes: tuple[ClassPlan, ...]
+    """Grid classes outermost first, then the nest order of the loops, outermost first."""
+    lane: Axis | None = None
+    """The class that runs in vector lanes."""
+    beside: Axis | None = None
+    """The class whose values lie side by side in registers: a block is walked with it innermost."""
+    last_outermost: bool = False
+    """Grid points are numbered with the last grid class outermost: what a thread writes then lies together."""
+    peel: bool = True
+    """Whole tiles of a range and its rest get loops of their own. Without, the last tile is masked, and a GRID class
+    whose chunk is its tile is one block of the grid point."""
+    tail_block: bool = False
+    """A last block that reaches past the extent is code of its own, so that all others need no masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reductions:
+    """How reductions run: in which passes, with which states, in which order they add."""
+
+    online: bool = False
+    """Cascaded reductions run in one pass where the online law allows it."""
+    lazy_log2: int = 0
+    """What follows a running extreme is not brought to each new one, but only to one past which exponentials could grow
+    by more than 2^lazy_log2, and to the last one at the end (0: to each). The values are the same in exact arithmetic
+    (FlashAttention-4 does so with 8)."""
+    lane_states: bool = True
+    """A reduction over a block keeps a state per lane and merges them after the loop. Without, each step is merged into
+    one state."""
+    lane_states_of: tuple[int, ...] = ()
+    """Reductions with a state per lane although `lane_states` is off."""
+    merged_each_step: tuple[Axis, ...] = ()
+    """Values along these classes are merged in each step although `lane_states` is on."""
+    max_chain: int = 16
+    """A float sum of more steps in a row than this (0: any number) gets a second level of states."""
+    blockwise: bool = False
+    """The products of a step are summed apart from those before: chains of additions are as short as a step."""
+    trim: bool = True
+    """Parts of a reduction that take only its identity are left out, which assumes finite values behind a mask."""
+    skip_hidden: bool = False
+    """Steps that a mask of data hides are jumped over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is kept on chip, and how memory is reached."""
+
+    scratch_cost: int = 0
+    """Values that cost at least this (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory instead
+    of being computed again (0: never)."""
+    past_caches: tuple[Sized, ...] = ()
+    """Parameters that are stored past the caches, each where its condition on sizes holds."""
+    next_point: tuple[Sized, ...] = ()
+    """Parameters of which the next grid point's part is fetched in the last pass that reads them."""
+    next_step: tuple[int, ...] = ()
+    """Parameters of which each step of a loop fetches the next step's block."""
+    hoisted_bytes: int = 0
+    """Of what outputs read besides reductions, up to so many bytes are loaded before these."""
+    descriptors: bool = False
+    """Blocks that tensor descriptors reach are loaded by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Math:
+    """In which form scalar functions are computed."""
+
+    exp2: bool = False
+    """Exponentials are powers of two."""
+    fast: tuple[str, ...] = ()
+    """Functions in their fast form (see `ir.expr.SCALARS`)."""
+    accurate: bool = False
+    """Exponentials of fp32, those of sigmoids too, and quotients are in their accurate form (see `ir.expr.SCALARS`)."""
+    reciprocals: bool = False
+    """Lanes that one number divides are multiplied by its reciprocal, kept in two parts."""
+    contracted: bool = False
+    """A product and the sum that it goes into may round once."""
+    merged_selects: bool = False
+    """Choices between like expressions choose what they read (see `form.merge_selects`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is launched."""
+
+    warps: int = 1
+    stages: int = 1
+    """Blocks of a loop's loads that are on their way at once."""
+    min_bytes_per_task: int = 1 << 15
+    """Work below which grid points are not worth another thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`classes` in order: grid classes outermost first, then the nest order of the loops, outermost first.
+    """Every decision about one kernel."""
 
-    `lane` is the class that runs in vector lanes. `online` merges cascaded reductions into one pass where a transport
-    exists. Values that cost at least `keep` (see `ir.expr.cost`) and are needed by a later pass stay in scratch memory
-    instead of being computed again (0 = never). `stream` names parameters stored past the caches, each with the
-    condition on sizes under which that pays. `grain_bytes` is the work below which grid points are not worth another
-    thread. `trim` leaves out parts of a fold that take only its identity, which assumes finite values behind a mask.
-    `ahead` names parameters of which, under the condition beside each, the next grid point's part is fetched in the
-    last pass that reads them; `fetch` those of which each step of a loop fetches the next step's block.
-
-    With `peel`, whole tiles of a range and its rest get loops of their own; without, the last tile is masked, and a
-    GRID class whose chunk is its tile is one block of the grid point. With `lanes`, a fold over a block keeps a state
-    per lane and merges them after the loop, but values along the classes `together` are merged in each step; without,
-    each step is merged into one state, but for the folds `spread`. A float sum of more than `chain` steps in a row (0:
-    any number) gets a second level of states. `warps` and `stages` are those of the program. With `powers`,
-    exponentials are powers of two; `quick` functions are in their quick form (see `ir.expr.SCALARS`). With `apart`, a
-    last block that reaches past the extent is code of its own, so that all others need no masks. With `skip`, steps are
-    jumped over that a mask of data hides. With `last_outermost`, grid points are numbered with the last grid class
-    outermost: what a thread writes then lies together. With `descriptors`, blocks that tensor descriptors reach are
-    loaded by them. With `blockwise`, the products of a step are summed apart from those before, which makes chains of
-    additions as short as a step or the loop. `beside`, `reciprocals` and `contracted` are those of
-    the program.
-
-    With `close`, exponentials of singles, those of sigmoids too, and quotients are in their close form (see
-    `ir.expr.SCALARS`).
-
-    Of what outputs read besides folds of the block, up to `early` bytes are loaded before these.
-
-    With `joined`, choices between like expressions choose what they read (see `choices`).
-
-    With `lazy`, what follows a running extreme is not brought to each new one, but only to one past which exponentials
-    could grow by more than 2^lazy, and to the last one at the end: a block in which that happens to no row is not
-    multiplied. The values are the same in exact arithmetic (FlashAttention-4 does so with 8)."""
-
-    classes: tuple[ClassPlan, ...]
-    lane: Axis | None = None
-    online: bool = False
-    keep: int = 0
-    stream: tuple[Sized, ...] = ()
-    grain_bytes: int = 1 << 15
-    trim: bool = True
-    ahead: tuple[Sized, ...] = ()
-    fetch: tuple[int, ...] = ()
-    peel: bool = True
-    lanes: bool = True
-    spread: tuple[int, ...] = ()
-    together: tuple[Axis, ...] = ()
-    powers: bool = False
-    quick: tuple[str, ...] = ()
-    apart: bool = False
-    last_outermost: bool = False
-    lazy: int = 0
-    chain: int = 16
-    skip: bool = False
-    warps: int = 1
-    stages: int = 1
-    descriptors: bool = False
-    blockwise: bool = False
-    beside: Axis | None = None
-    reciprocals: bool = False
-    contracted: bool = False
-    early: int = 0
-    close: bool = False
-    joined: bool = False
+    tiling: Tiling
+    reductions: Reductions = Reductions()
+    memory: Memory = Memory()
+    math: Math = Math()
+    launch: Launch = Launch()
 
     def __str__(self) -> str:
-        parts = [str(c) for c in self.classes]
-        if self.lane:
-            parts.append(f"lane={self.lane.name}")
-        parts += [f"keep={self.keep}"] if self.keep else []
-        parts += ["online"] if self.online else []
-        parts += [f"lazy={self.lazy}"] if self.lazy else []
-        parts += ["descriptors"] if self.descriptors else []
-        parts += ["blockwise"] if self.blockwise else []
-        parts += [f"stream={[s.param for s in self.stream]}"] if self.stream else []
-        parts += [f"ahead={[s.param for s in self.ahead]}"] if self.ahead else []
-        parts += [f"beside={self.beside.name}"] if self.beside else []
-        parts += [f"fetch={list(self.fetch)}"] if self.fetch else []
-        parts += ["whole" if not self.lanes else "", f"warps={self.warps}"] if not self.peel else []
-        return " ".join(parts)
+        return " ".join([*map(str, self.tiling.classes), *self._decided()])
 
-    def per_lane(self, fold: int) -> bool:
-        """Whether a fold keeps a state per lane."""
-        return self.lanes or fold in self.spread
+    def _decided(self) -> Iterator[str]:
+        """Each field that has another value than its default, as text."""
+        for record in (self.tiling, self.reductions, self.memory, self.math, self.launch):
+            for f in fields(record):
+                value = getattr(record, f.name)
+                if f.name != "classes" and value != f.default:
+                    yield f.name if value is True else f"{f.name}={_shown(value)}"
+
+    def per_lane(self, reduction: int) -> bool:
+        """Whether a reduction keeps a state per lane."""
+        return self.reductions.lane_states or reduction in self.reductions.lane_states_of
 
     def plan(self, axis: Axis) -> ClassPlan:
         """The plan of a class. Raises KeyError if it has none."""
-        for c in self.classes:
+        for c in self.tiling.classes:
             if c.axis == axis:
                 return c
         raise KeyError(axis.name)
+
+    def changed(self, **values: object) -> Schedule:
+        """The schedule with other values of some fields, each named as in the record that has it. Raises TypeError for
+        a field that no record has."""
+        made = self
+        for part in fields(self):
+            record = getattr(self, part.name)
+            mine = {f.name: values.pop(f.name) for f in fields(record) if f.name in values}
+            made = replace(made, **{part.name: replace(record, **mine)}) if mine else made
+        if values:
+            raise TypeError(f"a schedule has no field {', '.join(values)}")
+        return made
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"  # pyright: ignore[reportUnknownArgumentType]
+    return value.name if isinstance(value, Axis) else str(value)

@@ -29,7 +29,7 @@ from .rescale import Repair
 def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Why loops of products run over tiles that a mask may hide, in words, with the places of the folds there."""
     found: dict[tuple[tuple[int, ...], str], None] = {}
-    for c in (p.axis for p in schedule.classes if p.role is Role.STREAMED):
+    for c in (p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED):
         folds = [f for f in form.folds.values() if c in f.reduce]
         roots = [r for i in form.items if c in i.axes for r in i.roots]
         masks = [
@@ -39,9 +39,11 @@ def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str]
             and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
         ]
         reasons = (
-            () if any(x.op == "implied" for x in masks) else (_unbounded(x, c, schedule.skip) for x in masks)
+            ()
+            if any(x.op == "implied" for x in masks)
+            else (_unbounded(x, c, schedule.reductions.skip_hidden) for x in masks)
         )
-        if masks and not schedule.trim:
+        if masks and not schedule.reductions.trim:
             reasons = ("what its mask hides may not be finite (trim='exact'): no tile is left out for it",)
         places = tuple(dict.fromkeys(f.source for f in folds if f.source >= 0))
         found |= {(places, why): None for why in reasons if why}

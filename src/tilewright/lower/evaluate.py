@@ -94,7 +94,7 @@ class Evaluation(ABC):
         self.repeated = repeated_parts(roots, form.sizes)
         self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
         self.written: set[Expr] = set()
-        self.fetching: set[int] = {s.param for s in self.schedule.ahead}
+        self.fetching: set[int] = {s.param for s in self.schedule.memory.next_point}
 
     @abstractmethod
     def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
@@ -173,7 +173,7 @@ class Evaluation(ABC):
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
                 return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
-            one = joined(rebuild(e, (asked, *e.args[1:]))) if self.schedule.joined else None
+            one = joined(rebuild(e, (asked, *e.args[1:]))) if self.schedule.math.merged_selects else None
             if one is not None and e not in self.scope.kept:
                 return self.part(one, guard)
             condition = self.part(asked, guard)
@@ -181,16 +181,16 @@ class Evaluation(ABC):
             no = self.eval(e.args[2], both(guard, call("not", condition)))
             masked = e.args[1].op == "read" and unsafe(e.args[1], self.params) and is_const(no, 0)
             result = yes if masked else call("where", condition, yes, no)
-        elif e.op == "exp" and self.schedule.powers and e.dtype.compute is f32:
-            quick = "exp2" in self.schedule.quick
+        elif e.op == "exp" and self.schedule.math.exp2 and e.dtype.compute is f32:
+            quick = "exp2" in self.schedule.math.fast
             result = power_of_two(
                 self.part(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
             )
-        elif e.op == "exp" and "exp2" in self.schedule.quick and e.dtype.compute is f32:
+        elif e.op == "exp" and "exp2" in self.schedule.math.fast and e.dtype.compute is f32:
             result = quick_power(self.part(e.args[0], guard))
-        elif e.op == "exp" and self.schedule.close and e.dtype is f32:
+        elif e.op == "exp" and self.schedule.math.accurate and e.dtype is f32:
             result = call("close_exp", self.part(e.args[0], guard))
-        elif e.op == "sigmoid" and self.schedule.close and e.dtype is f32:
+        elif e.op == "sigmoid" and self.schedule.math.accurate and e.dtype is f32:
             power = call("close_exp", call("neg", self.part(e.args[0], guard)))
             result = call("close_div", const(1, f32), call("add", const(1, f32), power))
         else:
@@ -213,7 +213,7 @@ class Evaluation(ABC):
                     return other
         if (
             e.op == "div"
-            and self.schedule.powers
+            and self.schedule.math.exp2
             and not self.stepped
             and e.dtype is f32
             and args[1].op == "const"
@@ -221,7 +221,7 @@ class Evaluation(ABC):
             inverse = _inverse(args[1])
             if inverse is not None:
                 return call("mul", args[0], number(inverse, f32))
-        if self.schedule.close and e.dtype is f32 and e.op in ("div", "reciprocal"):
+        if self.schedule.math.accurate and e.dtype is f32 and e.op in ("div", "reciprocal"):
             return call("close_div", *args) if e.op == "div" else call("close_div", const(1, f32), *args)
         return rebuild(e, args)
 
@@ -265,16 +265,18 @@ class Evaluation(ABC):
         """Where `param` is read soon, if this load is to fetch it: by the next step, or, in the last pass that reads
         it, by the next grid point."""
         steps = [
-            c for c in self.schedule.classes if c.role is Role.STREAMED and axis(c.axis) in axes_of(offset)
+            c
+            for c in self.schedule.tiling.classes
+            if c.role is Role.STREAMED and axis(c.axis) in axes_of(offset)
         ]
-        if param in self.schedule.fetch and steps:
+        if param in self.schedule.memory.next_step and steps:
             last = steps[-1]
             return substitute(offset, {axis(last.axis): dims.add(axis(last.axis), dims.integer(last.tile))})
         if param not in self.fetching:
             return None
-        point = axis([c.axis for c in self.schedule.classes if c.role is Role.GRID][-1])
+        point = axis([c.axis for c in self.schedule.tiling.classes if c.role is Role.GRID][-1])
         step = dims.sub(substitute(offset, {point: dims.add(point, dims.ONE)}), offset)
-        (when,) = (s.when for s in self.schedule.ahead if s.param == param)
+        (when,) = (s.when for s in self.schedule.memory.next_point if s.param == param)
         return dims.add(offset, call("where", when, step, dims.ZERO))
 
     def tail(self, axes: Iterable[Axis]) -> Expr | None:
@@ -320,7 +322,7 @@ class Evaluation(ABC):
         """Write an output."""
         value = self.eval(o.body[0])
         blocks = tuple(dict.fromkeys((*self.blocks(o.offset), *self.blocks(value))))
-        stream = next((s.when for s in self.schedule.stream if s.param == o.param), None)
+        stream = next((s.when for s in self.schedule.memory.past_caches if s.param == o.param), None)
         self.out.append(Store(self.params[o.param], o.offset, value, blocks, self.tail(blocks), stream))
 
 

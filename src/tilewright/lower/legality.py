@@ -37,13 +37,13 @@ _NEST = "a class that a fold keeps is outside those it reduces or runs along"
 def check_roles(form: Form, schedule: Schedule) -> None:
     """Raise IllegalSchedule, naming the law, unless a form may be lowered under a schedule."""
     _check_scans(form)
-    if schedule.ahead and all(c.role is not Role.GRID for c in schedule.classes):
+    if schedule.memory.next_point and all(c.role is not Role.GRID for c in schedule.tiling.classes):
         raise IllegalSchedule(
             "the next grid point's part is fetched where there is one point",
             law="what is fetched ahead has a next grid point",
         )
-    roles = {c.axis: c for c in schedule.classes}
-    order = [c.axis for c in schedule.classes]
+    roles = {c.axis: c for c in schedule.tiling.classes}
+    order = [c.axis for c in schedule.tiling.classes]
     for item in form.items:
         for a in item.axes:
             if a not in roles:
@@ -94,7 +94,7 @@ def _check_scans(form: Form) -> None:
 
 def grain(form: Form, schedule: Schedule) -> Expr:
     """Grid points that together touch `grain_bytes`."""
-    grid = {c.axis: c.chunk for c in schedule.classes if c.role is Role.GRID}
+    grid = {c.axis: c.chunk for c in schedule.tiling.classes if c.role is Role.GRID}
     best = dims.ONE
     for item in form.items:
         inner = [dims.integer(grid[a] or 1) if a in grid else a.extent for a in item.axes]
@@ -103,8 +103,8 @@ def grain(form: Form, schedule: Schedule) -> Expr:
             best = size
     fixed = dims.static(best)
     if fixed is not None:
-        return dims.integer(max(1, schedule.grain_bytes // (8 * fixed)))
-    return dims.add(dims.floordiv(dims.integer(schedule.grain_bytes // 8), best), dims.ONE)
+        return dims.integer(max(1, schedule.launch.min_bytes_per_task // (8 * fixed)))
+    return dims.add(dims.floordiv(dims.integer(schedule.launch.min_bytes_per_task // 8), best), dims.ONE)
 
 
 def block_lengths(
@@ -115,14 +115,14 @@ def block_lengths(
     inside this one have levels of their own."""
     sums = [t for t in targets if t.reduction is not None and _rounds(t.reduction)]
     merged = [t.reduction for t in sums if t.reduction is not None]
-    if not sums or not schedule.chain or any(t.scan is not None for t in targets):
+    if not sums or not schedule.reductions.max_chain or any(t.scan is not None for t in targets):
         return ()
-    chain, tile = schedule.chain, schedule.plan(c).tile
-    order = [p.axis for p in schedule.classes]
+    chain, tile = schedule.reductions.max_chain, schedule.plan(c).tile
+    order = [p.axis for p in schedule.tiling.classes]
     others = {a for t in sums for a in t.reduce if a != c}
     step = tile * prod(schedule.plan(a).tile for a in others)
-    singly = step == 1 and schedule.peel
-    if not schedule.peel and any(d is not f64 for r in merged for d in r.state):
+    singly = step == 1 and schedule.tiling.peel
+    if not schedule.tiling.peel and any(d is not f64 for r in merged for d in r.state):
         chain = min(chain, LANE_CHAIN * step)
     most = FEW if singly else 2 * chain
     inside = 1

@@ -46,17 +46,17 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
         tuple(grid),
         tuple(lowering.out),
         tuple(lowering.scratch),
-        schedule.lane,
+        schedule.tiling.lane,
         grain(form, schedule),
-        schedule.warps,
-        schedule.stages,
-        schedule.beside,
-        schedule.reciprocals,
-        contracted=schedule.contracted,
+        schedule.launch.warps,
+        schedule.launch.stages,
+        schedule.tiling.beside,
+        schedule.math.reciprocals,
+        contracted=schedule.math.contracted,
     )
-    if schedule.descriptors:
+    if schedule.memory.descriptors:
         program = with_descriptors(program)
-    program = replace(program, aligned=schedule.peel or alignment_pays(program))
+    program = replace(program, aligned=schedule.tiling.peel or alignment_pays(program))
     try:
         program.verify()
     except ValueError as bad:
@@ -78,7 +78,7 @@ class _Lowering(Listed):
 
     def bind_grid(self) -> list[GridAxis]:
         grid: list[GridAxis] = []
-        for c in self.schedule.classes:
+        for c in self.schedule.tiling.classes:
             if c.role is not Role.GRID:
                 continue
             if not c.chunk:
@@ -90,21 +90,23 @@ class _Lowering(Listed):
             place = dims.sub(point.extent, dims.add(axis(point), dims.ONE)) if c.descending else axis(point)
             start = dims.mul(place, dims.integer(c.chunk))
             grid.append(GridAxis(point, point.extent))
-            if c.tile == c.chunk and (self.contractions or not self.schedule.peel):
+            if c.tile == c.chunk and (self.contractions or not self.schedule.tiling.peel):
                 self.whole.append((c.axis, c.tile, start))
             else:
                 stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
                 self.ranges[c.axis] = (start, stop)
-        return grid[::-1] if self.schedule.last_outermost else grid
+        return grid[::-1] if self.schedule.tiling.last_outermost else grid
 
     def run(self) -> None:
-        self.whole += [(c.axis, c.tile, dims.ZERO) for c in self.schedule.classes if c.role is Role.RESIDENT]
+        self.whole += [
+            (c.axis, c.tile, dims.ZERO) for c in self.schedule.tiling.classes if c.role is Role.RESIDENT
+        ]
         uneven = [
             (tile, a.extent, start) for a, tile, start in self.whole if not dims.divisible(a.extent, tile)
         ]
         inner = partial(self.compute, [], self.form.outputs)
         never = any((most := dims.static(n)) is not None and most < tile for tile, n, _ in uneven)
-        if not self.schedule.apart or not uneven or never:
+        if not self.schedule.tiling.tail_block or not uneven or never:
             self.out += self.nest(self.whole, inner)
             return
         inside = [call("le", dims.add(start, dims.integer(tile)), n) for tile, n, start in uneven]
@@ -162,7 +164,7 @@ class _Lowering(Listed):
         users = [*cone, *outputs]
         open_ = [
             c.axis
-            for c in self.schedule.classes
+            for c in self.schedule.tiling.classes
             if c.axis not in self.scope.bound and any(c.axis in u.axes for u in users)
         ]
         if not open_:
@@ -202,7 +204,7 @@ class _Lowering(Listed):
         first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
         known = {x for f in folds for root in f.roots for x in walk(root)}
         found = dict.fromkeys(r for o in outputs for r in plain_reads(o.body[0]) if r not in known)
-        if self.block_bytes(found) <= min(self.schedule.early, self.block_bytes(first)):
+        if self.block_bytes(found) <= min(self.schedule.memory.hoisted_bytes, self.block_bytes(first)):
             for r in (*first, *found) if found else ():
                 self.eval(r)
 
@@ -221,12 +223,12 @@ class _Lowering(Listed):
         self, cone: list[Item], outputs: Sequence[Item], c: Axis
     ) -> tuple[list[Item], Numbers, Merges]:
         """Pass numbers along `c`; the cone, with what merged folds need beside them; how folds are merged."""
-        online = self.schedule.online
+        online = self.schedule.reductions.online
         open_ = (
             {f: i for f, i in self.form.folds.items() if (f, 0) not in self.scope.results} if online else None
         )
         while True:
-            numbers, merged = pass_numbers(cone, outputs, c, open_, self.schedule.together)
+            numbers, merged = pass_numbers(cone, outputs, c, open_, self.schedule.reductions.merged_each_step)
             inside = {i.id for i in cone}
             beside = [f for m in merged.values() for f in m.beside if f not in inside]
             if not beside:
@@ -297,7 +299,9 @@ class _Lowering(Listed):
         def body_of_step() -> None:
             self.unless_hidden(masks, lambda: self.body(targets, outs, merged))
 
-        joint = self.schedule.lanes and any(t.id in merged or self.one_each(t) for t in targets)
+        joint = self.schedule.reductions.lane_states and any(
+            t.id in merged or self.one_each(t) for t in targets
+        )
         for s in self.segments(c, tile, exact, targets, outs, joint):
             for t in targets:
                 self.widen(t, c, s.truths, s.mask)
@@ -358,11 +362,11 @@ class _Lowering(Listed):
         depend on each other, which a mask makes dear."""
         reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
         roots = [r for i in reached for r in self.hinted.items[i.id].roots]
-        trimmed = () if outs or not self.schedule.trim else targets
+        trimmed = () if outs or not self.schedule.reductions.trim else targets
         start, stop = self.range_of(c)
         product = any(c in i.axes and i.id in self.contractions for i in reached)
         kept = self.unwritten(reached)
-        if product or not self.schedule.peel:
+        if product or not self.schedule.tiling.peel:
             steps = Steps(c, start, stop, tile)
             hinted = () if kept else [self.hinted.items[t.id] for t in trimmed]
             whole = start is dims.ZERO and stop is c.extent
@@ -374,7 +378,9 @@ class _Lowering(Listed):
             return self.ended(found, ends)
         scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
         pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, self.scope.truths)
-        return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.peel)]
+        return [
+            s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.tiling.peel)
+        ]
 
     def unwritten(self, items: Sequence[Item]) -> list[Expr]:
         """The expressions of `items` that this pass is to leave in scratch."""
@@ -391,7 +397,7 @@ class _Lowering(Listed):
     def fill(self, x: Expr, value: Expr) -> None:
         """Put one value into all of the place of `x` in scratch that belongs to what is bound here."""
         placed = {a.value for a in axes_of(self.scope.kept[x].offset)} - set(self.scope.bound)
-        c = next((c for c in self.schedule.classes if c.axis in placed), None)
+        c = next((c for c in self.schedule.tiling.classes if c.axis in placed), None)
         if c is None:
             self.leave_in_scratch(x, value)
             return
@@ -420,7 +426,9 @@ class _Lowering(Listed):
         inner: dict[Axis, list[Item]] = {}
         for t in targets:
             rest = [
-                c.axis for c in self.schedule.classes if c.axis in t.reduce and c.axis not in self.scope.bound
+                c.axis
+                for c in self.schedule.tiling.classes
+                if c.axis in t.reduce and c.axis not in self.scope.bound
             ]
             if rest:
                 inner.setdefault(rest[0], []).append(t)
@@ -448,10 +456,12 @@ class _Lowering(Listed):
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
         axes = [
-            p.axis for p in self.schedule.classes if p.axis in free and self.scope.bound.get(p.axis, 2) > 1
+            p.axis
+            for p in self.schedule.tiling.classes
+            if p.axis in free and self.scope.bound.get(p.axis, 2) > 1
         ]
         offset, size = dims.ZERO, dims.ONE
-        for a in sorted(axes, key=lambda a: a == self.schedule.lane, reverse=True):
+        for a in sorted(axes, key=lambda a: a == self.schedule.tiling.lane, reverse=True):
             start, _ = self.range_of(a)
             length = self.schedule.plan(a).chunk or a.extent
             offset = dims.add(offset, dims.mul(dims.sub(axis(a), start), size))

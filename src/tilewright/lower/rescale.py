@@ -62,7 +62,7 @@ class Repair(States):
         """How far a gauge may lie behind its extreme: until the exponentials of a state grow to 2^lazy."""
         bits = {"exp": math.log2(math.e), "exp2": 1.0}
         rates = [abs(k) * bits[base] for (g, base), k in merge.law.states[0].rates if g == gauge]
-        return self.schedule.lazy / max(rates) if rates else math.inf
+        return self.schedule.reductions.lazy_log2 / max(rates) if rates else math.inf
 
     def referred(self, old: Values) -> Values:
         """The states, references in the place of the extremes that have some."""
@@ -122,7 +122,7 @@ class Repair(States):
         """How far maxima have moved that each lane has for itself: elements and states share an exponential."""
         known: Gaps = {}
         folds = {t.id: t for t in targets}
-        for merge in () if self.schedule.powers else follows:
+        for merge in () if self.schedule.math.exp2 else follows:
             for k, (gauge, f) in enumerate(zip(merge.law.gauges, merge.gauges, strict=True)):
                 t = folds[f]
                 own = self.schedule.per_lane(f) and all(a in self.states[f][0].axes for a in t.reduce)
@@ -135,7 +135,7 @@ class Repair(States):
                     continue
                 old = before[f][0]
                 of_state, of_element = joined(
-                    old, self.eval(t.body[0]), ahead[f][0], "exp2" in self.schedule.quick
+                    old, self.eval(t.body[0]), ahead[f][0], "exp2" in self.schedule.math.fast
                 )
                 moved = call("sub", old, self.scope.results[f, 0])
                 known[gauge.through, True] = moved
@@ -217,7 +217,7 @@ class Repair(States):
         if repaired is not None:
             moved = Update(names, (repaired,))
             self.out.append(moved if asked is None else Branch(asked, (moved,)))
-        if not self.schedule.blockwise:
+        if not self.schedule.reductions.blockwise:
             self.out.append(Dot(names[0], *operands, product.k))
             return
         step = self.var(names[0].dtype, names[0].axes)

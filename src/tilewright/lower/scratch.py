@@ -14,7 +14,7 @@ def worth_keeping(
 ) -> list[Expr]:
     """The largest expressions over class `c` that two passes evaluate to the same values, and that cost at least
     `lower.scratch`."""
-    if not schedule.keep:
+    if not schedule.memory.scratch_cost:
         return []
     first: dict[Expr, int] = {}
     again: dict[Expr, None] = {}
@@ -30,7 +30,11 @@ def worth_keeping(
 
 
 def _costly(x: Expr, c: Axis, schedule: Schedule) -> bool:
-    if x.op in ("read", "value", "const", "axis") or axis(c) not in axes_of(x) or cost(x) < schedule.keep:
+    if (
+        x.op in ("read", "value", "const", "axis")
+        or axis(c) not in axes_of(x)
+        or cost(x) < schedule.memory.scratch_cost
+    ):
         return False
     classes = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
     return all(schedule.plan(a).role is not Role.SCAN for a in classes)

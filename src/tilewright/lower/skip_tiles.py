@@ -25,7 +25,7 @@ class Skipping(Ended):
     def hidden_by(self, c: Axis, targets: Sequence[Item]) -> list[tuple[Expr, bool]]:
         """Conditions that read data, each with the truth without which every fold of `targets` takes only its identity;
         none that loops over `c` end at anyway."""
-        if not (self.schedule.skip and self.schedule.trim and targets):
+        if not (self.schedule.reductions.skip_hidden and self.schedule.reductions.trim and targets):
             return []
         roots = [r for t in targets for r in t.roots]
         found: list[tuple[Expr, bool]] = []
@@ -45,7 +45,7 @@ class Skipping(Ended):
             inner()
             return
         parts = (self.held(seen, self.blocks(seen)),)
-        along = sorted(parts[0].axes, key=lambda a: a == self.schedule.lane)
+        along = sorted(parts[0].axes, key=lambda a: a == self.schedule.tiling.lane)
         parts = self.collapsed(any_(), parts, along)
         outer_scope, outer_out = self.scope, self.out
         self.scope, self.out = outer_scope.child(), []

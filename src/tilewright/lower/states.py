@@ -64,7 +64,9 @@ class States(Evaluation):
     def one_each(self, t: Item) -> bool:
         """Whether a step gives each lane of a fold one element, in a way of its own."""
         assert t.reduction is not None
-        alone = self.schedule.per_lane(t.id) and not any(a in t.reduce for a in self.schedule.together)
+        alone = self.schedule.per_lane(t.id) and not any(
+            a in t.reduce for a in self.schedule.reductions.merged_each_step
+        )
         return bool(t.reduction.step) and alone and t.scan is None
 
     def widen(self, t: Item, c: Axis, truths: Truths, mask: Expr | None) -> None:
@@ -84,7 +86,7 @@ class States(Evaluation):
 
     def lanes(self, t: Item) -> tuple[Axis, ...]:
         """The classes of a fold along which there may be a state per lane."""
-        return tuple(a for a in t.reduce if a not in self.schedule.together)
+        return tuple(a for a in t.reduce if a not in self.schedule.reductions.merged_each_step)
 
     def tile_of(self, a: Axis) -> int:
         return self.scope.bound.get(a) or self.schedule.plan(a).tile
@@ -101,7 +103,7 @@ class States(Evaluation):
         if all(self.tile_of(a) == 1 for a in t.reduce):
             return lifted, mask
         if self.schedule.per_lane(t.id):
-            near = [a for a in t.reduce if a in self.schedule.together]
+            near = [a for a in t.reduce if a in self.schedule.reductions.merged_each_step]
             if not near:
                 return lifted, mask
             parts = self.parts(t, lifted, mask)
@@ -131,7 +133,7 @@ class States(Evaluation):
         assert t.reduction is not None
         return (
             t.reduction.extreme is not None
-            and not self.schedule.peel
+            and not self.schedule.tiling.peel
             and len(t.reduce) == 1
             and t.body[1] is axis(t.reduce[0])
         )
@@ -141,9 +143,9 @@ class States(Evaluation):
         told to give it to lanes that touch no memory."""
         source = e.args[0] if e.op == "cast" else e
         number = identity.value if identity.op == "const" and isinstance(identity.value, float) else math.nan
-        if self.schedule.peel or self.contractions or source.op != "var" or not source.dtype.is_float:
+        if self.schedule.tiling.peel or self.contractions or source.op != "var" or not source.dtype.is_float:
             return False
-        if number and not (math.isinf(number) and not self.schedule.descriptors):
+        if number and not (math.isinf(number) and not self.schedule.memory.descriptors):
             return False
         places = [k for k, s in enumerate(self.out) if isinstance(s, Load) and s.var.id == source.value]
         for k in places:
@@ -213,7 +215,7 @@ class States(Evaluation):
             alone = [(simple(op, p.dtype, i), (p,)) for op, p, i in kinds]
             return tuple(self.collapsed(r, p, self.along(t, p))[0] for r, p in alone)
         along = self.along(t, parts)
-        if t.reduction.extreme is not None and not self.schedule.peel:
+        if t.reduction.extreme is not None and not self.schedule.tiling.peel:
             for a in along:
                 parts = self.first_extreme(t, t.reduction, parts, a)
             return parts
@@ -222,7 +224,7 @@ class States(Evaluation):
     def along(self, t: Item, parts: Sequence[Var]) -> list[Axis]:
         """The block axes that a fold merges: neighbours in memory first, in one thread or in threads in step."""
         found = [a for a in t.reduce if any(a in p.axes for p in parts)]
-        return sorted(found, key=lambda a: a != self.schedule.lane)
+        return sorted(found, key=lambda a: a != self.schedule.tiling.lane)
 
     def pool(self, t: Item, reduction: Reduction, parts: tuple[Var, ...]) -> tuple[Var, ...]:
         """Lanes merged by addition: first what adds as it is, then what depends on those sums."""
@@ -244,7 +246,7 @@ class States(Evaluation):
     ) -> tuple[Var, ...]:
         """`parts` merged along axes: at once if threads share a grid point and no axis is left, else one by one."""
         leaves_none = len(along) > 1 and set(parts[0].axes) <= set(along)
-        at_once = leaves_none and not self.schedule.peel and reduction.combiner is not None
+        at_once = leaves_none and not self.schedule.tiling.peel and reduction.combiner is not None
         for axes in [tuple(along)] if at_once else [(a,) for a in along]:
             rest = tuple(x for x in parts[0].axes if x not in axes)
             names = tuple(self.var(p.dtype, rest) for p in parts)

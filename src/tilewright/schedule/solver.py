@@ -165,8 +165,8 @@ class Solver:
         return chained(made, form, self.target.dot_chain)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
-        quick = self.target.quick if schedule.powers else ()
-        return replace(schedule, trim=self.options.trim != "exact", quick=quick)
+        quick = self.target.quick if schedule.math.exp2 else ()
+        return schedule.changed(trim=self.options.trim != "exact", fast=quick)
 
     def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> _Solution:
         key = key or kernel_key(kernel, layouts)
@@ -206,7 +206,7 @@ class Solver:
             form = as_numbers(form)
         plain = self._chosen(form)
         helped = with_companions(plain.form)
-        if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.classes):
+        if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
             return plain
         merged = replace(self._chosen(helped), rows=plain.form)
         return merged if merged.seconds <= plain.seconds else plain
@@ -236,7 +236,7 @@ def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
         ops = (kernel.ops[late.fold], *(kernel.ops[n] for n in late.others))
         others = ", ".join(f"{{{k}}}" for k in range(1, len(ops))) or "what it reads"
         notes.append(Note(f"{{0}} runs after {others} ({late.why})", ops))
-    listed = by_lists(form) if schedule.trim else ()
+    listed = by_lists(form) if schedule.reductions.trim else ()
     listing = [(folds, f"loops over the tiles that a list names ({size} numbers)") for folds, size in listed]
     for folds, why in (*unended(form, schedule), *listing):
         names = ", ".join(f"{{{k}}}" for k in range(len(folds)))

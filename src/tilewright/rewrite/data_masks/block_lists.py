@@ -90,10 +90,10 @@ def cuts(m: Mask, schedule: Schedule) -> Iterator[Cut]:
     shape = m.op.output.shape
     streamed = [
         p
-        for p in schedule.classes
+        for p in schedule.tiling.classes
         if p.role is Role.STREAMED and p.tile > 1 and p.axis.extent is shape[m.along]
     ]
-    parallel = [p for p in schedule.classes if p.role is Role.GRID and p.tile > 1]
+    parallel = [p for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1]
     for s in streamed:
         tiles = dims.static(dims.ceildiv(s.axis.extent, dims.integer(s.tile)))
         if tiles is not None and tiles < FEWEST:

@@ -40,14 +40,14 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
     moved = traffic(form)
     fits = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if fits and cache is not None else target.device.bandwidth
-    width = lanes(target) if schedule.lane is not None else 1
+    width = lanes(target) if schedule.tiling.lane is not None else 1
     if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):
         work = issued(lower(form, schedule), width)
     else:
         repeats = _repeats(form, schedule)
         work = sum(_instructions(i, schedule, width) * repeats[k] for k, i in enumerate(form.items))
     tasks = 1
-    for c in schedule.classes:
+    for c in schedule.tiling.classes:
         if c.role is Role.GRID:
             extent = estimate(c.axis.extent)
             tasks *= -(-extent // c.chunk) if c.chunk else max(1, extent)
@@ -59,7 +59,7 @@ def seconds(form: Form, schedule: Schedule, target: Target) -> float:
 
 def _repeats(form: Form, schedule: Schedule) -> dict[int, int]:
     """How often each item is computed again: once per step of the loops around it over classes that it does not use."""
-    trips = {c.axis: -(-estimate(c.axis.extent) // c.tile) for c in schedule.classes}
+    trips = {c.axis: -(-estimate(c.axis.extent) // c.tile) for c in schedule.tiling.classes}
     return {
         k: sum(math.prod(trips[a] for a in loops if a not in form.items[k].axes) for loops in around)
         for k, around in _loops_around(form, schedule).items()
@@ -69,7 +69,7 @@ def _repeats(form: Form, schedule: Schedule) -> dict[int, int]:
 def _loops_around(form: Form, schedule: Schedule) -> dict[int, list[frozenset[Axis]]]:
     """By an item's place, the sets of loops in which it is evaluated. A fold stands in those of what reads it, and of
     what reads that in turn, as far as a loop over a class that it keeps lies inside; none of the sets holds another."""
-    order = [c.axis for c in schedule.classes if c.role is Role.STREAMED]
+    order = [c.axis for c in schedule.tiling.classes if c.role is Role.STREAMED]
     place = {a: k for k, a in enumerate(order)}
     readers = dict[int, list[int]]()
     for k, i in enumerate(form.items):
@@ -126,12 +126,12 @@ def _instructions(item: Item, schedule: Schedule, width: int) -> float:
 
 def _vectors(axes: Sequence[Axis], schedule: Schedule, width: int) -> int:
     """Elements per instruction; scalar chains of different points overlap a little."""
-    return width if schedule.lane is not None and schedule.lane in axes else min(width, OVERLAP)
+    return width if schedule.tiling.lane is not None and schedule.tiling.lane in axes else min(width, OVERLAP)
 
 
 def _access(offset: Expr, axes: Sequence[Axis], schedule: Schedule, width: int) -> float:
     """Instructions per element of one load or store."""
-    lane = schedule.lane
+    lane = schedule.tiling.lane
     if lane is None or lane not in axes:
         return 1.0
     return 1.0 / width if dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO) else STRIDED

@@ -16,7 +16,7 @@ from tilewright.analysis.size_hints import estimate
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, axes_of, axis
 from tilewright.ir.form import Form
-from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.schedule import ClassPlan, Math, Memory, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
 
@@ -70,7 +70,10 @@ def products(form: Form, target: Target) -> Schedule | None:
         plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
     fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target)
     return Schedule(
-        tuple(plans), lane, online=True, lanes=False, chain=CHAIN, fetch=fetch, skip=True, reciprocals=True
+        Tiling(tuple(plans), lane),
+        Reductions(online=True, lane_states=False, max_chain=CHAIN, skip_hidden=True),
+        Memory(next_step=fetch),
+        Math(reciprocals=True),
     )
 
 

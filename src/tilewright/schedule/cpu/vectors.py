@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilewright.analysis.size_hints import estimate
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
 from tilewright.ir.form import Form, Item
-from tilewright.ir.schedule import ClassPlan, Role, Schedule, Sized
+from tilewright.ir.schedule import ClassPlan, Math, Memory, Role, Schedule, Sized, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.target import MemoryKind, Target
@@ -80,10 +78,11 @@ def heuristic(form: Form, target: Target) -> Schedule:
         plans.append(ClassPlan(a, Role.SCAN if a in scans else Role.STREAMED, step))
     wide = tile if lane in grid else 1
     made = Schedule(
-        tuple(plans), lane, keep=_keep(form, target, wide), stream=_stream(form, target),
-        beside=inner[-1] if side > 1 else None, reciprocals=True,
-    )  # fmt: skip
-    return replace(made, ahead=_ahead(form, made, target))
+        Tiling(tuple(plans), lane, beside=inner[-1] if side > 1 else None),
+        memory=Memory(scratch_cost=_keep(form, target, wide), past_caches=_stream(form, target)),
+        math=Math(reciprocals=True),
+    )
+    return made.changed(next_point=_ahead(form, made, target))
 
 
 def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis | None:
@@ -142,7 +141,9 @@ def _transposing(
     rest = [a for a in form.classes() if a not in grid]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest]
     return Schedule(
-        tuple(plans), lane, stream=_stream(form, target), last_outermost=line is not None, reciprocals=True
+        Tiling(tuple(plans), lane, last_outermost=line is not None),
+        memory=Memory(past_caches=_stream(form, target)),
+        math=Math(reciprocals=True),
     )
 
 
@@ -279,9 +280,9 @@ def _contiguous(i: Item) -> bool:
 def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[Sized, ...]:
     """Inputs from memory whose rows are walked in several passes, or with much work on each element: while a row is
     worked on in the nearest caches, memory would wait."""
-    grid = [c for c in schedule.classes if c.role is Role.GRID]
+    grid = [c for c in schedule.tiling.classes if c.role is Role.GRID]
     cache = target.level(MemoryKind.L2)
-    if not grid or grid[-1].chunk or schedule.lane is None or cache is None:
+    if not grid or grid[-1].chunk or schedule.tiling.lane is None or cache is None:
         return ()
     found: dict[int, Expr] = {}
     working = [i for i in form.outputs if sum(map(cost, i.body)) >= KEEP]
@@ -291,7 +292,7 @@ def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[Sized, ...]:
             if (
                 row is None
                 or row is dims.ZERO
-                or dims.coefficient(offset, axis(schedule.lane)) is not dims.ONE
+                or dims.coefficient(offset, axis(schedule.tiling.lane)) is not dims.ONE
             ):
                 continue
             size = dims.mul(form.sizes[param], dims.integer(form.params[param].dtype.bytes))

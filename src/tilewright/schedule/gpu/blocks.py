@@ -18,7 +18,7 @@ from tilewright.form.lane_softmax import one_each
 from tilewright.form.pack_rows import packed
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
 from tilewright.ir.form import Form, folds_read
-from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.schedule import ClassPlan, Launch, Math, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
 from tilewright.schedule.table import HELD, Entry, Tuning
@@ -111,7 +111,7 @@ def blocks(
     products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
     if products is not None:
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
-        return replace(made, descriptors=products.descriptors and target.descriptors)
+        return made.changed(descriptors=products.descriptors and target.descriptors)
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
     inner = _inner_tiles(form, shape, per_warp * WARPS, most)
@@ -153,8 +153,8 @@ def blocks(
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
     made = _made(form, shape, tiles, most, warps, entry.stages)
-    early = EARLY * made.warps * target.lanes
-    return replace(made, descriptors=entry.descriptors and target.descriptors, early=early)
+    early = EARLY * made.launch.warps * target.lanes
+    return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=early)
 
 
 def _chooses(form: Form, lane: Axis) -> bool:
@@ -190,23 +190,24 @@ def _made(
     plans = [_grid_plan(a, tiles, more > 0) for a, more in order]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
     streamed = any(p.role is Role.STREAMED for p in plans)
-    return Schedule(
-        tuple(plans),
-        shape.lane,
+    apart = not shape.inner and not form.folds and _open(form, tiles)
+    halves = products is not None and products.halves
+    reductions = Reductions(
         online=streamed,
-        peel=False,
-        lanes=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
-        spread=products.spread if products is not None else (),
-        powers=products is not None and products.halves,
-        blockwise=streamed and products is not None and not products.halves,
-        chain=CHAIN if products is None else 0 if products.halves else SHORT_CHAIN,
-        warps=last_power_of_two(warps),
-        stages=stages if streamed else 1,
-        apart=not shape.inner and not form.folds and _open(form, tiles),
-        joined=not form.folds,
-        close=not any(v.dtype.is_half for v in form.params) or (products is not None and not products.halves),
-        contracted=products is not None,
+        lane_states=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
+        lane_states_of=products.spread if products is not None else (),
+        max_chain=CHAIN if products is None else 0 if halves else SHORT_CHAIN,
+        blockwise=streamed and products is not None and not halves,
     )
+    math = Math(
+        exp2=halves,
+        accurate=not any(v.dtype.is_half for v in form.params) or (products is not None and not halves),
+        contracted=products is not None,
+        merged_selects=not form.folds,
+    )
+    launch = Launch(last_power_of_two(warps), stages if streamed else 1)
+    tiling = Tiling(tuple(plans), shape.lane, peel=False, tail_block=apart)
+    return Schedule(tiling, reductions, math=math, launch=launch)
 
 
 def _open(form: Form, tiles: Mapping[Axis, int]) -> bool:
@@ -324,7 +325,7 @@ def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tu
 
 def _height(schedule: Schedule) -> int:
     """Elements of a block along what is on the grid."""
-    return _product(c.tile for c in schedule.classes if c.role is Role.GRID)
+    return _product(c.tile for c in schedule.tiling.classes if c.role is Role.GRID)
 
 
 def _so_many(a: Axis, n: int, least: int) -> Expr:

@@ -28,7 +28,7 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
     near = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
     count, steps, held = 1, 1, 1
-    for c in schedule.classes:
+    for c in schedule.tiling.classes:
         extent = max(1, estimate(c.axis.extent))
         turns = -(-extent // c.tile)
         if c.role is Role.GRID:
@@ -36,15 +36,17 @@ def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
         elif c.role is not Role.RESIDENT:
             steps *= turns
         held *= c.tile
-    threads = schedule.warps * target.lanes
+    threads = schedule.launch.warps * target.lanes
     places = target.cores * max(1, target.threads // threads)
-    under_way = min(count, places) * held * _side_by_side(form) * 4 * (schedule.stages if steps > 1 else 1)
+    under_way = (
+        min(count, places) * held * _side_by_side(form) * 4 * (schedule.launch.stages if steps > 1 else 1)
+    )
     reached = target.alone * min(count, target.cores) / target.cores
     needed = target.device.bandwidth * target.latency
     share = min(1.0, reached, under_way / needed) if needed else min(1.0, reached)
     waves = count / places
     tail = -(-count // places) / waves if waves > 1 else 1.0
-    waiting = steps * target.latency / schedule.stages * max(1.0, waves)
+    waiting = steps * target.latency / schedule.launch.stages * max(1.0, waves)
     memory = moved / (bandwidth * share) * tail
     products = product_seconds(form, schedule, target)
     if products is not None:

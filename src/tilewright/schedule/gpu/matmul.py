@@ -305,14 +305,18 @@ def _part(known: Products) -> float:
 
 def product_seconds(form: Form, schedule: Schedule, target: Target) -> float | None:
     """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
-    tiles = {p.axis: p.tile for p in schedule.classes}
+    tiles = {p.axis: p.tile for p in schedule.tiling.classes}
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
     if not sums:
         return None
-    streamed = tuple(p.axis for p in schedule.classes if p.role is Role.STREAMED and p.tile > 1)
-    grid = tuple(p.axis for p in schedule.classes if p.role is Role.GRID and p.tile > 1)
+    streamed = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED and p.tile > 1)
+    grid = tuple(p.axis for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1)
     known = Products(form, grid, (*grid, *streamed), streamed, tiles, tuple(sums), target.singles)
-    return seconds_of(known, Blocks(tiles, schedule.warps, schedule.stages, schedule.spread), target)
+    return seconds_of(
+        known,
+        Blocks(tiles, schedule.launch.warps, schedule.launch.stages, schedule.reductions.lane_states_of),
+        target,
+    )
 
 
 def _multiplying(known: Products, c: Blocks, target: Target) -> float:

@@ -30,7 +30,7 @@ def fitting(form: Form, schedule: Schedule, target: Target, lowered: Lowered) ->
     """`schedule`, or where a block of it needs more shared memory than there is, one with fewer stages or smaller
     tiles; the smallest if none fits. The form is `lowered` only where it might not fit."""
     level = target.level(MemoryKind.SHARED)
-    if level is None or schedule.contracted or _most_bytes(form, schedule, target) <= level.capacity:
+    if level is None or schedule.math.contracted or _most_bytes(form, schedule, target) <= level.capacity:
         return schedule
     while shared_bytes(lowered(form, schedule), target) > level.capacity:
         less = _smaller(schedule, target)
@@ -58,7 +58,7 @@ def shared_bytes(program: TileProgram, target: Target) -> int:
 
 def _most_bytes(form: Form, schedule: Schedule, target: Target) -> int:
     """What a block needs at most, by the form alone."""
-    tiles = {c.axis: c.tile for c in schedule.classes}
+    tiles = {c.axis: c.tile for c in schedule.tiling.classes}
     waiting = turned = 0
     for item in form.items:
         size = _volume(item.axes, tiles)
@@ -71,7 +71,7 @@ def _most_bytes(form: Form, schedule: Schedule, target: Target) -> int:
                 waiting += elements * form.params[x.value].dtype.bytes
         if not item.is_fold:
             turned = max(turned, size * form.params[item.param].dtype.bytes)
-    return waiting * (schedule.stages - 1 if target.copies_ahead else 0) + turned
+    return waiting * (schedule.launch.stages - 1 if target.copies_ahead else 0) + turned
 
 
 def _flat(body: Sequence[Stmt]) -> list[Stmt]:
@@ -125,13 +125,13 @@ def _volume(axes: Sequence[Axis], tiles: dict[Axis, int]) -> int:
 def _smaller(schedule: Schedule, target: Target) -> Schedule | None:
     """The next schedule that needs less shared memory: a stage less, which leaves about as much under way as fits, or
     half of the longest tile."""
-    if schedule.stages > 1 and target.copies_ahead:
-        return replace(schedule, stages=schedule.stages - 1)
-    free = [c for c in schedule.classes if c.role is not Role.RESIDENT and c.tile > 1]
+    if schedule.launch.stages > 1 and target.copies_ahead:
+        return schedule.changed(stages=schedule.launch.stages - 1)
+    free = [c for c in schedule.tiling.classes if c.role is not Role.RESIDENT and c.tile > 1]
     longest = max(free, key=lambda c: c.tile, default=None)
     if longest is None:
         return None
-    return replace(schedule, classes=tuple(_halved(c) if c is longest else c for c in schedule.classes))
+    return schedule.changed(classes=tuple(_halved(c) if c is longest else c for c in schedule.tiling.classes))
 
 
 def _halved(c: ClassPlan) -> ClassPlan:
