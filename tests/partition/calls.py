@@ -18,7 +18,7 @@ from tilewright.library.select import select
 from tilewright.library.specialise import specialise
 from tilewright.options import Options
 from tilewright.rewrite import interpret
-from tilewright.rewrite.normal import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.product import Products
 from tilewright.runtime.store.cache import Store, default_root

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tilewright.library.select import called
 from tilewright.rewrite import interpret
-from tilewright.rewrite.normal import normalise
+from tilewright.rewrite.normal.normalise import normalise
 
 
 class Attend(nn.Module):

@@ -17,7 +17,7 @@ from tilewright.library.choose import Entrant
 from tilewright.library.select import select
 from tilewright.library.specialise import specialise
 from tilewright.rewrite import interpret
-from tilewright.rewrite.normal import normalise
+from tilewright.rewrite.normal.normalise import normalise
 from tilewright.target import PRESETS
 
 

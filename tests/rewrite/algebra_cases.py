@@ -15,7 +15,7 @@ from tilewright.ir.ops import contract, norm, pointwise, reduce, view
 from tilewright.ir.ops.common import pointwise as each
 from tilewright.rewrite.algebra.laws import RULES, AlgebraRule
 from tilewright.rewrite.algebra.search import Search, Walk, ops_of, program_of
-from tilewright.rewrite.normal import normalise
+from tilewright.rewrite.normal.normalise import normalise
 
 RULE = {rule.name: rule for rule in RULES}
 

@@ -25,7 +25,7 @@ from tilewright.ir.ops.common import pointwise as each
 from tilewright.library.select import select
 from tilewright.rewrite import interpret
 from tilewright.rewrite.algebra.search import Rearranged, Search, program_of, rearrange, regions
-from tilewright.rewrite.normal import normalise
+from tilewright.rewrite.normal.normalise import normalise
 
 S, H, D = 48, 2, 4
 SMALL = Search(least_bytes=1, steps=40)

@@ -13,7 +13,8 @@ from tilewright.ir.expr import call, const, integer, symbol
 from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Value
 from tilewright.ir.ops import contract, norm, pointwise, view
 from tilewright.rewrite import interpret
-from tilewright.rewrite.normal import frozen_weights, normalise
+from tilewright.rewrite.normal.frozen_weights import freeze
+from tilewright.rewrite.normal.normalise import normalise
 
 aten = torch.ops.aten
 
@@ -110,9 +111,9 @@ def as_calls(graph: Graph) -> Graph:
 
 def compare(graph: Graph, x: np.ndarray, tolerance: float = 1e-5) -> Graph:
     """Fold, then compare the graph before, the graph after, and the library calls after."""
-    raw = frozen_weights(graph)
+    raw = freeze(graph)
     raw.verify()
-    new = frozen_weights(normalise(graph, interpret))
+    new = freeze(normalise(graph, interpret))
     new.verify()
     assert len(new.ops) == len(normalise(raw, interpret).ops)
     want = np.asarray(run_graph(graph, [x])[0], np.float64)
@@ -180,7 +181,7 @@ def test_the_memory_format_of_a_weight_is_kept():
 
 def unchanged(net: Net, x: Value, outputs: list[Value], inputs: list[object]) -> None:
     g = normalise(net.b.finish([x], outputs), interpret)
-    new = frozen_weights(g)
+    new = freeze(g)
     assert new.digest() == g.digest()
     for a, b in zip(run_graph(g, inputs), run_graph(new, inputs), strict=True):
         assert np.array_equal(a, b)
@@ -230,7 +231,7 @@ def test_scales_that_are_not_finite_stay():
     )
     z = net.node("mul", None, [y, bad], (), lambda: pointwise.mul(net.b, y, bad))
     g = normalise(net.b.finish([x], [z]), interpret)
-    assert frozen_weights(g).digest() == g.digest()
+    assert freeze(g).digest() == g.digest()
 
 
 def test_affine_in_every_form():

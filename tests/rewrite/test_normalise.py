@@ -21,8 +21,14 @@ from tilewright.ir.reduction import sum_
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite import interpret
-from tilewright.rewrite.normal import normalise
-from tilewright.rewrite.normal.normalise import compose_views, drop_dead, fold_constants, share, simplify
+from tilewright.rewrite.normal.normalise import (
+    compose_views,
+    drop_dead,
+    fold_constants,
+    normalise,
+    share,
+    simplify,
+)
 
 STEPS: list[Callable[[Graph], Graph]] = [
     simplify,
