@@ -17,6 +17,10 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, ViewStep
 from tilewright.pipeline.compiler import Trace
 from tilewright.plan import Plan
 from tilewright.plan.reports import KernelReport
+from tilewright.tilegraph.connect import connect
+from tilewright.tilegraph.footprint import footprint
+from tilewright.tilegraph.propagate import block
+from tilewright.tilegraph.traffic import traffic
 
 WIDTH, HIDDEN = 48, 64
 
@@ -109,6 +113,28 @@ def kernels(trace: Trace, found: Cover) -> None:
         show(scheduled.program.show())
 
 
+def levels(compiled: tilewright.CompiledModel, trace: Trace, found: Cover) -> None:
+    """Where every value lies while it is read."""
+    say(
+        "Tile-graph: the memory level of every edge",
+        "An edge is a value between two ops (op@n: of step n). Between steps it is at DEVICE: it goes through memory. "
+        "Inside a kernel it is at REGISTER, or at SHARED where a later pass finds it in scratch. Bytes that move are "
+        "counted per level; footprints are those of a tile, from access maps alone.",
+    )
+    graph = connect(found, cast(Sequence[Scheduled], trace["schedule"]))
+    show(graph.show())
+    reports = cast(Sequence[KernelReport], compiled.kernels)
+    sizes = reports[0].sizes
+    moved = ", ".join(f"{level.name} {count}" for level, count in traffic(graph, sizes).items())
+    show(f"\nbytes that move, for {dict(sizes)}: {moved}")
+    kernel = next(step for step in found.steps if isinstance(step, Kernel))
+    row = {v: block([0, 0], [1, v.shape[1]]) for v in kernel.outputs}
+    taken = ", ".join(
+        f"{level.name} {count}" for level, count in footprint(graph, kernel, row, sizes).items()
+    )
+    show(f"bytes that one row of kernel 0 takes: {taken}")
+
+
 def code(compiled: tilewright.CompiledModel, trace: Trace) -> None:
     """What is built and launched."""
     say(
@@ -151,7 +177,9 @@ def main() -> bool:
     compiled = tilewright.compile(model, (torch.randn(32, WIDTH),), dims={"x": {0: "batch"}}, freeze=True)
     trace = cast(Trace, compiled.trace)
     capture(trace)
-    kernels(trace, cover(trace))
+    found = cover(trace)
+    kernels(trace, found)
+    levels(compiled, trace, found)
     code(compiled, trace)
     say("Trace: the phases", "Each phase's name, time and result are kept; this page was printed from them.")
     show(str(trace))

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("interp", "accuracy"),
     ("capture",),
     ("analysis",),
+    ("tilegraph",),
     ("rewrite",),
     ("library",),
     ("partition",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -13,11 +13,15 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.errors import InputError
+from tilewright.ir.kernel import Cover, Scheduled
 from tilewright.options import PREFIX, Options
 from tilewright.partition.choose_kernels import Mapped
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 from tilewright.runtime.plan.bound import intermediate_bytes
+from tilewright.tilegraph.connect import connect
+from tilewright.tilegraph.edge import TileGraph
+from tilewright.tilegraph.traffic import traffic
 
 from .model import Model, inputs_for, load, parse_pairs, parse_shape
 from .request import OK, Request
@@ -216,6 +220,36 @@ def _show_memory(request: Request, compiled: Compiled) -> None:
     request.screen.facts["intermediate_bytes"] = needed
 
 
+def tilegraph_of(compiled: Compiled) -> TileGraph | None:
+    """The tile-graph of what was compiled, without the bodies of loops; None if it has no cover. (Of a phase that ran
+    again, the last result counts.)"""
+    made = {phase.name: phase.result for phase in compiled.trace.phases}
+    cover, schedules, plan = made.get("partition"), made.get("schedule", ()), made.get("plan")
+    if not isinstance(cover, Cover) or not isinstance(schedules, Sequence):
+        return None
+    known = cast(Sequence[Scheduled], schedules)
+    return connect(cover, known, plan.host if isinstance(plan, Plan) else ())
+
+
+def _show_levels(request: Request, compiled: Compiled) -> None:
+    """At which level of memory edges are, and the bytes that move there."""
+    graph = tilegraph_of(compiled)
+    if graph is None:
+        return
+    sizes = next((record.sizes for record in (*compiled.kernels, *compiled.calls)), {})
+    try:
+        moved = traffic(graph, sizes)
+    except KeyError:  # a size that comes from data
+        moved = {}
+    rows = [(level.name, len(graph.at(level)), moved.get(level)) for level in graph.levels()]
+    request.screen.table(
+        "levels", ("level", "edges", "bytes moved"), [(name, n, size(b)) for name, n, b in rows]
+    )
+    kept = sum(e.on_chip for e in graph.edges)
+    request.screen.line(f"{kept} of {len(graph.edges)} edges stay on chip")
+    request.screen.facts["levels"] = [{"level": name, "edges": n, "bytes_moved": b} for name, n, b in rows]
+
+
 def _show_regions(request: Request, compiled: Compiled) -> None:
     """What was decided about contractions whose large results are folded again."""
     found = next((phase.result for phase in compiled.trace.phases if phase.name == "map"), None)
@@ -288,7 +322,7 @@ def _save(outputs: Sequence[Tensor], folder: Path) -> None:
 
 
 def explain_model(request: Request, with_source: bool) -> int:
-    """`explain`: every kernel with its traffic and the reason of its boundary."""
+    """`explain`: every kernel with its traffic and the reason of its boundary, and the bytes at each memory level."""
     with request.progress(f"compiling {request.model}"), measure.settings(threads_of(request)):
         model = load(request.model)
         named = request.files or request.shapes or model.inputs is not None
@@ -297,6 +331,7 @@ def explain_model(request: Request, with_source: bool) -> int:
     _show_kernels(request, compiled, with_source)
     _show_calls(request, compiled)
     _show_memory(request, compiled)
+    _show_levels(request, compiled)
     _show_regions(request, compiled)
     if with_source:
         for kernel in compiled.kernels:
