@@ -63,7 +63,7 @@ def capture(trace: Trace) -> None:
         "Graph, normalised",
         "Products became library calls (select). Views were composed into access maps, scalar identities applied, "
         "equal ops shared (normalise). Where sizes make it pay, frozen weights are packed and pointwise readers of a "
-        "product join it as its epilogue (specialise), and a fold over much with few results becomes two (split).",
+        "product join it as its epilogue (specialise), and a reduction over much with few results becomes two (split).",
     )
     graph = cast(Graph, trace["split"])
     show(graph.show())
@@ -94,21 +94,21 @@ def kernels(trace: Trace, found: Cover) -> None:
     """How each kernel computes."""
     for number, scheduled in enumerate(cast(Sequence[Scheduled], trace["schedule"])):
         say(
-            f"Form of kernel {number}: folds and outputs over classes",
-            "Pointwise ops have vanished: each fold ($) and each output (@) holds the whole expression of what it "
-            "computes. Reads carry element offsets already. Axes that correspond are one class, one possible loop.",
+            f"Form of kernel {number}: reductions and outputs over loop classes",
+            "Pointwise ops have vanished: each reduction ($) and each output (@) holds the whole expression of what "
+            "it computes. Reads carry element offsets already. Axes that correspond are one loop class.",
         )
         show(make_form(scheduled.kernel, found.layouts).show())
         say(
             f"Schedule of kernel {number}: the decisions",
-            "A role for each class (grid: parallel; streamed: a loop in steps; xN: values bound at a time), the class "
-            "that runs in vector lanes, and from which cost on a value is kept for a later pass.",
+            "A role for each loop class (grid: parallel; streamed: a loop in steps; xN: values bound at a time), the "
+            "one that runs in vector lanes, and from which cost on a value is kept for a later pass.",
         )
         show(str(scheduled.schedule))
         say(
             f"TileProgram of kernel {number}: how it computes",
-            "One pass per dependent fold over a class: a softmax needs three. A name in <> is a block axis; the loop "
-            "over what is no multiple of the step is split off and masked.",
+            "One pass per dependent reduction over a loop class: a softmax needs three. A name in <> is a block axis; "
+            "the loop over what is no multiple of the step is split off and masked.",
         )
         show(scheduled.program.show())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,7 +77,11 @@ def test_the_table_of_rooms_is_the_layers_lowest_first() -> None:
 
 
 def test_the_table_of_phases_names_what_the_pipeline_runs() -> None:
-    told = [name for row in rows(ARCHITECTURE.read_text(encoding="utf-8"), "The phases") for name in names_in(row[0])]
+    told = [
+        name
+        for row in rows(ARCHITECTURE.read_text(encoding="utf-8"), "The phases")
+        for name in names_in(row[0])
+    ]
     text = "".join(f.read_text(encoding="utf-8") for f in (PACKAGE / "pipeline").glob("*.py"))
     assert len(set(told)) == len(told) and set(told) == set(re.findall(r'\brun\("(\w+)"', text))
 
@@ -124,5 +128,5 @@ def test_what_is_there(word: str, there: bool) -> None:
 
 
 def test_words_are_found_outside_of_blocks() -> None:
-    found: Callable[[str], list[str]] = lambda text: list(inline_code(text))
-    assert found("a `b/c` and `python -m d.e`\n```\n`f`\n```\n`g`") == ["b/c", "python", "-m", "d.e", "g"]
+    text = "a `b/c` and `python -m d.e`\n```\n`f`\n```\n`g`"
+    assert list(inline_code(text)) == ["b/c", "python", "-m", "d.e", "g"]
