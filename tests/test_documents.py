@@ -19,6 +19,8 @@ FOLDERS = frozenset({"src", "tests", "docs", "benchmarks", "demo"})
 ROOMS = frozenset(room for layer in LAYERS for room in layer)
 OUTSIDE = re.compile(r"^(docs|src|tests|benchmarks|demo)/[\w./*<>-]+$")
 INSIDE = re.compile(r"^([a-z_]+)([/.]\w+)+/?$")
+FIELD = re.compile(r"^(Schedule|Target)\.(\w+)$")
+HOLDERS = {"Schedule": "ir/schedule", "Target": "target"}
 ENDS = (".py", ".h", ".cpp", ".json")
 
 
@@ -34,6 +36,8 @@ def is_there(word: str) -> bool:
         return True
     if OUTSIDE.match(word):
         return any(TOP.glob(word.rstrip("/")))
+    if field := FIELD.match(word):
+        return _leads_somewhere(PACKAGE, f"{HOLDERS[field[1]]}.{field[2]}")
     match = INSIDE.match(word)
     if match and match[1] in FOLDERS:
         return _leads_somewhere(TOP, word)
@@ -112,6 +116,8 @@ def test_paths_that_are_named_exist(document: Path) -> None:
         ("tests/test_documents.py", True),
         ("benchmarks.fuzz", True),
         ("tests.replay", True),
+        ("Schedule.lane", True),
+        ("Schedule.nothing", False),
         ("torch.compile", True),
         ("fast.coverage", True),
         ("ir/nothing", False),
