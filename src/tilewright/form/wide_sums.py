@@ -9,8 +9,8 @@ variance makes the error large. Where a machine adds doubles as fast as memory b
 Sums of what is never negative keep their digits, products of blocks have units of their own, and what is made of
 halves, or corrected while it is summed (an online law), stays as it is.
 
-Where a sum is taken in parts (`split`), the parts are doubles in memory: rounded there, what cancels between them would
-be lost after all.
+Where a sum is taken in parts (`rewrite.split.wide_parts`), the parts are doubles in memory: rounded there, what cancels
+between them would be lost after all.
 """
 
 from __future__ import annotations

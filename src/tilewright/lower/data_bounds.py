@@ -1,8 +1,8 @@
 """Loops that end where data says: the least and greatest number that a block of memory holds, found before the loop.
 
 A mask may compare a class with whole numbers from memory: with the length of each sequence, or with the first and last
-place that a row sees (see `windows`). Over a block of the other classes the least and the greatest of them bound the
-loop. Where `implied` conditions stand, kernels know the bound already and test nothing.
+place that a row sees (see `schedule.mask_windows`). Over a block of the other classes the least and the greatest of
+them bound the loop. Where `implied` conditions stand, kernels know the bound already and test nothing.
 """
 
 from __future__ import annotations

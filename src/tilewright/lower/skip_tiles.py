@@ -1,8 +1,8 @@
 """Steps of a loop that a mask of data hides whole are jumped over: their folds would take nothing but identities.
 
 Before the products of a step, the mask of its block is evaluated and folded to one truth value. Where loops end (see
-`ends`) is known without that; what lies between the ends, such as a block that few rows see, is not. A jump keeps a
-machine from having the loads of several steps under way.
+`data_bounds`) is known without that; what lies between the ends, such as a block that few rows see, is not. A jump
+keeps a machine from having the loads of several steps under way.
 """
 
 from __future__ import annotations

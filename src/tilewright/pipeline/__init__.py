@@ -1,5 +1,5 @@
 """From a captured graph to code that runs: the phases, in order, each with its name, time and result.
 
-`compile` is the list of phases, `build` makes code of a cover's kernels, `prices` says what kernels and calls cost on
+`compiler` is the list of phases, `build` makes code of a cover's kernels, `prices` says what kernels and calls cost on
 this machine, `trial` times covers against each other, `loops` compiles the bodies of loops.
 """

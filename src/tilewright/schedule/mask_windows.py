@@ -4,14 +4,15 @@
  => first[i] = min over j of (j where visible(i, j)),  last[i] = max over j of (j where visible(i, j))
     s[i, j] = (x[i, j] where visible(i, j), else c) where implied(first[i] <= j <= last[i]), else c
 
-It changes no result, and tells the loop over j where to start and to end (see `ends`): over a block of rows, at the
-least first and the greatest last place. That is exact where each row sees one run of places, and more than it sees
-otherwise. Masks that are known from data only by numbers that a loop can end at anyway (lengths) need no windows.
+It changes no result, and tells the loop over j where to start and to end (see `lower.data_bounds`): over a block of
+rows, at the least first and the greatest last place. That is exact where each row sees one run of places, and more than
+it sees otherwise. Masks that are known from data only by numbers that a loop can end at anyway (lengths) need no
+windows.
 
 Where there may be holes between those ends, a list of tiles takes the place of the window (see `block_lists`) on
-machines whose threads share a grid point; where each thread runs alone, it jumps over hidden steps (see `skips`). No
-shape of data is proved by that: a mask by equality of ids or by flags gets a list though its documents may be sorted,
-one that only compares in order a window though its places may not be.
+machines whose threads share a grid point; where each thread runs alone, it jumps over hidden steps (see
+`lower.skip_tiles`). No shape of data is proved by that: a mask by equality of ids or by flags gets a list though its
+documents may be sorted, one that only compares in order a window though its places may not be.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is known of every value of a set of ops, from access maps and bodies alone (FlashTensor, PPoPP'25).
 
-Reduce dependency and classes (`dependency`), broadcast (`access.broadcast`), size, sign (`sign`) and value (`value`):
-known constants where a predicate over axes holds."""
+Reduce dependency and classes (`dependency`), broadcast (`axis_access.broadcast`), size, sign (`value.sign`) and value
+(`value.constant_regions`): known constants where a predicate over axes holds."""
 
 from __future__ import annotations
 

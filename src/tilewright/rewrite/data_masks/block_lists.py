@@ -9,8 +9,8 @@
             = ((x[i, j] where visible(i, j), else c) where implied(visible(i, j)), else c)      with the list beside it
 
 It changes no result; a loop over the columns of row block a then runs over `tiles[a, e]` for e < some[a], and tests no
-mask for e < whole[a] (see `listed`), whatever holes there are: FlexAttention's block mask, found by the kernels of each
-call. It costs four bytes per tile, twice (ranks are of no use afterwards), and four more for `seen`.
+mask for e < whole[a] (see `lower.tile_lists`), whatever holes there are: FlexAttention's block mask, found by the
+kernels of each call. It costs four bytes per tile, twice (ranks are of no use afterwards), and four more for `seen`.
 
 Where columns are folded, a row that sees nothing shows in every column as NaN, so it may not be left out of any. Then
 `sees[i]` says of each row whether it sees anything, and a tile with a row that does not is listed: a place that is

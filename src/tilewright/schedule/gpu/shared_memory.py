@@ -2,7 +2,7 @@
 
 Where a target's loops copy the blocks of later steps into shared memory, each load has room there for every stage but
 the last. What is read along one class and written along another is turned there. Blocks with products count by
-themselves (`dots`).
+themselves (`matmul`).
 """
 
 from __future__ import annotations
