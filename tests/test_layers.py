@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -41,6 +42,9 @@ LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 MAX_FILE = 500
 MAX_NATIVE_FILE = 600
 MAX_FUNCTION = 60
+MAX_FOLDER = 15
+OP_DECLARATIONS = frozenset({"ir.ops", "capture.aten", "capture.onnx.ops"})
+"""Folders that have a file for each family of ops."""
 
 # Where a file outside capture/ may write one of the two words below, and why.
 FRONTEND_WORDS = re.compile(r"(?<![a-z])(aten|onnx)(?![a-z])", re.IGNORECASE)
@@ -162,6 +166,16 @@ def too_long(sources: Sources) -> list[str]:
     return found
 
 
+def too_wide(sources: Sources) -> list[str]:
+    """Folders with more than MAX_FOLDER files."""
+    folders = Counter(name.rpartition(".")[0] for name in sources)
+    return [
+        f"{name or 'the package'}: {n} files"
+        for name, n in folders.items()
+        if n > MAX_FOLDER and name not in OP_DECLARATIONS
+    ]
+
+
 def banned(sources: Sources) -> list[str]:
     """Modules and calls that the package does without, and bare excepts."""
     found: list[str] = []
@@ -225,7 +239,7 @@ def _untyped(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{node.name} has no return type"
 
 
-CHECKS = (wrong_arrows, cycles, too_long, banned, foreign_names, undocumented)
+CHECKS = (wrong_arrows, cycles, too_long, too_wide, banned, foreign_names, undocumented)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -299,6 +313,13 @@ def test_long_files_and_functions_are_found() -> None:
     body = "def f():\n" + "    x = 1\n" * 59
     assert not too_long({"errors": body})
     assert "f has 61 lines" in too_long({"errors": body + "    x = 1\n"})[0]
+
+
+def test_wide_folders_are_found() -> None:
+    files = {f"schedule.gpu.f{n}": "" for n in range(15)}
+    assert not too_wide(files | {"schedule.cpu.f": ""})
+    assert too_wide(files | {"schedule.gpu.g": ""}) == ["schedule.gpu: 16 files"]
+    assert not too_wide({f"ir.ops.f{n}": "" for n in range(30)})
 
 
 @pytest.mark.parametrize(
