@@ -28,7 +28,7 @@ from benchmarks.attention.workloads import WORKLOADS, Attention, Sizes
 from benchmarks.record import Facts, Json
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import Mapped
+from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline import compiler, place
 from tilewright.pipeline.phases import Recorder, Trace
 from tilewright.pipeline.place import Place
@@ -109,7 +109,7 @@ def run(name: str, target: str) -> Facts:
     for phase in trace.phases:
         phases[phase.name] = phases.get(phase.name, 0.0) + phase.seconds
     mapped = trace["map"]
-    assert isinstance(mapped, Mapped)
+    assert isinstance(mapped, ChosenRegions)
     return {
         "phases_s": phases,
         "seconds": sum(s for phase, s in phases.items() if phase not in BUILDING),

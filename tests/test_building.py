@@ -23,7 +23,7 @@ from tilewright.partition.cover import partition
 from tilewright.pipeline import build as building
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -47,7 +47,7 @@ def test_a_trial_builds_what_it_runs(
     solver = Solver(preset("sm_90"), Options())
     symbols = graph.symbols()
     sizes = dict(zip(map(str, symbols), (33, length), strict=False))
-    builder = building.Builder(building.in_silence, solver, cast(Covers, None), sizes)
+    builder = building.Builder(building.in_silence, solver, cast(Decisions, None), sizes)
     cover = partition(graph, solver.price)
     for exact, wanted in (True, once), (False, usual):
         made.clear()

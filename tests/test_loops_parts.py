@@ -109,7 +109,7 @@ def test_parts_that_do_not_count_stay_apart(part: Callable[[Tensor, int], Tensor
     same: list[bool] = []
 
     def watched(gm: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
-        same.append(rolled.rolled(gm) is gm)
+        same.append(rolled.roll_loops(gm) is gm)
         return gm
 
     with torch.no_grad():
@@ -316,7 +316,7 @@ def test_random_numbers_on_a_gpu_stay_apart() -> None:
             h.meta["example_value"] = torch.empty_like(value)
         graph.output((h,))
     gm = fx.GraphModule(torch.nn.Module(), graph)
-    assert rolled.rolled(gm) is gm
+    assert rolled.roll_loops(gm) is gm
 
 
 def test_what_counts_the_steps_of_a_loop_on_a_gpu_lies_there() -> None:
@@ -331,6 +331,6 @@ def test_what_counts_the_steps_of_a_loop_on_a_gpu_lies_there() -> None:
             h = graph.call_function(torch.tanh, (h,))
             h.meta["example_value"] = torch.empty_like(value)
         graph.output((h,))
-    made = rolled.rolled(fx.GraphModule(torch.nn.Module(), graph))
+    made = rolled.roll_loops(fx.GraphModule(torch.nn.Module(), graph))
     makers = [n for n in made.graph.nodes if n.target in (torch.arange, torch.tensor)]
     assert makers and all(torch.device(n.kwargs["device"]).type == "cuda" for n in makers)

@@ -157,16 +157,16 @@ def test_a_graph_that_runs_as_captured_counts_the_same_nodes(monkeypatch: pytest
 def test_phases_run_without_the_cycle_collector() -> None:
     import gc
 
-    from tilewright.pipeline.compiler import uncollected
+    from tilewright.pipeline.compiler import without_collector
 
     assert gc.isenabled()
-    with pytest.raises(ValueError), uncollected():
+    with pytest.raises(ValueError), without_collector():
         assert not gc.isenabled()
         raise ValueError
     assert gc.isenabled()
     gc.disable()
     try:
-        with uncollected():
+        with without_collector():
             pass
         assert not gc.isenabled()
     finally:

@@ -42,10 +42,10 @@ from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.pipeline import compiler
 from tilewright.pipeline.build import in_silence
-from tilewright.rewrite.split.reduction import split_folds
+from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.store.cache import Store, default_root
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule import solver as solving
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target
@@ -112,7 +112,7 @@ class Oracle:
         except UnsupportedError:
             return
         sizes = compiler.traced_sizes(gm)
-        with mock.patch.object(solving, "choose", self._chosen):
+        with mock.patch.object(solving, "choose_schedule", self._chosen):
             solver = Solver(self.target, self.options)
             steps, layouts = self._steps(graph, solver, sizes)
             memory = Memory(layouts, sizes, self.seed)
@@ -128,10 +128,10 @@ class Oracle:
         self, graph: compiler.Graph, solver: Solver, sizes: Mapping[str, int]
     ) -> tuple[tuple[Step, ...], Mapping[Value, Layout]]:
         typical = compiler.typical_sizes(graph, sizes)
-        covers = Covers(self.target, Store(default_root(self.options)), self.options, typical)
+        covers = Decisions(self.target, Store(default_root(self.options)), self.options, typical)
         normal = compiler._normal(in_silence, graph, solver, self.options, typical, covers, sizes)
         with seen_sizes(typical):
-            parted = split_folds(normal, solver.price, self.target)
+            parted = split_reductions(normal, solver.price, self.target)
             fuse = self.options.fusion == "full"
             cover = partition(parted, lambda k, at: solver.price(k, at) * self._chance(k), fuse=fuse)
         return cover.steps, cover.layouts
@@ -230,7 +230,7 @@ def _until(end: float) -> Generator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-ORIGINAL = solving.choose
+ORIGINAL = solving.choose_schedule
 
 
 @dataclass

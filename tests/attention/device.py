@@ -22,11 +22,11 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import Mapped, Settled
+from tilewright.partition.choose_kernels import ChosenRegion, ChosenRegions
 from tilewright.partition.cover import partition
 from tilewright.pipeline import compiler
 from tilewright.pipeline.phases import Recorder
-from tilewright.rewrite.split.reduction import split_folds
+from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -38,7 +38,7 @@ class Device:
     graph: Graph
     cover: Cover
     kernels: list[Scheduled]
-    regions: tuple[Settled, ...]
+    regions: tuple[ChosenRegion, ...]
     symbols: tuple[str, ...]
 
     def sizes(self, inputs: Sequence[Tensor]) -> dict[str, int]:
@@ -100,10 +100,10 @@ def compiled(
     sizes = compiler.typical_sizes(captured, traced)
     normal = compiler._normal(run, captured, solver, given, sizes, None, traced, late=False)  # pyright: ignore[reportArgumentType]
     with seen_sizes(sizes):
-        cover = partition(split_folds(normal, solver.price, solver.target), solver.price)
+        cover = partition(split_reductions(normal, solver.price, solver.target), solver.price)
         assert all(isinstance(step, Kernel) for step in cover.steps)
         kernels = [solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
     mapped = run.trace["map"]
-    assert isinstance(mapped, Mapped)
+    assert isinstance(mapped, ChosenRegions)
     symbols = tuple(sorted(map(str, normal.symbols())))
     return Device(captured, cover, kernels, mapped.regions, symbols)

@@ -10,7 +10,7 @@ from tests.attention.device import compiled
 from torch import Tensor
 
 import tilewright
-from tilewright.analysis.size_hints import WORTH_A_LAUNCH, estimate, raised, representative, seen_sizes
+from tilewright.analysis.size_hints import WORTH_A_LAUNCH, estimate, raise_sizes, representative, seen_sizes
 from tilewright.ir.expr import Expr, integer, symbol
 from tilewright.ir.sizes import dims
 
@@ -121,6 +121,6 @@ def test_a_declared_range_bounds_them() -> None:
     few, many = symbol("few", 2, 8), symbol("many", 2)
     assert sizes((few, many), few=2, many=2) == {"few": 8, "many": WORTH_A_LAUNCH // 8}
     assert sizes((few,), few=2) == {"few": 8}
-    assert raised({"few": 2, "other": 3}, 1024, [few]) == {"few": 8, "other": 3}
+    assert raise_sizes({"few": 2, "other": 3}, 1024, [few]) == {"few": 8, "other": 3}
     with seen_sizes({"few": 100}):
         assert estimate(few) == 8

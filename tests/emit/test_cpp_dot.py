@@ -10,7 +10,7 @@ from tests.emit.harness import build, host_target, same_as_interpreter
 from tests.emit.programs import Vars, below
 
 from tilewright.emit.cpp.unit import emit_unit
-from tilewright.form.product_chains import chained
+from tilewright.form.product_chains import limit_product_chains
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, make
 from tilewright.ir.form import Form, Item
@@ -92,7 +92,7 @@ def sums(
 def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
     """A block that holds a class whole sums it in one step."""
     whole = product(16, depth, 16, step=256)
-    program = chained(whole, sums(whole), 32)
+    program = limit_product_chains(whole, sums(whole), 32)
     unit = build(tmp_path, [program], target=host_target(), run_here=True)
     random = np.random.default_rng(3)
     x, y = (random.standard_normal(s).astype(np.float32) for s in ((16, depth), (depth, COLUMNS)))
@@ -106,13 +106,15 @@ def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
 def test_a_class_in_pieces_is_one_chain() -> None:
     """Passes may cut it in other pieces, and must round alike."""
     for program in (product(16, 200, 16), product(16, 200, 16, step=64), product(16, 24, 16, step=32)):
-        assert chained(program, sums(program), 32) == program
+        assert limit_product_chains(program, sums(program), 32) == program
     whole = product(16, 200, 16, step=256)
-    assert chained(whole, sums(whole), 0) == whole
+    assert limit_product_chains(whole, sums(whole), 0) == whole
     for scores in (sums(whole, summed=False, read=True, stored=True), sums(whole, summed=False)):
-        assert chained(whole, scores, 32) == whole, "a product that may be computed again is one chain"
+        assert limit_product_chains(whole, scores, 32) == whole, (
+            "a product that may be computed again is one chain"
+        )
     for form in (sums(whole), sums(whole, read=True), sums(whole, summed=False, stored=True)):
-        (dot,) = [s for s in chained(whole, form, 32).statements() if isinstance(s, Dot)]
+        (dot,) = [s for s in limit_product_chains(whole, form, 32).statements() if isinstance(s, Dot)]
         assert dot.chain == 32
 
 

@@ -21,7 +21,7 @@ from tilewright.ir.program import Collapse, Loop, Update
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
-from tilewright.rewrite.split.reduction import split_folds
+from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -86,7 +86,7 @@ def test_sums_of_unknown_length_have_two_levels_and_no_masked_states(tmp_path: P
     graph = capture(case, True)
     solver = Solver(HOPPER, Options())
     with seen_sizes(sizes_of(graph, [x.numpy() for x in case.inputs()])):
-        cover = partition(split_folds(graph, solver.price, HOPPER), solver.price)
+        cover = partition(split_reductions(graph, solver.price, HOPPER), solver.price)
         solved = [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
     assert len(solved) == 2
     program = solved[0].program

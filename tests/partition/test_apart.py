@@ -13,7 +13,7 @@ from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.library.select import select
 from tilewright.rewrite.normal.normalise import normalise
-from tilewright.rewrite.normal.split_bias import biases_apart
+from tilewright.rewrite.normal.split_bias import split_biases
 
 
 class Net(nn.Module):
@@ -34,7 +34,7 @@ def graph_of(net: nn.Module, x: Tensor) -> Graph:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_call_goes_without_and_a_kernel_adds(transposed: bool) -> None:
     net, x = Net(True, transposed).eval(), torch.randn(2, 3, 9, 8)
-    graph = biases_apart(graph_of(net, x))
+    graph = split_biases(graph_of(net, x))
     (op,) = (op for op in graph.ops if op.call is not None)
     assert op.call is not None and op.call.args[2] is None and len(op.inputs) == 2
     assert any(op.name == "bias" for op in graph.ops)
@@ -46,4 +46,4 @@ def test_the_call_goes_without_and_a_kernel_adds(transposed: bool) -> None:
 
 def test_without_a_bias_nothing_changes() -> None:
     graph = graph_of(Net(False, False).eval(), torch.randn(2, 3, 9, 8))
-    assert [op.name for op in biases_apart(graph).ops] == [op.name for op in graph.ops]
+    assert [op.name for op in split_biases(graph).ops] == [op.name for op in graph.ops]

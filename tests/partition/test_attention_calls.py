@@ -10,7 +10,7 @@ from tests.partition.calls import agrees, calls, captured, fast, products
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilewright.library.select import called
+from tilewright.library.select import call_contractions
 from tilewright.rewrite import interpret
 from tilewright.rewrite.normal.normalise import normalise
 
@@ -111,6 +111,6 @@ def test_calls_that_are_only_priced_rely_on_no_strides() -> None:
     """Views that the call reads through are gone, so its operands may have other dims than in the program: the vision
     model of SAM-HQ did not compile."""
     graph = normalise(captured(Attend(), [heads(2, 4, 30, 16) for _ in range(3)]), interpret)
-    told = [op.call for op in called(graph).ops if op.call is not None]
+    told = [op.call for op in call_contractions(graph).ops if op.call is not None]
     assert told and not any(call.lies or call.seen for call in told)
     assert any(origin.call.lies for origin in graph.origins if origin.call is not None)

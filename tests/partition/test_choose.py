@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph
 from tilewright.ir.sizes import dims
-from tilewright.library.choose import Entrant
+from tilewright.library.choose import TimedOffer
 from tilewright.library.select import select
 from tilewright.library.specialise import specialise
 from tilewright.rewrite import interpret
@@ -27,7 +27,7 @@ class Fixed:
     def __init__(self, favourite: str, known: dict[str, str] | None = None) -> None:
         self.favourite = favourite
         self.known = known or {}
-        self.asked: dict[str, list[Entrant]] = {}
+        self.asked: dict[str, list[TimedOffer]] = {}
 
     def size(self, e: Expr) -> int:
         return dims.evaluate(e, {s.value.name: 50 for s in dims.symbols_of(e)})  # type: ignore[union-attr]
@@ -35,7 +35,7 @@ class Fixed:
     def verdict(self, task: str) -> str | None:
         return self.known.get(task)
 
-    def measure(self, task: str, entrants: Sequence[Entrant]) -> str:
+    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
         self.asked[task] = list(entrants)
         return self.favourite
 

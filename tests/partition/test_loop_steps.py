@@ -16,7 +16,7 @@ from tilewright.capture.trace import trace
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Loop, Value
 from tilewright.partition.loops.call import distinct
-from tilewright.partition.loops.steps import MOST_OPS, several, together_for
+from tilewright.partition.loops.steps import MOST_OPS, steps_together, unroll_steps
 from tilewright.target import preset
 
 Step = Callable[..., list[Tensor]]
@@ -82,7 +82,7 @@ def one_by_one(
 @pytest.mark.parametrize("step", [turns, products])
 def test_a_body_of_several_steps_does_what_they_do(step: Step, count: int) -> None:
     loop = loop_of(step)
-    body = several(loop, count)
+    body = unroll_steps(loop, count)
     body.verify()
     assert len(
         {v.id for v in (*body.inputs, *(o for op in body.ops for o in op.outputs)) if isinstance(v, Value)}
@@ -100,7 +100,7 @@ def test_a_body_of_several_steps_does_what_they_do(step: Step, count: int) -> No
 
 def test_each_step_has_origins_of_its_own() -> None:
     loop = loop_of(turns)
-    body = several(loop, 3)
+    body = unroll_steps(loop, 3)
     assert [o.id for o in body.origins] == list(range(3 * len(loop.body.origins)))
     each = [op.origin for op in loop.body.ops if op.origin >= 0]
     count = len(loop.body.origins)
@@ -111,10 +111,10 @@ def test_each_step_has_origins_of_its_own() -> None:
 def test_which_loops_take_several_steps_at_once() -> None:
     """Those of which each step is a few kernels of its own anyway, or that data may end, do not."""
     loop = loop_of(turns)
-    assert together_for(loop, GPU) == GPU.loop_steps == 16
-    assert together_for(loop, replace(GPU, loop_steps=11)) == 8
-    assert together_for(loop, host_target()) == 1
-    assert together_for(replace(loop, conditional=True), GPU) == 1
-    assert together_for(loop_of(products), GPU) == together_for(loop_of(calls), GPU) == 1
-    few = together_for(loop_of(long), GPU)
+    assert steps_together(loop, GPU) == GPU.loop_steps == 16
+    assert steps_together(loop, replace(GPU, loop_steps=11)) == 8
+    assert steps_together(loop, host_target()) == 1
+    assert steps_together(replace(loop, conditional=True), GPU) == 1
+    assert steps_together(loop_of(products), GPU) == steps_together(loop_of(calls), GPU) == 1
+    few = steps_together(loop_of(long), GPU)
     assert 1 < few < 16 and few * len(loop_of(long).body.ops) <= MOST_OPS

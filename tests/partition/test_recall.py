@@ -15,11 +15,11 @@ from torch import Tensor
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.options import Contractions, Options
-from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Grouping, groupings_of, plain, task_of
 from tilewright.runtime.store.cache import Store
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
 
@@ -77,8 +77,8 @@ def test_groups_that_do_not_fit_are_not_taken() -> None:
 
 
 def test_on_disk(tmp_path: Path) -> None:
-    def covers(**options: object) -> Covers:
-        return Covers(host_target(), Store(tmp_path), Options().replace(**options), {})
+    def covers(**options: object) -> Decisions:
+        return Decisions(host_target(), Store(tmp_path), Options().replace(**options), {})
 
     found = [Grouping((0, 2), (3,), "why"), Grouping((1,))]
     covers().keep("task", plain(found))
@@ -93,12 +93,12 @@ def test_data_of_another_form_is_none(decision: object) -> None:
 
 
 def test_an_entry_that_is_broken_is_none(tmp_path: Path) -> None:
-    covers = Covers(host_target(), Store(tmp_path), Options(), {})
+    covers = Decisions(host_target(), Store(tmp_path), Options(), {})
     covers.keep("task", [])
     (entry,) = tmp_path.rglob("decision.json")
     other = Store(tmp_path / "other")
     other.put(entry.parent.name, {"decision.json": b"[[["})
-    assert Covers(host_target(), other, Options(), {}).recall("task") is None
+    assert Decisions(host_target(), other, Options(), {}).recall("task") is None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ def test_a_known_region_is_settled_without_prices(mode: Contractions) -> None:
     solver = Solver(host_target(), Options())
     library = 0.0 if mode == "modelled" else 1.0
 
-    def settled(prices: Prices) -> Mapped:
-        return settle_regions(graph, prices, lambda region: (region, ()), mode, 1, memory)
+    def settled(prices: Prices) -> ChosenRegions:
+        return choose_kernels(graph, prices, lambda region: (region, ()), mode, 1, memory)
 
     first = settled(Prices(solver.price, lambda _: library, lambda _: 0.0))
     again = settled(Prices(never, never, never))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import tilewright
 from tilewright.ir.graph import Op, Origin
-from tilewright.partition.choose_kernels import Mapped
-from tilewright.partition.provenance import filled, marks, site
+from tilewright.partition.choose_kernels import ChosenRegions
+from tilewright.partition.provenance import fill_sites, marks, site
 
 LENGTH = 300
 
@@ -60,7 +60,7 @@ def said(run: Callable[..., object]) -> list[str]:
                             torch.utils._pytree.tree_leaves(run(*given)), strict=True):  # fmt: skip
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
     mapped = made.trace["map"]
-    assert isinstance(mapped, Mapped)
+    assert isinstance(mapped, ChosenRegions)
     notes = [note for region in mapped.regions for note in str(region).splitlines()]
     return [*notes, *(reason for k in made.kernels for reason in k.reason.split("; "))]
 
@@ -106,12 +106,12 @@ def test_what_is_remembered_gets_the_names_of_the_graph_at_hand() -> None:
     text = f"refused at {mark(region.ops[1])} and {mark(replace(region.ops[-1], inputs=()))}"
     assert text == f"refused at @1 and @{len(region.ops) - 1}"
     names = [site(region.ops[n], region.origins).split(" (")[0] for n in (1, -1)]
-    assert all(name in filled(text, region) for name in names)
+    assert all(name in fill_sites(text, region) for name in names)
     other = replace(
         region, origins=tuple(replace(o, node="renamed_7", place="a/b.py:3") for o in region.origins)
     )
-    assert "renamed_7 (b.py:3)" in filled(text, other)
-    assert filled("@999", region) == "@999"
+    assert "renamed_7 (b.py:3)" in fill_sites(text, other)
+    assert fill_sites("@999", region) == "@999"
 
 
 def test_a_site_is_the_node_and_what_of_it() -> None:

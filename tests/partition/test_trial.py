@@ -19,13 +19,13 @@ import tilewright
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
-from tilewright.partition import choose_kernels
-from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
+from tilewright.partition import choose_kernels as choosing
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
 from tilewright.pipeline import trial as trial_module
 from tilewright.pipeline.build import Builder, in_silence
 from tilewright.pipeline.trial import Trial, clock_of, machine
 from tilewright.runtime.store.cache import Store
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
 PRICES = Prices(work, lambda region: 1e30, lambda region: 0.0)
@@ -42,24 +42,24 @@ class Clock:
         return [1.0 if k == self.fastest else 2.0 for k in range(len(covers))]
 
 
-def settled(prices: Prices, memory: Remembered | None = None) -> Mapped:
-    return settle_regions(graph_of(with_columns), prices, lambda region: (region, ()), "inside", 1, memory)
+def settled(prices: Prices, memory: Remembered | None = None) -> ChosenRegions:
+    return choose_kernels(graph_of(with_columns), prices, lambda region: (region, ()), "inside", 1, memory)
 
 
-def kernels(mapped: Mapped) -> list[list[str]]:
+def kernels(mapped: ChosenRegions) -> list[list[str]]:
     return [[op.name for op in k.ops] for k in mapped.regions[0].kernels]
 
 
 def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
-    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "NEAR", 4.0)
+    monkeypatch.setattr(choosing, "LONGEST", 1e30)
     by_model = kernels(settled(PRICES))
     chosen: list[list[list[str]]] = []
-    for place in range(choose_kernels.MOST):
+    for place in range(choosing.MOST):
         clock = Clock(place)
         made = settled(replace(PRICES, timed=clock))
         (covers,) = clock.asked
-        assert len(covers) == choose_kernels.MOST and made.regions[0].notes[0].startswith("measured: ")
+        assert len(covers) == choosing.MOST and made.regions[0].notes[0].startswith("measured: ")
         chosen.append(kernels(made))
         want = run_graph(
             graph_of(with_columns), inputs := [t.numpy() for t in Case("", with_columns, SHAPES).inputs()]
@@ -72,8 +72,8 @@ def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
-    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "NEAR", 4.0)
+    monkeypatch.setattr(choosing, "LONGEST", 1e30)
     memory, clock = Remembered(), Clock(1)
     first = settled(replace(PRICES, timed=clock), memory)
     again = settled(replace(PRICES, timed=clock), memory)
@@ -83,14 +83,14 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
 
 def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
-    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
-    monkeypatch.setattr(choose_kernels, "NEAR", 1.0)
+    monkeypatch.setattr(choosing, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "NEAR", 1.0)
     settled(replace(PRICES, timed=clock))
-    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
-    monkeypatch.setattr(choose_kernels, "LEAST", 1e30)
+    monkeypatch.setattr(choosing, "NEAR", 4.0)
+    monkeypatch.setattr(choosing, "LEAST", 1e30)
     settled(replace(PRICES, timed=clock))
-    monkeypatch.setattr(choose_kernels, "LEAST", 0.0)
-    monkeypatch.setattr(choose_kernels, "LONGEST", 0.0)
+    monkeypatch.setattr(choosing, "LEAST", 0.0)
+    monkeypatch.setattr(choosing, "LONGEST", 0.0)
     settled(replace(PRICES, timed=clock))
     assert not clock.asked
 
@@ -99,19 +99,19 @@ def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPat
 def test_covers_run_where_there_is_a_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
-    monkeypatch.setattr(choose_kernels, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "NEAR", 4.0)
+    monkeypatch.setattr(choosing, "LONGEST", 1e30)
     clock = Clock(0)
     settled(replace(PRICES, timed=clock))
     options, target = Options(), host_target()
-    covers = Covers(target, Store(tmp_path), options, {})
+    covers = Decisions(target, Store(tmp_path), options, {})
     trial = Trial(Builder(in_silence, Solver(target, options), covers, {}), device)
     times = trial(clock.asked[0])
     if device == "cuda" and not torch.cuda.is_available():
         assert times is None and machine(device, options) == device
     else:
         before = torch.get_rng_state()
-        assert times is not None and len(times) == choose_kernels.MOST and min(times) > 0
+        assert times is not None and len(times) == choosing.MOST and min(times) > 0
         trial(clock.asked[0])
         monkeypatch.setattr(trial_module, "LONGEST", -1.0)
         assert trial(clock.asked[0]) is None, "the first run took longer than all may take"
@@ -150,8 +150,8 @@ def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_kernels, "LEAST", 0.0)
-    monkeypatch.setattr(choose_kernels, "NEAR", 4.0)
+    monkeypatch.setattr(choosing, "LEAST", 0.0)
+    monkeypatch.setattr(choosing, "NEAR", 4.0)
     given = tuple(torch.randn(2, 64, 8) for _ in range(3))
     inside = {"contractions": "inside", "cache_dir": str(tmp_path)}
 
@@ -161,7 +161,7 @@ def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert isinstance(a, Tensor)
             torch.testing.assert_close(a, b)
         mapped = made.trace["map"]
-        assert isinstance(mapped, Mapped)
+        assert isinstance(mapped, ChosenRegions)
         return [note for note in mapped.regions[0].notes if note.startswith("measured")]
 
     assert notes(measure=False) == []

@@ -23,7 +23,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.pipeline import compiler
 from tilewright.pipeline.build import Builder, Kernels, names_of
-from tilewright.pipeline.compiler import Compiled, watched
+from tilewright.pipeline.compiler import Compiled, watch_compilations
 from tilewright.pipeline.place import Place
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.cuda.kernels import usual
@@ -127,7 +127,7 @@ def recording(machine: str) -> Generator[Recorder]:
             Builder, "built", lambda self, *args, **given: recorder.built(self, *args, **given)
         ),
         mock.patch.object(solver, "lower", partial(recorder.lowered, plain=plain)),
-        watched(as_captured),
+        watch_compilations(as_captured),
     ):
         yield recorder
 

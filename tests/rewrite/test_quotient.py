@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tilewright.interp import EXACT, FLOATS, equal, exact_random, run_graph
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.algebra.logsumexp import undivided
+from tilewright.rewrite.algebra.logsumexp import take_logsumexp
 
 SHAPE = (2, 5, 6)
 Run = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
@@ -64,7 +64,7 @@ def graph_of(run: Run, half: bool = False) -> Graph:
 @pytest.mark.parametrize("name", COLUMNS)
 def test_the_meaning_stays_and_no_element_is_divided(name: str, half: bool) -> None:
     before = graph_of(COLUMNS[name], half)
-    after, count = undivided(before)
+    after, count = take_logsumexp(before)
     after.verify()
     assert count == 1
     assert not any(
@@ -79,7 +79,7 @@ def test_the_meaning_stays_and_no_element_is_divided(name: str, half: bool) -> N
 def test_beside_folds_of_halves_the_logarithm_of_a_sum_is_close_enough() -> None:
     run: Run = lambda s: softmax(s.float() + s.sum(1, keepdim=True)).sum(1)  # noqa: E731
     before = capture(Halves("case", run, (SHAPE,)), False)
-    after, count = undivided(before)
+    after, count = take_logsumexp(before)
     after.verify()
     assert count == 1 and any(op.name == "logsumexp" for op in after.ops)
 
@@ -88,7 +88,7 @@ def test_beside_folds_of_halves_the_logarithm_of_a_sum_is_close_enough() -> None
 @pytest.mark.parametrize("name", ["sums", "sums of squares", "scaled", "no shift"])
 def test_it_is_exact(name: str, half: bool) -> None:
     before = graph_of(COLUMNS[name], half)
-    after, _ = undivided(before)
+    after, _ = take_logsumexp(before)
     inputs = [exact_random(SHAPE, 0)]
     for a, b in zip(run_graph(before, inputs, EXACT), run_graph(after, inputs, EXACT), strict=True):
         assert equal(np.asarray(a), np.asarray(b))
@@ -97,12 +97,12 @@ def test_it_is_exact(name: str, half: bool) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_left_alone_where_rows_are_kept_or_nothing_proves_it(name: str) -> None:
     graph = graph_of(OTHERS[name])
-    assert undivided(graph) == (graph, 0)
+    assert take_logsumexp(graph) == (graph, 0)
 
 
 def test_rows_that_admit_nothing_stay_nan() -> None:
     graph = graph_of(COLUMNS["sums"])
-    after, _ = undivided(graph)
+    after, _ = take_logsumexp(graph)
     s = torch.randn(SHAPE, dtype=torch.float32)
     s[0, 1] = -torch.inf
     want, got = (np.asarray(run_graph(g, [s.numpy()], FLOATS)[0]) for g in (graph, after))

@@ -16,7 +16,7 @@ from tilewright.accuracy import compare
 from tilewright.interp import run_graph
 from tilewright.ir.dtype import f32, f64
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.normal.wide_moments import wide_moments
+from tilewright.rewrite.normal.wide_moments import widen_moments
 
 SEEDS = range(4)
 
@@ -113,7 +113,7 @@ def test_many_steps_between_the_squares_and_what_they_scale() -> None:
         return x / v
 
     graph = capture(f, [torch.zeros(3, 5)])
-    assert _folds(wide_moments(graph)) == [str(f32)] * 3  # ends: each value is looked at once
+    assert _folds(widen_moments(graph)) == [str(f32)] * 3  # ends: each value is looked at once
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def _folds(graph: Graph) -> list[str]:
     ],
 )
 def test_squares_that_scale_stay_sums_of_singles(norm: Callable[[Tensor], Tensor]) -> None:
-    graph = wide_moments(capture(norm, [torch.zeros(3, 5)]))
+    graph = widen_moments(capture(norm, [torch.zeros(3, 5)]))
     graph.verify()
     assert set(_folds(graph)[1:]) == {str(f32)}
 
@@ -171,7 +171,7 @@ def test_squares_that_scale_stay_sums_of_singles(norm: Callable[[Tensor], Tensor
     ],
 )
 def test_what_leaves_is_of_doubles(f: Callable[[Tensor], Tensor]) -> None:
-    graph = wide_moments(capture(f, [torch.zeros(3, 5)]))
+    graph = widen_moments(capture(f, [torch.zeros(3, 5)]))
     graph.verify()
     assert set(_folds(graph)) == {str(f64)}
 
@@ -188,7 +188,7 @@ def test_what_leaves_is_of_doubles(f: Callable[[Tensor], Tensor]) -> None:
 )
 def test_others_stay(f: Callable[[Tensor], Tensor]) -> None:
     graph = capture(f, [torch.zeros(3, 5)])
-    assert wide_moments(graph) is graph
+    assert widen_moments(graph) is graph
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_others_stay(f: Callable[[Tensor], Tensor]) -> None:
 def test_what_is_no_pair_keeps_its_value(f: Callable[[Tensor, Tensor], Tensor]) -> None:
     draw = torch.Generator().manual_seed(0)
     x, y = (torch.randint(-8, 9, (4, 4), generator=draw) / 4 for _ in range(2))
-    graph = wide_moments(capture(f, [x, y]))
+    graph = widen_moments(capture(f, [x, y]))
     torch.testing.assert_close(torch.as_tensor(run_graph(graph, [x, y])[0]), f(x, y))
 
 
@@ -216,7 +216,7 @@ def test_a_mean_read_by_calls_of_several_results() -> None:
 
     graph = capture(ranked, [x])
     assert any(len(op.outputs) == 2 for op in graph.ops)
-    for y, e in zip(run_graph(wide_moments(graph), [x]), ranked(x), strict=True):
+    for y, e in zip(run_graph(widen_moments(graph), [x]), ranked(x), strict=True):
         torch.testing.assert_close(torch.as_tensor(y), e)
 
 
@@ -228,18 +228,18 @@ def test_ops_of_a_settled_kernel_stay_as_they_are() -> None:
         return (s * 2 + 1).sqrt() * s
 
     graph = capture(f, [torch.randn(7, 33)])
-    free = wide_moments(graph)
+    free = widen_moments(graph)
     last = [op for op in graph.ops if op.name == "sqrt"][-1]
     start = graph.ops.index(last) - 2
     settled = graph.with_ops([replace(op, kernel=0) if k >= start else op for k, op in enumerate(graph.ops)])
     held = [op for op in settled.ops if op.kernel == 0]
     assert len(held) == 4
-    assert [op for op in wide_moments(settled).ops if op.kernel == 0] == held
+    assert [op for op in widen_moments(settled).ops if op.kernel == 0] == held
     assert sum(op.output.dtype is f64 for op in free.ops) > sum(
-        op.output.dtype is f64 for op in wide_moments(settled).ops
+        op.output.dtype is f64 for op in widen_moments(settled).ops
     )
     moments = graph.with_ops([replace(op, kernel=0) for op in graph.ops])
-    assert wide_moments(moments) is moments
+    assert widen_moments(moments) is moments
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

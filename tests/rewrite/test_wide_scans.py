@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.ir.dtype import f32, f64
 from tilewright.ir.graph import Graph
-from tilewright.rewrite.normal.wide_scans import wide_scans
+from tilewright.rewrite.normal.wide_scans import widen_scans
 
 RUNNING: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": lambda x: x.cumsum(-1),
@@ -36,6 +36,6 @@ def test_only_states_of_singles_change() -> None:
 
     graph = capture(lambda x, i: (x.cumsum(1), x.sum(1), x.cummax(1).values, i.cumsum(1)),
                     [torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)])  # fmt: skip
-    before, after = states(graph), states(wide_scans(graph))
+    before, after = states(graph), states(widen_scans(graph))
     assert before[0] == (f32,) and after[0] == (f64,) and after[1:] == before[1:]
-    assert [v.dtype for v in wide_scans(graph).outputs] == [v.dtype for v in graph.outputs]  # type: ignore[union-attr]
+    assert [v.dtype for v in widen_scans(graph).outputs] == [v.dtype for v in graph.outputs]  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from tilewright.ir.sizes import dims
 from tilewright.plan import build_plan
 from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import Executable
-from tilewright.runtime.plan.tensors import memory_range, relaid, repeats_memory, same_layout
+from tilewright.runtime.plan.tensors import lay_out, memory_range, repeats_memory, same_layout
 from tilewright.runtime.stats import STATS
 
 aten = torch.ops.aten
@@ -225,7 +225,7 @@ def test_layout_helpers() -> None:
     low, high = memory_range(t)
     assert (low - t.untyped_storage().data_ptr(), high - low) == (32, 32)
     assert memory_range(torch.empty(0)) == (torch.empty(0).data_ptr(),) * 2
-    assert relaid(torch.randn(3), (0,)).stride() == (0,)
+    assert lay_out(torch.randn(3), (0,)).stride() == (0,)
 
 
 def test_layouts_of_inputs_are_kept() -> None:

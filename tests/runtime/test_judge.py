@@ -17,7 +17,7 @@ from tilewright.ir.dtype import f32
 from tilewright.ir.expr import symbol
 from tilewright.ir.graph import LibraryCall, Operand, Value
 from tilewright.ir.sizes import dims
-from tilewright.library.choose import Entrant, Pass
+from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.timer import TRIALS, Timer
@@ -31,8 +31,8 @@ def timer(store: Store, **sizes: int) -> Timer:
     return Timer(host_target(), store, Options.make({}), sizes)
 
 
-def entrant(name: str, function: Callable[[Tensor], Tensor], *passes: Pass) -> Entrant:
-    return Entrant(name, LibraryCall(name, function, (Operand(0),)), (X,), passes)
+def entrant(name: str, function: Callable[[Tensor], Tensor], *passes: Pass) -> TimedOffer:
+    return TimedOffer(name, LibraryCall(name, function, (Operand(0),)), (X,), passes)
 
 
 def slow(seconds: float) -> Callable[[Tensor], Tensor]:

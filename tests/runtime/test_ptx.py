@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.runtime.cuda import triton_compat
-from tilewright.runtime.cuda.ptx import mended
+from tilewright.runtime.cuda.ptx import mend_ptx
 
 PROGRAM = """.version 8.4
 .target sm_90a
@@ -38,15 +38,15 @@ CHOSEN = """	selp.b32 	%r2, %r1, -8323200, %p1;
 
 
 def test_halves_are_added_by_themselves() -> None:
-    text = mended(PROGRAM.replace("STEPS", SUM))
+    text = mend_ptx(PROGRAM.replace("STEPS", SUM))
     assert "s16x2" not in text and "add.s16 %upper0, %upper0, %upper1;" in text
     assert "mov.b32 {%lower1, %upper1}, %r2;" in text and "mov.b32 %r4, {%lower0, %upper0};" in text
 
 
 def test_negative_constants_of_short_floats_are_hidden() -> None:
-    text = mended(PROGRAM.replace("STEPS", MAXIMUM))
+    text = mend_ptx(PROGRAM.replace("STEPS", MAXIMUM))
     assert "or.b32 %hidden0, %row, -8323200; mov.b32 \t%r2, %hidden0; }" in text
-    text = mended(PROGRAM.replace("STEPS", CHOSEN))
+    text = mend_ptx(PROGRAM.replace("STEPS", CHOSEN))
     assert "selp.b32 \t%r2, %r1, %hidden0, %p1; }" in text
     assert "or.b16 %hidden0, %narrow, 65408; mov.b16 \t%rs1, %hidden0; }" in text
     assert "selp.b16 \t%rs2, %hidden0, %rs1, %p1; }" in text and "setp.eq.s32 %p1, %r1, -5;" in text
@@ -64,7 +64,7 @@ def test_negative_constants_of_short_floats_are_hidden() -> None:
 )
 def test_the_rest_stays(steps: str) -> None:
     text = PROGRAM.replace("STEPS", steps)
-    assert mended(text) == text
+    assert mend_ptx(text) == text
 
 
 @pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
@@ -73,7 +73,7 @@ def test_what_is_written_can_be_assembled(steps: str, tmp_path: Path) -> None:
     from triton.backends.nvidia.compiler import get_ptxas
 
     source = tmp_path / "k0.ptx"
-    source.write_text(mended(PROGRAM.replace("STEPS", steps)))
+    source.write_text(mend_ptx(PROGRAM.replace("STEPS", steps)))
     command = [get_ptxas(90).path, "-arch=sm_90a", "-o", str(tmp_path / "k0.cubin"), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -21,9 +21,9 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
-from tilewright.rewrite.split.reduction import split_fold
+from tilewright.rewrite.split.reduction import split_reduction
 from tilewright.runtime.cuda.kernels import usual
-from tilewright.schedule.gpu.blocks import fitting
+from tilewright.schedule.gpu.blocks import fit_tile
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import Entry, Tuning
 from tilewright.target import PRESETS, Target
@@ -89,7 +89,7 @@ def test_running_fold_advances_in_blocks() -> None:
     ("extent", "most", "tile"), [(768, 1024, 256), (1000, 1024, 1024), (49, 64, 64), (1, 64, 1)]
 )
 def test_fitting(extent: int, most: int, tile: int) -> None:
-    assert fitting(Axis("a", dims.integer(extent)), most) == tile
+    assert fit_tile(Axis("a", dims.integer(extent)), most) == tile
 
 
 def dots(name: str, dynamic: bool = False) -> int:
@@ -116,7 +116,7 @@ def test_argmax_in_parts_finds_the_first_place(rows: int) -> None:
     x = torch.randn(2, 4096)
     x[0, [3000, 3500]] = 9.0
     x[1, [2900 + rows, 4000]] = float("nan")
-    first, second = split_fold(op, 1000, PRESETS["sm_90"])[0]
+    first, second = split_reduction(op, 1000, PRESETS["sm_90"])[0]
     solver = Solver(PRESETS["sm_90"], Options())
     parts = solver.solve(Kernel((first,), first.outputs), graph.layouts)
     held = run_program(parts.program, [x.numpy(), None, None], {}, FLOATS)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.attention.device import compiled
 from tests.emit.triton_harness import Job, interpret, same_as_interpreter
 from tilewright.emit.triton.kernel import emit_triton
-from tilewright.form.merge_selects import joined
+from tilewright.form.merge_selects import merge_selects
 from tilewright.ir.dtype import bool_, f32, i64
 from tilewright.ir.expr import Axis, axis, call, cast, const, read, walk, where
 from tilewright.ir.program import Branch, Load
@@ -80,10 +80,10 @@ def test_a_choice_that_saves_no_load_stays() -> None:
     a = Axis("i", dims.integer(8))
     low = call("lt", axis(a), dims.integer(4))
     one, two = read(0, (axis(a),), f32), read(1, (axis(a),), f32)
-    assert joined(where(low, one, const(0.0, f32))) is None
-    assert joined(where(low, one, two)) is None
+    assert merge_selects(where(low, one, const(0.0, f32))) is None
+    assert merge_selects(where(low, one, two)) is None
     moved = read(0, (dims.sub(axis(a), dims.integer(4)),), f32)
-    made = joined(where(low, call("mul", one, two), call("mul", moved, two)))
+    made = merge_selects(where(low, call("mul", one, two), call("mul", moved, two)))
     assert made is not None and len({x for x in walk(made) if x.op == "read"}) == 2
 
 
@@ -93,7 +93,7 @@ def test_a_sum_with_one_sign_changed_keeps_its_rounding() -> None:
     low = call("lt", axis(a), dims.integer(4))
     x, y = (read(0, (dims.add(axis(b), dims.integer(n)),), f32) for n in (0, 8))
     s, t = (read(1, (dims.add(axis(a), dims.integer(n)),), f32) for n in (0, 8))
-    made = joined(where(low, call("sub", x, call("mul", y, s)), call("add", y, call("mul", x, t))))
+    made = merge_selects(where(low, call("sub", x, call("mul", y, s)), call("add", y, call("mul", x, t))))
     assert made is not None and made.op == "add"
     signs = [c for c in walk(made) if c.op == "where"]
     assert [tuple(v.value for v in c.args[1:]) for c in signs] == [(-1, 1)]

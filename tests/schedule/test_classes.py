@@ -18,7 +18,7 @@ from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Reductions, Role, Schedule, Sized, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
-from tilewright.schedule.cpu.vectors import heuristic
+from tilewright.schedule.cpu.vectors import vector_schedule
 
 
 def form_of(case: Case, dynamic: bool = False) -> Form:
@@ -34,7 +34,7 @@ def schedule_of(form: Form, *roles: tuple[int, Role], **more: object) -> Schedul
 
 def loops(form: Form, online: bool) -> dict[str, int]:
     """Loops per class under the heuristic roles, one lane at a time."""
-    made = heuristic(form, host_target())
+    made = vector_schedule(form, host_target())
     plain = tuple(ClassPlan(c.axis, c.role) for c in made.tiling.classes)
     program = lower(form, Schedule(Tiling(plain), Reductions(online=online)))
     count: dict[str, int] = {}

@@ -23,8 +23,8 @@ from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments
-from tilewright.rewrite.split.moments import moments_in_parts
-from tilewright.rewrite.split.reduction import split_folds
+from tilewright.rewrite.split.moments import split_moments
+from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -80,7 +80,7 @@ def cut(graph: Graph) -> Graph:
             1.0 if any(op.name.endswith("_part") or "moments" in str(op.expr) for op in kernel.ops) else 9.0
         )
 
-    return moments_in_parts(graph, price, lambda *_: 90.0, 1 << 20)[0]
+    return split_moments(graph, price, lambda *_: 90.0, 1 << 20)[0]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -139,7 +139,7 @@ def kernels(case: Case, dynamic: bool = False) -> tuple[Graph, list[Scheduled]]:
     graph = capture(case, dynamic)
     solver = Solver(HOPPER, Options())
     with seen_sizes(sizes_of(graph, [t.numpy() for t in case.inputs()]) if dynamic else {}):
-        cover = partition(split_folds(graph, solver.price, HOPPER), solver.price)
+        cover = partition(split_reductions(graph, solver.price, HOPPER), solver.price)
         return graph, [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
 
 

@@ -18,7 +18,7 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
-from tilewright.schedule.cpu.vectors import heuristic, lanes
+from tilewright.schedule.cpu.vectors import vector_lanes, vector_schedule
 from tilewright.target import preset
 
 SWAP = Case("swap", lambda x: x.transpose(1, 2).contiguous(), ((3, 20, 5, 64),), ({0: "b", 1: "s"},))
@@ -45,13 +45,13 @@ def grid_steps(form: Form, made: Schedule) -> list[int | None]:
 
 def test_rows_are_walked_as_they_are_read() -> None:
     form = form_of(SWAP)
-    steps = grid_steps(form, heuristic(form, host_target()))
+    steps = grid_steps(form, vector_schedule(form, host_target()))
     assert steps == [20 * 5 * 64, 5 * 64, 64]
 
 
 def test_so_they_are_with_symbols() -> None:
     form = form_of(SWAP, dynamic=True)
-    steps = grid_steps(form, heuristic(form, host_target()))
+    steps = grid_steps(form, vector_schedule(form, host_target()))
     assert steps == [None, 5 * 64, 64]
 
 
@@ -59,20 +59,20 @@ def test_so_they_are_with_symbols() -> None:
 @pytest.mark.parametrize("name", ["x86-64-v4", "x86-64-v3"])
 def test_whole_lines_are_written(name: str, dynamic: bool) -> None:
     form = form_of(TURN, dynamic)
-    made = heuristic(form, preset(name))
+    made = vector_schedule(form, preset(name))
     (out,) = form.outputs
     line, other = made.tiling.classes
     assert dims.coefficient(out.offset, axis(line.axis)) is dims.ONE
-    assert line.tile == line.chunk == 2 * lanes(preset(name))
+    assert line.tile == line.chunk == 2 * vector_lanes(preset(name))
     assert 4 * line.tile % 64 == 0
-    assert other.tile == lanes(preset(name))  # the innermost: the next tile reads the same rows
+    assert other.tile == vector_lanes(preset(name))  # the innermost: the next tile reads the same rows
 
 
 @pytest.mark.parametrize("case", [EVEN, BIAS], ids=lambda c: c.name)
 def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
     """Half of the shuffles of a turned store."""
     form = form_of(case)
-    made = heuristic(form, WIDE)
+    made = vector_schedule(form, WIDE)
     (out,) = form.outputs
     assert made.tiling.lane is not None and dims.coefficient(out.offset, axis(made.tiling.lane)) is dims.ONE
     text = emit_unit([lower(form, made)], (), WIDE).text
@@ -81,7 +81,7 @@ def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
 
 def test_two_turned_loads_are_no_less_work_than_one_turned_store() -> None:
     form = form_of(BOTH)
-    lane = heuristic(form, WIDE).tiling.lane
+    lane = vector_schedule(form, WIDE).tiling.lane
     assert lane is not None
     assert all(
         dims.coefficient(x, axis(lane)) is dims.ONE

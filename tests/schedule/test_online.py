@@ -30,7 +30,7 @@ from tilewright.ir.schedule import ClassPlan, Role, Schedule, Tiling
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.cpu.vectors import heuristic
+from tilewright.schedule.cpu.vectors import vector_schedule
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Case, int]] = {
 
 def roles(form: Form, streamed: Axis, tile: int, **more: object) -> Schedule:
     """All of `streamed` in steps of `tile`, the rest one by one."""
-    made = heuristic(form, host_target())
+    made = vector_schedule(form, host_target())
     plans = [ClassPlan(c.axis, c.role) for c in made.tiling.classes if c.role is Role.GRID]
     rest = [c.axis for c in made.tiling.classes if c.role is not Role.GRID and c.axis != streamed]
     kept = {a for i in form.items if streamed in i.reduce for a in i.kept}

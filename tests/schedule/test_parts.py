@@ -16,7 +16,7 @@ from tests.interp.test_lowering import agree, data, execute
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tests.schedule.test_classes import form_of
-from tilewright.form.row_parts import in_parts
+from tilewright.form.row_parts import in_row_parts
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.form import Form
 from tilewright.ir.graph import Graph, Value
@@ -24,7 +24,7 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Load, Loop, Stmt
 from tilewright.lower.lower import lower
 from tilewright.options import Options
-from tilewright.schedule.cpu.vectors import heuristic
+from tilewright.schedule.cpu.vectors import vector_schedule
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target
 
@@ -61,7 +61,7 @@ def solved(case: Case, target: Target) -> tuple[Graph, Scheduled]:
 
 def sweeps(form: Form) -> int:
     """Outermost loops of a grid point that read the input."""
-    program = lower(form, heuristic(form, small()))
+    program = lower(form, vector_schedule(form, small()))
     loops = [s for s in program.body if isinstance(s, Loop)]
     return sum(any(isinstance(x, Load) and x.buffer.name == "p0" for x in below(s)) for s in loops)
 
@@ -84,7 +84,7 @@ def below(s: Loop) -> list[Stmt]:
 def test_a_row_is_read_once_less(name: str, before: int, after: int) -> None:
     form = form_of(CASCADES[name])
     assert sweeps(form) == before
-    assert sweeps(in_parts(form, small())) == after
+    assert sweeps(in_row_parts(form, small())) == after
 
 
 @pytest.mark.parametrize("name", CASCADES)
@@ -141,7 +141,7 @@ def test_large_means_do_not_overflow() -> None:
 )
 def test_what_stays_as_it_is(case: Case) -> None:
     form = form_of(case, dynamic=bool(case.dynamic))
-    assert in_parts(form, small()) is form
+    assert in_row_parts(form, small()) is form
 
 
 def test_sums_beside_a_cascade_follow_its_maximum() -> None:

@@ -16,7 +16,7 @@ from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
-from tilewright.rewrite.split.reduction import split_fold
+from tilewright.rewrite.split.reduction import split_reduction
 from tilewright.rewrite.split.seen_reads import Inside
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target
@@ -29,7 +29,7 @@ def halves(case: Case, target: Target) -> tuple[Graph, Op, Op]:
     """The sum of a program in two steps."""
     graph = capture(case, False)
     (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
-    return graph, *split_fold(op, 1000, target, Inside(graph))[0]
+    return graph, *split_reduction(op, 1000, target, Inside(graph))[0]
 
 
 def in_steps(case: Case, x: Tensor) -> np.ndarray:

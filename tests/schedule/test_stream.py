@@ -20,7 +20,7 @@ from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.expr import Expr, is_const
 from tilewright.ir.schedule import Sized
 from tilewright.options import Options
-from tilewright.schedule.cpu.vectors import heuristic
+from tilewright.schedule.cpu.vectors import vector_schedule
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, Target
 
@@ -51,7 +51,7 @@ def holds(when: Expr, case: Case, scale: int) -> bool:
 
 
 def decided(case: Case, dynamic: bool, target: Target) -> tuple[tuple[Sized, ...], tuple[Sized, ...]]:
-    made = heuristic(form_of(case, dynamic), target)
+    made = vector_schedule(form_of(case, dynamic), target)
     return made.memory.past_caches, made.memory.next_point
 
 

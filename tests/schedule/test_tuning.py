@@ -15,7 +15,7 @@ from tilewright.errors import InputError
 from tilewright.ir.schedule import Schedule
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
-from tilewright.schedule.table import FOLDER, Entry, Tuning, parsed
+from tilewright.schedule.table import FOLDER, Entry, Tuning, parse_table
 from tilewright.target import PRESETS
 
 ROWS = Entry("rows", 4, 1024, 4096, 0, 2)
@@ -24,12 +24,12 @@ ROWS = Entry("rows", 4, 1024, 4096, 0, 2)
 def test_tables_of_the_package_are_sorted_and_complete() -> None:
     for path in FOLDER.glob("*.json"):
         assert path.stem in PRESETS
-        assert parsed(path.read_text(), path.name).text() == path.read_text()
+        assert parse_table(path.read_text(), path.name).text() == path.read_text()
 
 
 def test_text_and_back() -> None:
     made = Tuning().merged([ROWS, Entry("flat", 2, 4096, 2048)])
-    assert parsed(made.text(), "x") == made
+    assert parse_table(made.text(), "x") == made
 
 
 def test_a_new_entry_replaces_the_old_one() -> None:
@@ -45,7 +45,7 @@ def test_the_nearest_length_is_found(length: int, found: bool) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"kind": "rows"}]', '[{"kind": "other", "bytes": 4}]'])
 def test_refusals(text: str) -> None:
     with pytest.raises(InputError, match="not a table"):
-        parsed(text, "there")
+        parse_table(text, "there")
 
 
 def test_a_schedule_follows_the_table() -> None:
@@ -68,7 +68,7 @@ def test_every_entry_was_measured_and_is_among_the_fastest() -> None:
         timed = {Entry(**json.loads(e)): s for e, s in facts["seconds"].items()}
         groups.setdefault("-".join(name.split("-")[: 4 if "-odd" in name else 3]), []).append(timed)
     missing: list[Entry] = []
-    for entry in parsed((FOLDER / "sm_90.json").read_text(), "sm_90").entries:
+    for entry in parse_table((FOLDER / "sm_90.json").read_text(), "sm_90").entries:
         group = f"{entry.kind}-{entry.bytes}-{entry.length}{'-odd' if entry.odd else ''}"
         if group not in groups:
             missing.append(entry)

@@ -14,7 +14,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tests.schedule.test_products_cpu import CAUSAL, PLAIN, qkv, score
 from tilewright.options import Options
-from tilewright.schedule.instructions import issued
+from tilewright.schedule.instructions import count_instructions
 from tilewright.schedule.solver import Solver
 
 
@@ -22,7 +22,9 @@ def instructions(run: Callable[..., Tensor], length: int) -> float:
     """Vector instructions of attention over `length` queries and keys."""
     case = Case("attention", run, qkv(2, length, length, 64, 64))
     graph = capture(case, False)
-    return issued(Solver(host_target(), Options()).solve(one_kernel(graph), graph.layouts).program, 16)
+    return count_instructions(
+        Solver(host_target(), Options()).solve(one_kernel(graph), graph.layouts).program, 16
+    )
 
 
 @pytest.mark.parametrize("length", [1024, 2048])

@@ -64,15 +64,15 @@ def contraction(item: Item, params: Sequence[Value], tile: Callable[[Axis], int]
     return Contraction(m, n, k, one, two, _operand((one, two), params, item.halves))
 
 
-def sides(item: Item) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
+def product_sides(item: Item) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
     """Kept classes of the left side alone, of the right side alone, and folded classes of both, for a sum of products
     whose factors can be told apart by what they keep."""
     if item.scan is not None or item.reduction is None or item.reduction.combiner != "add":
         return None
-    return factored(item.body[0], item.kept, item.reduce)
+    return is_product_of_blocks(item.body[0], item.kept, item.reduce)
 
 
-def factored(
+def is_product_of_blocks(
     term: Expr, kept_axes: Sequence[Axis], reduce: Sequence[Axis]
 ) -> tuple[list[Axis], list[Axis], list[Axis]] | None:
     """The same of the term of a sum over the axes `reduce`."""

@@ -68,7 +68,7 @@ class Classes:
     def apply(self) -> Form:
         """The form over its classes."""
         mapping = {a: self.find(a) for i in self.form.items for a in i.axes if self.find(a) != a}
-        return renamed(self.form, mapping) if mapping else self.form
+        return rename_classes(self.form, mapping) if mapping else self.form
 
 
 def _is_cyclic(inside: Mapping[Axis, set[Axis]]) -> bool:
@@ -84,7 +84,7 @@ def age_of(a: Axis) -> int:
     return int(a.name[1:])
 
 
-def renamed(form: Form, mapping: Mapping[Axis, Axis]) -> Form:
+def rename_classes(form: Form, mapping: Mapping[Axis, Axis]) -> Form:
     """The form with other classes in place of some."""
     table = {axis(a): axis(b) for a, b in mapping.items()}
     memo: dict[Expr, Expr] = {}

@@ -55,7 +55,7 @@ def likely(e: Expr) -> int | None:
     return estimate(e) if all(repr(s) in seen for s in dims.symbols_of(e)) else None
 
 
-def raised(sizes: Mapping[str, int], least: int, symbols: Iterable[Expr]) -> dict[str, int]:
+def raise_sizes(sizes: Mapping[str, int], least: int, symbols: Iterable[Expr]) -> dict[str, int]:
     """Sizes of which none of `symbols` is less than `least`, as far as their ranges allow."""
     found = {repr(s): _within(s, max(sizes[repr(s)], least)) for s in symbols if repr(s) in sizes}
     return {**sizes, **found}
@@ -73,7 +73,7 @@ def representative(counts: Iterable[Expr], traced: Mapping[str, int]) -> Mapping
             if max(map(estimate, unknown)) >= WORTH_A_LAUNCH:
                 break
         least *= 2
-        sizes = raised(traced, least, symbols)
+        sizes = raise_sizes(traced, least, symbols)
     return sizes
 
 

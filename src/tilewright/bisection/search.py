@@ -13,7 +13,7 @@ from tilewright.accuracy import TreeVerdict
 from tilewright.capture.aliasing.shares import output_shares
 from tilewright.errors import TilewrightError, VerifyError
 from tilewright.options import Options
-from tilewright.pipeline.compiler import Compiled, watched
+from tilewright.pipeline.compiler import Compiled, watch_compilations
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable, Result
@@ -114,7 +114,7 @@ class Bisection:
     @contextmanager
     def watching(self) -> Generator[None]:
         """What is compiled meanwhile can be searched."""
-        with watched(self._seen):
+        with watch_compilations(self._seen):
             yield
 
     def _seen(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from tilewright.ir.graph import Graph, Op, Share, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 from tilewright.ir.tensor import show_tensor_expr
-from tilewright.library.select import live, selected_as, spared
+from tilewright.library.select import drop_unread, keep_as_calls, selected_as
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import Mapped
+from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.build import executable
 from tilewright.pipeline.phases import Trace
 from tilewright.plan import Launches, Plan, build_plan
@@ -116,7 +116,7 @@ def _joined(before: Graph, after: Graph, constants: Mapping[Value, object], ops:
             Value(v.id, v.shape, v.dtype) if old else v for v, old in zip(op.outputs, known, strict=True)
         )
         rest.append(replace(op, outputs=outputs) if any(known) else op)
-    return live(
+    return drop_unread(
         replace(
             before, ops=(*ops, *rest), constants=held, layouts={**before.layouts, **after.layouts},
             origins=after.origins,
@@ -163,10 +163,13 @@ def _graphs(trace: Trace) -> list[tuple[str, Graph]]:
     selected = made["select"]
     assert isinstance(captured, Graph) and isinstance(selected, Graph)
     origins = [o.id for o in captured.origins]
-    graphs = [("", spared(captured, origins, "reference")), ("capture", selected_as(captured, selected))]
+    graphs = [
+        ("", keep_as_calls(captured, origins, "reference")),
+        ("capture", selected_as(captured, selected)),
+    ]
     if isinstance(frozen, Graph):
         graphs.append(("freeze", selected_as(frozen, selected)))
-    if isinstance(found, Mapped):
+    if isinstance(found, ChosenRegions):
         graphs.append(("map", selected_as(found.graph, selected)))
     for name in BETWEEN:
         result = made.get(name)

@@ -19,7 +19,7 @@ _EXIT = (torch.amp.autocast_mode._exit_autocast, torch.autograd.grad_mode._exit_
 MODES = (torch._C._set_grad_enabled, *_ENTER, *_EXIT)
 
 
-def silent(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+def nodes_without_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes that are made without gradients."""
     found: set[fx.Node] = set()
     asks = True
@@ -48,7 +48,7 @@ def shift_of(nodes: Sequence[fx.Node], repeat: Repeat) -> int:
 
 
 @contextmanager
-def casting(nodes: Sequence[fx.Node]) -> Generator[None]:
+def autocast_behind(nodes: Sequence[fx.Node]) -> Generator[None]:
     """The precision that is in force behind these nodes."""
     entered: dict[fx.Node, None] = {}
     for n in nodes:

@@ -15,7 +15,7 @@ from tilewright import measure
 from tilewright.errors import InputError
 from tilewright.ir.kernel import Cover, Scheduled
 from tilewright.options import PREFIX, Options
-from tilewright.partition.choose_kernels import Mapped
+from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.plan import Plan
 from tilewright.plan.portable import to_json
 from tilewright.runtime.plan.bound import intermediate_bytes
@@ -253,7 +253,7 @@ def _show_levels(request: Request, compiled: Compiled) -> None:
 def _show_regions(request: Request, compiled: Compiled) -> None:
     """What was decided about contractions whose large results are folded again."""
     found = next((phase.result for phase in compiled.trace.phases if phase.name == "map"), None)
-    regions = [str(region) for region in found.regions] if isinstance(found, Mapped) else []
+    regions = [str(region) for region in found.regions] if isinstance(found, ChosenRegions) else []
     for text in regions:
         request.screen.block(text)
     request.screen.facts["regions"] = regions

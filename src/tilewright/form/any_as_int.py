@@ -17,7 +17,7 @@ SEEN = Reduction(
 """Disjunction of numbers 0 and 1."""
 
 
-def as_numbers(form: Form) -> Form:
+def any_as_int(form: Form) -> Form:
     """The form with its disjunctions over numbers 0 and 1."""
     flags = {
         i.id

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
-from tilewright.analysis.contraction import factors, sides, stored_half
+from tilewright.analysis.contraction import factors, product_sides, stored_half
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, axes_of, call, const, is_const, make, rebuild, transform, walk
 from tilewright.ir.form import Form, Item
@@ -84,7 +84,7 @@ def _factor(x: Expr) -> tuple[Expr, float] | None:
     return None
 
 
-def unscaled(form: Form) -> Form:
+def unscale_maxima(form: Form) -> Form:
     """The form with positive constant factors taken out of its maxima."""
     items = [replace(i, body=tuple(_outward(b) for b in i.body)) for i in form.items]
     scales: dict[int, float] = {}
@@ -106,14 +106,14 @@ def unscaled(form: Form) -> Form:
     return replace(form, items=tuple(replace(i, body=tuple(_outward(b) for b in i.body)) for i in made))
 
 
-def quick_logarithms(form: Form) -> Form:
+def use_log2(form: Form) -> Form:
     """The form with the logarithms that are terms of sums beside products of halves as quick ones: an absolute error
     far below what rounds the other term."""
     products = {
         i.id
         for i in form.folds.values()
         if i.halves is not None
-        and sides(i) is not None
+        and product_sides(i) is not None
         and any(stored_half(f, form.params) for f in factors(i.body[0]))
     }
 
@@ -134,7 +134,7 @@ def quick_logarithms(form: Form) -> Form:
     return replace(form, items=tuple(_rewritten(i, visit) for i in form.items))
 
 
-def complements(form: Form) -> Form:
+def use_erfc(form: Form) -> Form:
     """The form with 1 + erf(x) as erfc(-x) and 1 - erf(x) as erfc(x), where they are fp32."""
 
     def visit(x: Expr) -> Expr | None:

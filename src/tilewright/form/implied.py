@@ -12,7 +12,7 @@ from tilewright.ir.form import Form, Item
 from tilewright.ir.sizes import dims
 
 
-def unhinted(form: Form) -> Form:
+def drop_implied(form: Form) -> Form:
     """The form without conditions that are implied."""
     items = [_unhinted(i) for i in form.items]
     return (

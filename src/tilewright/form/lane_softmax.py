@@ -33,7 +33,7 @@ def weight(element: Expr, leaf: Expr) -> Expr:
     return call("exp", call("sub", element, leaf))
 
 
-def joined(old: Expr, element: Expr, new: Expr, quick: bool) -> tuple[Expr, Expr]:
+def merge_exponentials(old: Expr, element: Expr, new: Expr, quick: bool) -> tuple[Expr, Expr]:
     """exp(old - new) and exp(element - new) for a `new` that is the larger one of both, 1 and 0 where both are the
     maximum of nothing; see above. `quick`: the power may be the quick one."""
     most = LARGEST if new.dtype is f32 else sys.float_info.max

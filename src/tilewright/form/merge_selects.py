@@ -18,7 +18,7 @@ from tilewright.ir.sizes import dims
 _SUMS = ("add", "sub")
 
 
-def joined(e: Expr) -> Expr | None:
+def merge_selects(e: Expr) -> Expr | None:
     """The choice `e` with what its sides have in common outside it, if that leaves less to load; else None."""
     condition, yes, no = e.args
     before = _reads(yes) | _reads(no)

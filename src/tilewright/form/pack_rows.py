@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import sides
+from tilewright.analysis.contraction import product_sides
 from tilewright.ir.expr import Axis, Expr, axis, make, substitute, transform, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.sizes import dims
@@ -20,7 +20,7 @@ MOST = 32
 """Rows of one product at most: more have tiles of their own."""
 
 
-def packed(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Form:
+def pack_rows(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Form:
     """`form` with the few rows of its products in one class; itself if they are many, or in one already. `most` are
     bounds of extents that are not known."""
     rows = _rows(form)
@@ -57,7 +57,7 @@ def packed(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Form:
 def _rows(form: Form) -> list[Axis]:
     """The classes that stand against what one product keeps and another one folds, if every fold and output has them,
     and results of folds are read at their own place."""
-    found = [s for i in form.folds.values() if (s := sides(i)) is not None]
+    found = [s for i in form.folds.values() if (s := product_sides(i)) is not None]
     folded = {a for *_, over in found for a in over}
     passed = folded & {a for s in found for side in s[:2] for a in side}
     rows = [

@@ -19,7 +19,7 @@ from tilewright.ir.program import Collapse, Dot, Loop, Stmt, TileProgram, rewrit
 from tilewright.ir.sizes import dims
 
 
-def chained(program: TileProgram, form: Form, chain: int) -> TileProgram:
+def limit_product_chains(program: TileProgram, form: Form, chain: int) -> TileProgram:
     """The program of a form with `chain` products (0: no limit) in a chain."""
     folds = [t for t in form.items if t.is_fold]
     read = {number for t in folds for number in folds_read(t.roots)}

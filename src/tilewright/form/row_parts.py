@@ -46,7 +46,7 @@ class _Cascade:
     links: tuple[Link, ...] | None
 
 
-def in_parts(form: Form, target: Target) -> Form:
+def in_row_parts(form: Form, target: Target) -> Form:
     """`form` with the cascades over one of its long classes part by part; `form` itself where there are none."""
     found = [x for x in (_cascade(form, i) for i in form.folds.values()) if x is not None]
     for c in dict.fromkeys(form.items[x.second].reduce[0] for x in found):

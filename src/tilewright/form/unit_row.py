@@ -18,7 +18,7 @@ from tilewright.ir.sizes import dims
 from tilewright.target import Target
 
 
-def with_row(form: Form, target: Target) -> Form:
+def with_unit_row(form: Form, target: Target) -> Form:
     """`form` with a class of one element in every item, the row of what stood for vectors. It is `form` itself if no
     product of what matrix units take with a vector follows another fold: one alone only waits for memory."""
     units = {u.operand for u in target.matrix_units}

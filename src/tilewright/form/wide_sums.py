@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from tilewright.analysis.contraction import contraction, sides
+from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.ir.dtype import f32, f64
 from tilewright.ir.expr import Expr, call, cast, make, transform, walk
 from tilewright.ir.form import Form, Item, folds_read
@@ -84,7 +84,7 @@ def _may_cancel(item: Item, form: Form) -> bool:
 def _is_product(item: Item, form: Form, schedule: Schedule) -> bool:
     """Whether a fold is a product of two blocks, or would be one with larger tiles."""
     dot = contraction(item, form.params, lambda a: schedule.plan(a).tile)
-    return dot is not None or sides(item) is not None
+    return dot is not None or product_sides(item) is not None
 
 
 def _followed(form: Form) -> set[int]:

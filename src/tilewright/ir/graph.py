@@ -90,7 +90,7 @@ class LibraryCall:
     reuses: int | None = None
     own: bool = False
     bias: int | None = None
-    rivals: tuple[Rival, ...] = ()
+    rivals: tuple[Offer, ...] = ()
     key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
     seen: tuple[tuple[Expr, ...] | None, ...] = ()
@@ -184,7 +184,7 @@ def _equal(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rival:
+class Offer:
     """One way to do what a call does. `make` packs what there is to pack, and gives the call on the same operands, or
     None where this way does not fit."""
 

@@ -16,7 +16,7 @@ from tilewright.ir.graph import Graph, LibraryCall, Op, Value
 from tilewright.ir.identity import identity
 from tilewright.ir.spare import behind
 
-from .epilogue import Finder, Run, merged
+from .epilogue import Finder, Run, merge_epilogues
 
 LOG = logging.getLogger("tilewright")
 
@@ -30,7 +30,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class TimedOffer:
     """One way to do a region: its call on tensors like `inputs`, the passes that are left behind it, and whether it
     parts steps that one native call would run."""
 
@@ -41,7 +41,7 @@ class Entrant:
     parts: bool = False
 
 
-class Judge(Protocol):
+class OfferTimer(Protocol):
     """Measures, and remembers what it found."""
 
     def size(self, e: Expr) -> int:
@@ -52,12 +52,12 @@ class Judge(Protocol):
         """The name of the entrant that has won this task before, if one has."""
         ...
 
-    def measure(self, task: str, entrants: Sequence[Entrant]) -> str:
+    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
         """Time the entrants and return the name of the fastest."""
         ...
 
 
-def choose(graph: Graph, judge: Judge | None, *, exact: bool = True) -> Graph:
+def choose(graph: Graph, judge: OfferTimer | None, *, exact: bool = True) -> Graph:
     """The graph with one rival in the place of each call that has some; without a judge, the first that fits."""
     waiting = [op for op in graph.ops if op.call is not None and op.call.rivals]
     if not waiting:
@@ -100,7 +100,7 @@ def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
                 made = rival.make() if wanted in (None, rival.name) else None
             except Exception as error:
                 LOG.info("%s is no way to do %s", rival.name, op.name, exc_info=True)
-                call = dropped(call, rival.name, error)
+                call = drop_offer(call, rival.name, error)
                 continue
             if made is not None:
                 # The leading dims may be others than at capture.
@@ -116,7 +116,7 @@ PLAIN = "plain"
 """The name of what the program asked for, as a way."""
 
 
-def dropped(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
+def drop_offer(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
     """The call without an offer that raised, which it tells of."""
     lines = str(error).splitlines() or [type(error).__name__]
     said = f"{name} failed: {lines[0]}"
@@ -127,7 +127,7 @@ def dropped(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
     )
 
 
-def _task(op: Op, finder: Finder, judge: Judge, looped: bool) -> str:
+def _task(op: Op, finder: Finder, judge: OfferTimer, looped: bool) -> str:
     """What is to be done by which ways, so that equal regions are one task."""
     call = op.call
     assert call is not None
@@ -149,17 +149,17 @@ def _alone(op: Op, finder: Finder) -> bool:
         return all(r.call is not None for r in readers)
 
 
-def _entrants(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[Entrant]:
+def _entrants(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[TimedOffer]:
     """Each way with what it can absorb, in the graph that holds what was chosen before."""
     grown = {name: _grown(graph, op, way, exact) for name, way in ways.items()}
     longest = max((ops for _, ops in grown.values()), key=len)
     alone = _alone(op, Finder(graph, exact))
-    found: list[Entrant] = []
+    found: list[TimedOffer] = []
     for name, (way, absorbed) in grown.items():
         rest = longest[len(absorbed) :] if alone else ()
         work = sum(cost(o.expr.body[0]) for o in rest if o.expr is not None)
         assert way.call is not None
-        found.append(Entrant(name, way.call, way.inputs, tuple(Pass(o.output, work) for o in rest[-1:])))
+        found.append(TimedOffer(name, way.call, way.inputs, tuple(Pass(o.output, work) for o in rest[-1:])))
     return found
 
 
@@ -168,7 +168,7 @@ def _grown(graph: Graph, op: Op, way: Op, exact: bool) -> tuple[Op, tuple[Op, ..
     graph = _with(graph, {op: way})
     absorbed: tuple[Op, ...] = ()
     while (match := Finder(graph, exact).match(way)) is not None:
-        graph = merged(graph, {way: match})
+        graph = merge_epilogues(graph, {way: match})
         way = graph.producer()[match.ops[-1].output]
         absorbed = (*absorbed, *match.ops)
     return way, absorbed

@@ -49,7 +49,7 @@ def absorb(graph: Graph, *, exact: bool = True) -> Graph:
                 taken.update(match.ops)
         if not matches:
             return graph
-        graph = merged(graph, matches)
+        graph = merge_epilogues(graph, matches)
 
 
 class Finder:
@@ -253,7 +253,7 @@ def _same(t: Expr, e: Expr, found: dict[int, float]) -> bool:
     return False
 
 
-def merged(graph: Graph, matches: Mapping[Op, Match]) -> Graph:
+def merge_epilogues(graph: Graph, matches: Mapping[Op, Match]) -> Graph:
     """The graph with each op and the ops of its match as one, at the place of the last of them."""
     at = {match.ops[-1]: _fused(op, match) for op, match in matches.items()}
     gone = {*matches, *(o for match in matches.values() for o in match.ops)}

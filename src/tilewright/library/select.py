@@ -89,7 +89,7 @@ def selected_as(graph: Graph, selected: Graph) -> Graph:
     return _spared(graph, (op.origin for op in selected.ops if op.call is not None))
 
 
-def spared(graph: Graph, origins: Iterable[int], reason: str) -> Graph:
+def keep_as_calls(graph: Graph, origins: Iterable[int], reason: str) -> Graph:
     """The graph with the captured nodes `origins` as library calls, for a `reason`; itself if none of them has one."""
     return _spared(graph, origins, reason)
 
@@ -118,7 +118,9 @@ def _called(graph: Graph, calls: Mapping[int, LibraryCall]) -> Graph:
             made |= set(origin.outputs)
         else:
             ops.append(op)
-    return live(graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made]))
+    return drop_unread(
+        graph.with_ops([op for op in ops if op.call is not None or not set(op.outputs) & made])
+    )
 
 
 def _called_once(op: Op, call: LibraryCall, frozen: Frozen, small: float) -> bool:
@@ -153,7 +155,7 @@ def _operations(op: Op) -> int | None:
     return None if work is None else 2 * work
 
 
-def called(graph: Graph) -> Graph:
+def call_contractions(graph: Graph) -> Graph:
     """The graph with each contraction as the call of the node that it stands for, to be priced only: the views that
     the call itself would read through may be gone."""
 
@@ -169,7 +171,7 @@ def called(graph: Graph) -> Graph:
     )
 
 
-def live(graph: Graph) -> Graph:
+def drop_unread(graph: Graph) -> Graph:
     """The graph with only the ops whose results somebody reads (or that have effects or bind sizes), and the constants
     they read."""
     needed, bound = set(graph.kept()), bound_symbols(graph)

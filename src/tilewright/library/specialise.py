@@ -17,10 +17,10 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import compose_views, substitute_values
 from tilewright.target import Target
 
-from .choose import Judge, choose, dropped
+from .choose import OfferTimer, choose, drop_offer
 from .epilogue import absorb
 from .frozen_operands import Frozen
-from .select import live
+from .select import drop_unread
 
 LOG = logging.getLogger("tilewright")
 
@@ -29,7 +29,7 @@ def specialise(
     graph: Graph,
     target: Target,
     maker: Maker | None = None,
-    judge: Judge | None = None,
+    judge: OfferTimer | None = None,
     *,
     exact: bool = True,
 ) -> Graph:
@@ -40,7 +40,7 @@ def specialise(
     Runs after library selection on a normalised graph. With `exact`, no epilogue is taken that turns NaN into a
     number where the op itself does not."""
     packed = unflatten(pack(graph, target, maker))
-    return live(absorb(live(choose(packed, judge, exact=exact)), exact=exact))
+    return drop_unread(absorb(drop_unread(choose(packed, judge, exact=exact)), exact=exact))
 
 
 # --- frozen operands -----------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def _packed(op: Op, frozen: Frozen, target: Target, maker: Maker | None) -> Op:
         faster = call.specialise(call, known, maker, target)
     except Exception as error:
         LOG.info("no faster form of %s", op.name, exc_info=True)
-        return replace(op, call=dropped(call, call.name, error))
+        return replace(op, call=drop_offer(call, call.name, error))
     if faster is None:
         return op
     left = tuple(v for k, v in enumerate(op.inputs) if k not in known)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.analysis.condition_ranges import End, Ends
-from tilewright.analysis.contraction import sides
+from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_segments import Segment
 from tilewright.analysis.predicate import conditions, is_neutral, slack_of, tested
 from tilewright.analysis.runtime_checks import unsafe
@@ -26,7 +26,7 @@ from tilewright.ir.sizes import dims
 from .rescale import Repair
 
 
-def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
+def explain_unbounded_loops(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
     """Why loops of products run over tiles that a mask may hide, in words, with the places of the folds there."""
     found: dict[tuple[tuple[int, ...], str], None] = {}
     for c in (p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED):
@@ -35,7 +35,7 @@ def unended(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str]
         masks = [
             x
             for x in tested(roots)
-            if any(map(sides, folds))
+            if any(map(product_sides, folds))
             and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
         ]
         reasons = (

@@ -16,7 +16,7 @@ from tilewright.analysis.needed_checks import needed_parts, repeated_parts
 from tilewright.analysis.predicate import decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from tilewright.form.exp2 import power_of_two, quick_power
-from tilewright.form.merge_selects import joined
+from tilewright.form.merge_selects import merge_selects
 from tilewright.ir.dtype import DType, f32
 from tilewright.ir.expr import (
     SCALARS,
@@ -173,7 +173,9 @@ class Evaluation(ABC):
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
                 return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
-            one = joined(rebuild(e, (asked, *e.args[1:]))) if self.schedule.math.merged_selects else None
+            one = (
+                merge_selects(rebuild(e, (asked, *e.args[1:]))) if self.schedule.math.merged_selects else None
+            )
             if one is not None and e not in self.scope.kept:
                 return self.part(one, guard)
             condition = self.part(asked, guard)

@@ -17,7 +17,7 @@ from tilewright.analysis.condition_ranges import Steps
 from tilewright.analysis.loop_segments import Segment, segments, split_range, tiled_segments
 from tilewright.analysis.predicate import Truths, constant_under
 from tilewright.errors import VerifyError
-from tilewright.form.implied import unhinted
+from tilewright.form.implied import drop_implied
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.program import Branch, Buffer, GridAxis, Loop, Place, Stmt, TileProgram  # fmt: skip
@@ -66,7 +66,7 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
 
 class _Lowering(Listed):
     def __init__(self, form: Form, schedule: Schedule) -> None:
-        super().__init__(unhinted(form), schedule)
+        super().__init__(drop_implied(form), schedule)
         self.hinted = form
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}

@@ -17,7 +17,7 @@ from functools import reduce
 from tilewright.analysis.online.running import empty, gap, shown
 from tilewright.analysis.online.terms import Gauge
 from tilewright.form.companions import Merge
-from tilewright.form.lane_softmax import joined, weight
+from tilewright.form.lane_softmax import merge_exponentials, weight
 from tilewright.ir.expr import Expr, call, const, substitute, transform, where
 from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Branch, Compute, Declare, Dot, Update, Var, value_of
@@ -134,7 +134,7 @@ class Repair(States):
                 ):
                     continue
                 old = before[f][0]
-                of_state, of_element = joined(
+                of_state, of_element = merge_exponentials(
                     old, self.eval(t.body[0]), ahead[f][0], "exp2" in self.schedule.math.fast
                 )
                 moved = call("sub", old, self.scope.results[f, 0])

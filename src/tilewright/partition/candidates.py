@@ -25,7 +25,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 
-from .regions import is_product, spreads
+from .regions import is_product, makes_as_much
 
 T = TypeVar("T")
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
@@ -380,12 +380,12 @@ def _large(region: Graph) -> set[Value]:
     consumers = region.consumers()
 
     def folded(v: Value) -> bool:
-        return any(not spreads(r) or any(map(folded, r.outputs)) for r in consumers.get(v, []))
+        return any(not makes_as_much(r) or any(map(folded, r.outputs)) for r in consumers.get(v, []))
 
     found: set[Value] = set()
     for op in region.ops:
         starts = is_product(op) and folded(op.output)
-        if starts or (spreads(op) and found & set(op.inputs)):
+        if starts or (makes_as_much(op) and found & set(op.inputs)):
             found |= set(op.outputs)
     return found
 

@@ -13,11 +13,11 @@ from tilewright.analysis.size_hints import estimate
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
 from tilewright.ir.kernel import Kernel, Note
 from tilewright.options import Contractions
-from tilewright.rewrite.split.cascade_parts import in_parts
+from tilewright.rewrite.split.cascade_parts import split_cascade
 
 from .candidates import Candidates, Choice, Price, candidates, choices, cut_at
 from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
-from .provenance import filled, marks
+from .provenance import fill_sites, marks
 from .regions import Region, find_regions
 
 MARGIN = 1.2
@@ -48,7 +48,7 @@ WORTH = 1.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settled:
+class ChosenRegion:
     """What was decided for one region: its kernels (none if library calls are faster), made of the equal graph
     `rearranged`; modelled seconds of either way; and notes of what was considered, refused and rearranged (for people:
     `explained`)."""
@@ -74,15 +74,15 @@ class Settled:
     @property
     def explained(self) -> tuple[str, ...]:
         """The notes, with the captured nodes that they are about."""
-        return tuple(filled(note, self.region) for note in self.notes)
+        return tuple(fill_sites(note, self.region) for note in self.notes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mapped:
+class ChosenRegions:
     """A graph whose settled ops carry the number of their kernel, with the decisions behind it."""
 
     graph: Graph
-    regions: tuple[Settled, ...] = ()
+    regions: tuple[ChosenRegion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 """Gives an equal region whose large values are fewer, and notes of the rules that were applied and refused."""
 
 
-def settle_regions(
+def choose_kernels(
     graph: Graph,
     prices: Prices,
     rearrange: Rearrange,
@@ -140,14 +140,14 @@ def settle_regions(
     *,
     short: bool = False,
     apart: bool = False,
-) -> Mapped:
+) -> ChosenRegions:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
     `memory` knows; `short` is as in `find_regions`. Where ops are to stay `apart`, each of a region is a kernel."""
     if mode == "library":
-        return Mapped(graph)
+        return ChosenRegions(graph)
     always = mode == "inside"
-    known: dict[str, Settled] = {}
-    settled: list[Settled] = []
+    known: dict[str, ChosenRegion] = {}
+    settled: list[ChosenRegion] = []
     splicer = _Splicer(graph)
     for region in find_regions(graph, anywhere=always, short=short):
         alone = region.graph(graph)
@@ -166,7 +166,7 @@ def settle_regions(
             splicer.call(region, decided.routine)
         elif decided.kernels:
             splicer.replace(region, decided)
-    return Mapped(splicer.graph() if splicer.made else graph, tuple(settled))
+    return ChosenRegions(splicer.graph() if splicer.made else graph, tuple(settled))
 
 
 def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
@@ -178,13 +178,13 @@ def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
 def _settle(
     region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
     whole: tuple[float, Graph] | None = None,
-) -> Settled:  # fmt: skip
+) -> ChosenRegion:  # fmt: skip
     otherwise = prices.library(captured)
     if whole is not None and whole[0] < min(otherwise, WORTH * prices.ideal(region)):
-        return Settled(region, (), whole[0], otherwise, routine=whole[1])
+        return ChosenRegion(region, (), whole[0], otherwise, routine=whole[1])
     fits = prices.spared(region, ()) <= MUCH
     if fits and otherwise < WORTH * prices.ideal(region) and not always:
-        return Settled(region, (), otherwise, otherwise)
+        return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(better, prices.kernel, cores, marks(region), prices.guess)
     notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
@@ -193,14 +193,14 @@ def _settle(
     ways = [_Way(better, 1, c) for c in sets]
     ways = sorted((*ways, *_in_parts(better, prices, cores)), key=lambda way: way.choice.seconds)
     if not ways or not (always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
-        return Settled(region, (), otherwise, otherwise, notes)
+        return ChosenRegion(region, (), otherwise, otherwise, notes)
     spared = prices.spared(captured, ways[0].kernels)
     if spared > MUCH:
         notes = (f"library calls would hold {spared:.0%} of the device's memory between them", *notes)
     best, times = _fastest(region, ways, prices)
     if best.parts > 1:
         notes = (f"folds in {best.parts} parts side by side", *notes)
-    return Settled(
+    return ChosenRegion(
         region, best.kernels, best.choice.seconds, otherwise, (*times, *notes), best.graph, best.parts
     )
 
@@ -223,7 +223,7 @@ class _Way:
         inputs, outputs = ([v for v in vs if isinstance(v, Value)] for vs in (region.inputs, region.outputs))
         whole = Region(region.ops, tuple(inputs), tuple(outputs), frozenset(region.ops))
         splicer = _Splicer(region)
-        splicer.replace(whole, Settled(region, self.kernels, 0.0, 0.0, rearranged=self.graph))
+        splicer.replace(whole, ChosenRegion(region, self.kernels, 0.0, 0.0, rearranged=self.graph))
         return splicer.graph()
 
 
@@ -278,15 +278,15 @@ def _in_one(region: Graph, prices: Prices, name: Callable[[Op], str]) -> Iterato
 def _each_apart(
     region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
     whole: tuple[float, Graph] | None = None,
-) -> Settled:  # fmt: skip
+) -> ChosenRegion:  # fmt: skip
     """Every op of the region a kernel."""
     better, rules = rearrange(region)
     kernels = tuple(Kernel((op,), op.outputs) for op in better.ops)
     otherwise = prices.library(captured)
     if not always and not prices.beaten(captured, kernels, better.layouts):
-        return Settled(region, (), otherwise, otherwise, _applied(rules))
+        return ChosenRegion(region, (), otherwise, otherwise, _applied(rules))
     seconds = sum(prices.kernel(k, better.layouts) for k in kernels)
-    return Settled(region, kernels, seconds, otherwise, _applied(rules), better)
+    return ChosenRegion(region, kernels, seconds, otherwise, _applied(rules), better)
 
 
 def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
@@ -295,7 +295,7 @@ def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
     if found is None or estimate(found.rows) >= ROWS * cores:
         return
     for parts in PARTS:
-        made = in_parts(region, found, parts) if parts * PART <= estimate(found.extent) else None
+        made = split_cascade(region, found, parts) if parts * PART <= estimate(found.extent) else None
         choice = cut_at(*made, prices.kernel) if made is not None else None
         if made is not None and choice is not None:
             yield _Way(made[0], parts, choice)
@@ -308,7 +308,7 @@ def _longest(region: Graph) -> Cascade | None:
 def _apart(region: Graph, parts: int) -> Graph | None:
     """The region with its longest cascade in so many parts."""
     found = _longest(region)
-    made = in_parts(region, found, parts) if found is not None else None
+    made = split_cascade(region, found, parts) if found is not None else None
     return made[0] if made is not None else None
 
 
@@ -324,7 +324,7 @@ def _applied(rules: Sequence[str]) -> tuple[str, ...]:
     return tuple(name + (f" x{n}" if n > 1 else "") for name, n in Counter(rules).items())
 
 
-def _plain(settled: Settled) -> list[object]:
+def _plain(settled: ChosenRegion) -> list[object]:
     """A decision as plain data."""
     better = settled.rearranged or settled.region
     place = {op: n for n, op in enumerate(better.ops)}
@@ -336,7 +336,7 @@ def _plain(settled: Settled) -> list[object]:
     return [settled.seconds, settled.library, settled.parts, plain(kernels), list(settled.notes)]
 
 
-def _recalled(region: Graph, task: str, rearrange: Rearrange, memory: Memory | None) -> Settled | None:
+def _recalled(region: Graph, task: str, rearrange: Rearrange, memory: Memory | None) -> ChosenRegion | None:
     """What was decided about a region before; None if nothing was that fits it."""
     match memory.recall(task) if memory is not None else None:
         case [float(seconds), float(library), int(parts), kernels, list(notes)]:
@@ -351,7 +351,7 @@ def _recalled(region: Graph, task: str, rearrange: Rearrange, memory: Memory | N
     if any(max(g.ops) >= len(better.ops) or max(g.stores) >= len(results) for g in known):
         return None
     made = (Kernel(tuple(better.ops[n] for n in g.ops), tuple(results[n] for n in g.stores)) for g in known)
-    return Settled(region, tuple(made), seconds, library, tuple(map(str, notes)), better, parts)
+    return ChosenRegion(region, tuple(made), seconds, library, tuple(map(str, notes)), better, parts)
 
 
 def _results(graph: Graph) -> list[Value]:
@@ -370,7 +370,7 @@ class _Splicer:
         values += [v for op in graph.ops for v in op.outputs]
         self.fresh = 1 + max((v.id for v in values), default=0)
 
-    def replace(self, region: Region, decided: Settled) -> None:
+    def replace(self, region: Region, decided: ChosenRegion) -> None:
         """The region's own ops leave; copies of the decided kernels' ops come."""
         self.gone |= region.own
         before = decided.region

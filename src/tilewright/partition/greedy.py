@@ -57,7 +57,7 @@ MOST_PRICES = 20_000
 @dataclass(eq=False)
 class Group:
     """Ops that will share a kernel, by their places in rising order; `why` says what stopped it from growing. A
-    `settled` one does not grow."""
+    `chosen_kernels` one does not grow."""
 
     places: tuple[int, ...]
     price: float
@@ -78,7 +78,7 @@ class _Refusal:
         return str(self.error) if self.named is None else self.error.about(f"@{first + self.named}")
 
 
-def settled(parts: Parts) -> list[Group]:
+def chosen_kernels(parts: Parts) -> list[Group]:
     """The kernels that were chosen before."""
     members: dict[int, list[int]] = {}
     for n, op in enumerate(parts.graph.ops):
@@ -98,7 +98,7 @@ class Merging:
         self.alike = Likeness(parts.graph, parts.layouts, parts.inlined)
         self.prices: dict[object, float | _Refusal] = {}
         self.priced = 0
-        groups = settled(parts)
+        groups = chosen_kernels(parts)
         self.order = Order(followers(parts.graph, parts.consumers), [g.places for g in groups])
         self.group: dict[Op, Group] = {}
         for g in groups:

@@ -12,8 +12,8 @@ from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel, ViewStep
 from tilewright.ir.sizes import dims
 
-from .layout import returned_layouts, settled_layouts, shown
-from .recompute import recomputed
+from .layout import choose_layouts, returned_layouts, view_layout
+from .recompute import find_recomputed
 
 
 class Parts:
@@ -32,14 +32,14 @@ class Parts:
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
         self.consumers = graph.consumers()
-        self.layouts = settled_layouts(graph)
+        self.layouts = choose_layouts(graph)
         self.layouts |= returned_layouts(graph, self.layouts, storages or {})
         self.kept_values = graph.kept()
         self.views = self.strided_views()
         parts = self.returned_parts(storages or {}, fuse=fuse)
         self.layouts |= {v: s.layout for v, s in parts.items()}
         self.views |= parts
-        self.inlined = recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
+        self.inlined = find_recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
         self.inlined |= {self.producer[v] for v in self.views if self._is_read_by_kernels(v)}
 
     def strided_views(self) -> dict[Value, ViewStep]:
@@ -53,7 +53,7 @@ class Parts:
                 continue
             if not returned and not all(r.call is not None for r in readers):
                 continue
-            memory = shown(op, self.layouts)
+            memory = view_layout(op, self.layouts)
             if memory is not None:
                 layout, offset = memory
                 found[op.output] = ViewStep(op.output, op.inputs[0], layout, offset)
@@ -73,7 +73,7 @@ class Parts:
             root = self._root(source)
             if v not in storages or held & {source, root} or root not in self.producer:
                 continue
-            memory = shown(op, self.layouts)
+            memory = view_layout(op, self.layouts)
             promised = self.layouts.get(v, Layout(dims.dense_strides(v.shape)))
             if memory is not None and _lie_alike(v.shape, memory[0], promised):
                 same = found.setdefault(root, {}).setdefault(storages[v], [])

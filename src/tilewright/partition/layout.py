@@ -12,7 +12,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 
 
-def settled_layouts(graph: Graph) -> dict[Value, Layout]:
+def choose_layouts(graph: Graph) -> dict[Value, Layout]:
     """The layouts of all values that are not dense, or that something outside the kernels decides: graph inputs and
     outputs, results of library calls, and what `kernel_layouts` chooses."""
     known = dict(graph.layouts)
@@ -41,7 +41,7 @@ def kernel_layouts(graph: Graph, known: Mapping[Value, Layout]) -> dict[Value, L
             continue
         if op.expr.is_view():
             strides = wanted.get(op.output) or seen.get(op.output)
-            if strides is not None and op.output not in known and shown(op, settled) is None:
+            if strides is not None and op.output not in known and view_layout(op, settled) is None:
                 found[op.output] = Layout(strides)
             elif op.output not in known and len(op.output.shape) in (4, 5):
                 free |= {op.output} if not any(_votes(op, op.output, known, found, free)) else set()
@@ -137,7 +137,7 @@ def _seen(graph: Graph) -> dict[Value, tuple[Expr, ...]]:
     return found
 
 
-def shown(op: Op, layouts: Mapping[Value, Layout]) -> tuple[Layout, Expr] | None:
+def view_layout(op: Op, layouts: Mapping[Value, Layout]) -> tuple[Layout, Expr] | None:
     """The strides and the offset by which a view is its source's memory; None if there are none."""
     expr = op.expr
     assert expr is not None

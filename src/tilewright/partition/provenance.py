@@ -47,7 +47,7 @@ def marks(region: Graph) -> Callable[[Op], str]:
     return mark
 
 
-def filled(text: str, region: Graph) -> str:
+def fill_sites(text: str, region: Graph) -> str:
     """A remembered text with the sites of the ops of `region`."""
     return filler(region)(text)
 

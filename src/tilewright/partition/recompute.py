@@ -23,7 +23,7 @@ MOST_TOGETHER = 32
 Consumers = Mapping[Value, Sequence[Op]]
 
 
-def recomputed(graph: Graph, views: Collection[Value], consumers: Consumers) -> set[Op]:
+def find_recomputed(graph: Graph, views: Collection[Value], consumers: Consumers) -> set[Op]:
     """The pointwise ops that every reader computes for itself. `views` are values that no kernel makes."""
     producer = graph.producer()
     found = _of_one_value(graph, views, consumers, producer)

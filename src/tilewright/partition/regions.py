@@ -121,7 +121,7 @@ class _Finder:
                 ):
                     borrowed.add(p)
                     todo.append(p)
-            if op in borrowed or (op is not seed and not spreads(op)):
+            if op in borrowed or (op is not seed and not makes_as_much(op)):
                 continue
             for v in op.outputs:
                 readers = self.consumers.get(v, [])
@@ -235,7 +235,7 @@ def is_product(op: Op) -> bool:
     return is_contraction(op) or is_vector_product(op)
 
 
-def spreads(op: Op) -> bool:
+def makes_as_much(op: Op) -> bool:
     """Whether an op makes as much as it reads: all but folds."""
     return op.expr is not None and (op.expr.is_pointwise or op.expr.scan is not None)
 

@@ -38,9 +38,9 @@ from tilewright.runtime.cuda.kernels import CudaUnit, needed, usual
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.plan.verified import Level, checks_of
 from tilewright.runtime.stats import STATS
-from tilewright.runtime.store.built_libraries import Later, Libraries
+from tilewright.runtime.store.built_libraries import BuiltLibraries, Later
 from tilewright.runtime.store.cache import Store, default_root
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
 
@@ -92,7 +92,7 @@ class Builder:
 
     run: Run
     solver: Solver
-    memory: Covers
+    memory: Decisions
     sizes: Mapping[str, int]
     ordinal: int = 0
 
@@ -117,7 +117,7 @@ class Builder:
         run, target, options, store = self.run, self.solver.target, self.solver.options, self.memory.store
         keys = [kernel_key(kernel, layouts) for kernel, layouts in steps]
         order = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        libraries = Libraries(target, store, options, self.memory)
+        libraries = BuiltLibraries(target, store, options, self.memory)
         known = libraries.recall([*sorted(ranges), *order])
         solved = partial(self._solved, steps)
         scheduled = run("schedule", solved if known is None else lambda: Later(solved))
@@ -287,7 +287,7 @@ def _printed(scheduled: Sequence[Scheduled], symbols: Sequence[str], target: Tar
     return emit_units(_programs(scheduled), symbols, target)
 
 
-def numbered(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tuple[Value, ...]]]:
+def number_kernels(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tuple[Value, ...]]]:
     """The kernels of a cover as `build_plan` takes them."""
     kernels = [step for step in cover.steps if isinstance(step, Kernel)]
     return {k: (n, (*k.inputs, *k.outputs)) for k, n in zip(kernels, numbers, strict=True)}

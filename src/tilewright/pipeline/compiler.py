@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
-from tilewright.analysis.size_hints import EARNEST, raised, representative, seen_sizes
+from tilewright.analysis.size_hints import EARNEST, raise_sizes, representative, seen_sizes
 from tilewright.capture.aliasing.shares import output_shares, placed_by_size
 from tilewright.capture.autograd.saved import first_saved
 from tilewright.capture.environment import shape_env, traced_sizes
@@ -32,13 +32,13 @@ from tilewright.ir.graph import Graph, Op, Share, Shares, Value
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
-from tilewright.library.select import library_cover, select, spared
+from tilewright.library.select import keep_as_calls, library_cover, select
 from tilewright.library.specialise import specialise
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import Mapped
+from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.partition.cover import partition
-from tilewright.partition.layout import settled_layouts
+from tilewright.partition.layout import choose_layouts
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport, calls_of, report_of
@@ -51,10 +51,10 @@ from tilewright.rewrite.normal.normalise import (
     simplify,
     without_nothing,
 )
-from tilewright.rewrite.normal.split_bias import biases_apart
-from tilewright.rewrite.normal.wide_moments import wide_moments
-from tilewright.rewrite.normal.wide_scans import wide_scans
-from tilewright.rewrite.split.reduction import split_folds
+from tilewright.rewrite.normal.split_bias import split_biases
+from tilewright.rewrite.normal.wide_moments import widen_moments
+from tilewright.rewrite.normal.wide_scans import widen_scans
+from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.runtime.call.compilations import Compilations
 from tilewright.runtime.call.fallback import Captured, captured_coverage
 from tilewright.runtime.cpu.kernels import NativeUnit
@@ -66,16 +66,16 @@ from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.cache import Store, default_root
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
 
-from .build import Builder, Refused, executable, names_of, numbered
-from .loops import Bodies, looped
+from .build import Builder, Refused, executable, names_of, number_kernels
+from .loops import Bodies, compile_loops
 from .phases import Recorder, Trace
-from .place import Place, lacking, machine_of, place_of
-from .prices import mapped
+from .place import Place, find_missing, machine_of, place_of
+from .prices import choose_region_kernels
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
@@ -151,7 +151,7 @@ _WATCHERS: list[Watcher] = []
 
 
 @contextmanager
-def watched(by: Watcher) -> Generator[None]:
+def watch_compilations(by: Watcher) -> Generator[None]:
     """What is compiled meanwhile, on any thread, is shown to `by`."""
     _WATCHERS.append(by)
     try:
@@ -179,7 +179,7 @@ def compile_fx(
     does not work."""
     run = Recorder()
     try:
-        with _guard_free(gm), uncollected():
+        with _guard_free(gm), without_collector():
             there = moved(gm)
             place = place_of(there, frozen or {}, kind)
             graph = run("capture", lambda: _on_host(from_fx(there, frozen=frozen, ranges=ranges)))
@@ -272,7 +272,7 @@ def _generated(
             return _attempted(run, graph, options, place, shares, sizes, trusted, repeated=repeated)
         except Refused as refused:
             ops = [op for kernel in refused.kernels for op in kernel.ops]
-            left = spared(graph, (op.origin for op in ops), "a refused kernel")
+            left = keep_as_calls(graph, (op.origin for op in ops), "a refused kernel")
             if options.strict or left is graph:
                 raise
             names = ", ".join(op.name for op in ops)
@@ -288,7 +288,7 @@ def _attempted(
     """From the captured graph to built kernels and their plan; without a compiler, all of it as library calls. `sizes`
     are those that it was traced with. `repeated`: it runs step by step, many times."""
     planned = partial(build_plan, shares=shares, device=place.device, host=place.host, late=place.late)
-    missing = lacking(options, place.device)
+    missing = find_missing(options, place.device)
     if missing:
         warnings.warn(f"{missing}: every op runs as a library call", RuntimeWarning, stacklevel=2)
         cover = run("partition", lambda: library_cover(graph))
@@ -298,15 +298,15 @@ def _attempted(
     target = machine_of(place, options)
     solver = Solver(target, options)
     typical = typical_sizes(graph, sizes)
-    covers = Covers(target, Store(default_root(options)), options, typical)
+    covers = Decisions(target, Store(default_root(options)), options, typical)
     normal = _normal(
         run, graph, solver, options, typical, covers, sizes, late=trusted, device=place.device,
         repeated=repeated,
     )  # fmt: skip
     normal, bodies = run("loops", lambda: _looped(normal, options, place, sizes))
     with seen_sizes(typical):
-        laid = replace(normal, layouts=settled_layouts(normal))
-        parted = run("split", lambda: split_folds(laid, solver.price, target))
+        laid = replace(normal, layouts=choose_layouts(normal))
+        parted = run("split", lambda: split_reductions(laid, solver.price, target))
         cover = run(
             "partition",
             lambda: partition(
@@ -329,7 +329,7 @@ def _attempted(
     )  # fmt: skip
     built = Builder(run, solver, covers, typical, place.ordinal).built([cover], symbols)
     STATS.kernels += built.programs
-    kernels = numbered(cover, built.numbers)
+    kernels = number_kernels(cover, built.numbers)
     with seen_sizes(typical):
         plan = run("plan", lambda: planned(cover, kernels, names))
     printer = _printer(names, target)
@@ -354,14 +354,14 @@ def _looped(
         )
         return made, executable(made.cover, made.plan, made.unit, options, kind="loop")
 
-    return looped(graph, made_of, options, place)
+    return compile_loops(graph, made_of, options, place)
 
 
 def _call_seconds(
     found: object, target: Target, sizes: Mapping[str, int], step: LibraryStep, ops: Sequence[Op]
 ) -> float:
     """Modelled seconds of a call that does some captured ops; what was `found` around contractions knows routines."""
-    for region in found.regions if isinstance(found, Mapped) else ():
+    for region in found.regions if isinstance(found, ChosenRegions) else ():
         if region.routine is not None and any(op.call is step.op.call for op in region.routine.ops):
             return region.seconds
     with seen_sizes(sizes):
@@ -375,7 +375,7 @@ def typical_sizes(graph: Graph, traced: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def _normal(
-    run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers,
+    run: Recorder, graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Decisions,
     traced: Mapping[str, int], *, late: bool = False, device: str = "", repeated: bool = False,
 ) -> Graph:  # fmt: skip
     """The graph as partition takes it: library calls chosen, constants folded, frozen weights packed (`late`: by the
@@ -385,11 +385,11 @@ def _normal(
     evaluate = interpret if graph.constants else None
     graph = without_nothing(graph)
     frozen = run("freeze", lambda: freeze(fold_constants(simplify(graph), interpret)) if evaluate else graph)
-    found = run("map", lambda: mapped(frozen, solver, options, sizes, covers, device))
+    found = run("map", lambda: choose_region_kernels(frozen, solver, options, sizes, covers, device))
     chosen = run("select", lambda: select(found.graph, repeated=repeated, small=target.small_product))
-    parted = biases_apart(chosen) if target.bias_apart else chosen
-    parted = wide_scans(parted) if target.wide_scans else parted
-    parted = wide_moments(parted) if target.wide_moments else parted
+    parted = split_biases(chosen) if target.bias_apart else chosen
+    parted = widen_scans(parted) if target.wide_scans else parted
+    parted = widen_moments(parted) if target.wide_moments else parted
     normal = run("normalise", lambda: normalise(parted, evaluate))
     if target.language == "cpp":
         store = Store(default_root(options))
@@ -397,7 +397,7 @@ def _normal(
         timer = Timer(target, store, options, traced) if options.measure else None
         plain = normal
         normal = run("specialise", lambda: normalise(specialise(plain, target, own, timer), evaluate))
-    grown = raised(sizes, EARNEST, graph.symbols())
+    grown = raise_sizes(sizes, EARNEST, graph.symbols())
     return run("windows", lambda: with_windows(normal, solver, grown))
 
 
@@ -446,7 +446,7 @@ def _check_places(plan: Plan, outputs: Sequence[int]) -> None:
 
 
 @contextmanager
-def uncollected() -> Generator[None]:
+def without_collector() -> Generator[None]:
     """Without the cycle collector: phases make many objects that live to their end, and each full collection looks at
     everything that torch and the model have made before (0.2 s after the usual imports)."""
     enabled = gc.isenabled()

@@ -10,7 +10,7 @@ from tilewright.ir.graph import Graph, Loop
 from tilewright.options import Options
 from tilewright.partition.loops.call import distinct, with_bodies
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
-from tilewright.partition.loops.steps import several, together_for
+from tilewright.partition.loops.steps import steps_together, unroll_steps
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cuda.kernels import CudaUnit
@@ -50,7 +50,7 @@ class Bodies(Generic[M]):
     more: list[M] = field(default_factory=list)
 
 
-def looped(
+def compile_loops(
     graph: Graph, made_of: Callable[[Graph], tuple[M, Executable]], options: Options, place: Place
 ) -> tuple[Graph, Bodies[M]]:
     """The graph with each loop as a call that runs its body, which `made_of` compiles, and how that was done."""
@@ -105,9 +105,9 @@ def _on_gpu(loop: Loop, meaning: Callable[..., object] | None, found: _Looping[M
     _, order, made, runs = found.step(loop)
     together: LoopBody | None = None
     unit = made.unit
-    count = 1 if found.options.verify is True else together_for(loop, found.target)
+    count = 1 if found.options.verify is True else steps_together(loop, found.target)
     if count > 1:
-        body, each = distinct(several(loop, count))
+        body, each = distinct(unroll_steps(loop, count))
         more, run_several = found.made_of(body)
         if len(more.kernels) < count * len(made.kernels):
             found.bodies.more.append(more)

@@ -42,7 +42,7 @@ def place_of(gm: fx.GraphModule, frozen: Mapping[str, Tensor], kind: str) -> Pla
     return Place(found, host, kind != "inference")
 
 
-def lacking(options: Options, where: str) -> str:
+def find_missing(options: Options, where: str) -> str:
     """What keeps code from being generated; empty if nothing does. Either device needs a C++ compiler: kernels on the
     CPU, launches on a GPU."""
     if find_compiler(options) is None:

@@ -7,24 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilewright.analysis.size_hints import EARNEST, estimate, raised, seen_sizes
+from tilewright.analysis.size_hints import EARNEST, estimate, raise_sizes, seen_sizes
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, LibraryStep, Note
 from tilewright.library.cost import call_seconds, touch_seconds
 from tilewright.library.recognise import as_call, routine_of, routine_seconds
-from tilewright.library.select import called, is_contraction
+from tilewright.library.select import call_contractions, is_contraction
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import Mapped, Prices, settle_regions
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Memory
 from tilewright.partition.provenance import marks
 from tilewright.partition.regions import may_have_regions
-from tilewright.rewrite.algebra.logsumexp import undivided
+from tilewright.rewrite.algebra.logsumexp import take_logsumexp
 from tilewright.rewrite.algebra.search import Search, rearrange
 from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
-from tilewright.runtime.store.decisions import Covers
+from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
 from .build import Builder, in_silence
@@ -48,16 +48,21 @@ class _Measured:
         self.memory.keep(f"{task}\n{self.place}", decision)
 
 
-def mapped(
-    graph: Graph, solver: Solver, options: Options, sizes: Mapping[str, int], covers: Covers, device: str = ""
-) -> Mapped:
+def choose_region_kernels(
+    graph: Graph,
+    solver: Solver,
+    options: Options,
+    sizes: Mapping[str, int],
+    covers: Decisions,
+    device: str = "",
+) -> ChosenRegions:
     """The kernels around contractions settled. If there are none, the graph stays as it is. Covers that the model takes
     for nearly equal are timed on `device`, if one is named."""
-    grown = raised(sizes, EARNEST, graph.symbols())
+    grown = raise_sizes(sizes, EARNEST, graph.symbols())
     with seen_sizes(grown):
         inside, short = options.contractions == "inside", solver.target.lanes > 1
         if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):
-            return Mapped(graph)
+            return ChosenRegions(graph)
         usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
         prices = _prices(solver, grown, usual)
         memory: Memory = covers
@@ -68,7 +73,7 @@ def mapped(
         normal = normalise(recognise_masks(graph))
         cores = solver.target.cores
         once = options.fusion == "none"
-        found = settle_regions(
+        found = choose_kernels(
             normal, prices, changed, options.contractions, cores, memory, short=short, apart=once
         )
     made = any(r.kernels or r.routine for r in found.regions)
@@ -119,7 +124,7 @@ def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tu
     if not options.rules:
         return region, ()
     found = rearrange(region, sizes, Search(round_intermediates=options.round_intermediates), marks(region))
-    changed, quotients = undivided(normalise(found.graph))
+    changed, quotients = take_logsumexp(normalise(found.graph))
     applied = [f"rule: {step}" for change in found.changes for step in change.applied]
     refused = [f"refused rule: {rule}" for rule in found.refused]
     return changed, (
@@ -140,7 +145,7 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
 
 def _library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
-    cover = partition(normalise(called(region)), solver.price, afar=solver.afar)
+    cover = partition(normalise(call_contractions(region)), solver.price, afar=solver.afar)
     total = 0.0
     between: list[Value] = []
     for step in cover.steps:

@@ -22,7 +22,7 @@ from tilewright.plan import build_plan
 from tilewright.runtime.own.timer import processor
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 
-from .build import Builder, executable, names_of, numbered
+from .build import Builder, executable, names_of, number_kernels
 
 ROOM = 4 << 30
 """Bytes of a region's operands and results up to which it is timed."""
@@ -94,7 +94,7 @@ class Trial:
         first = 0
         for cover in covers:
             count = sum(isinstance(step, Kernel) for step in cover.steps)
-            kernels = numbered(cover, built.numbers[first : first + count])
+            kernels = number_kernels(cover, built.numbers[first : first + count])
             plan = build_plan(cover, kernels, names_of(symbols), device=self.device)
             ready = executable(cover, plan, built.unit, solver.options)
             made.append(lambda ready=ready: ready([*tensors]))

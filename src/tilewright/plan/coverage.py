@@ -85,14 +85,14 @@ def _merged(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     )
 
 
-def how(step: LibraryStep, call: LibraryCall) -> How:
+def executor_of(step: LibraryStep, call: LibraryCall) -> How:
     """Who runs a step that calls `call`."""
     if call.own:
         return "own"
     return "choice" if step.choice or call.reason in BY_CHOICE else "need"
 
 
-def counted(origin: Origin) -> bool:
+def is_counted(origin: Origin) -> bool:
     """Whether coverage counts a captured node: views do no work, and a check guards work of others."""
     return not origin.view and (origin.call is None or origin.call.reason != CHECK)
 
@@ -109,10 +109,10 @@ def coverage_of(cover: Cover) -> Coverage:
         call = step.op.call
         origins = step.origins or ((step.op.origin,) if step.op.origin >= 0 else ())
         for origin in origins:
-            calls.setdefault(origin, (call, how(step, call)))
+            calls.setdefault(origin, (call, executor_of(step, call)))
         if not origins and call.reason != CHECK:
             rows["need"].append(Row(call.name, call.reason, 1))
-    ops = [o for o in cover.graph.origins if counted(o)]
+    ops = [o for o in cover.graph.origins if is_counted(o)]
     generated = 0
     for origin in ops:
         found = calls.get(origin.id)

@@ -13,7 +13,7 @@ from tilewright.ir.sizes.host import size
 from tilewright.partition.provenance import site
 
 from .bind import names_in
-from .coverage import How, how
+from .coverage import How, executor_of
 from .work import bytes_of, done_by, ops_by_origin, origins_of, work_of
 
 
@@ -144,7 +144,7 @@ def calls_of(
             work=work,
             exponentials=powers,
             sizes=sizes,
-            how=how(step, call),
+            how=executor_of(step, call),
             reason=call.reason,
             results=tuple(f"{v.dtype}[{', '.join(map(repr, v.shape))}]" for v in op.outputs),
             seconds=price(step, done) if declared else None,

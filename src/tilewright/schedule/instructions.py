@@ -32,7 +32,7 @@ UNKNOWN = 1 << 40
 """Loops that end where data says are taken to be as long as they can be: numbers from memory count as far off."""
 
 
-def issued(program: TileProgram, width: int) -> float:
+def count_instructions(program: TileProgram, width: int) -> float:
     """Vector instructions of `width` lanes, symbols taken as typical sizes."""
     points = estimate(dims.prod(g.extent for g in program.grid))
     total = 0.0

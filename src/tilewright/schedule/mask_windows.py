@@ -34,7 +34,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
 from tilewright.rewrite.data_masks.find import Mask, masks
-from tilewright.rewrite.split.reduction import split_fold
+from tilewright.rewrite.split.reduction import split_reduction
 
 from .solver import Solver
 
@@ -170,7 +170,7 @@ class _Windows:
     def settled(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
         best, least = [ops], self.seconds(ops)
-        halves = [split_fold(op, self.fresh + k, self.solver.target) for k, op in enumerate(ops)]
+        halves = [split_reduction(op, self.fresh + k, self.solver.target) for k, op in enumerate(ops)]
         for parts, merges in (zip(*both, strict=True) for both in zip(*halves, strict=True)):
             both = self.seconds(parts) + self.seconds(merges)
             if both < least:

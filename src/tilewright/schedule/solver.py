@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilewright.analysis.contraction import sides
+from tilewright.analysis.contraction import product_sides
 from tilewright.errors import IllegalSchedule
-from tilewright.form.any_as_int import as_numbers
+from tilewright.form.any_as_int import any_as_int
 from tilewright.form.classes import make_form
 from tilewright.form.companions import refusals, with_companions
-from tilewright.form.exp2 import complements, quick_logarithms, unscaled
-from tilewright.form.implied import by_lists, unhinted
+from tilewright.form.exp2 import unscale_maxima, use_erfc, use_log2
+from tilewright.form.implied import by_lists, drop_implied
 from tilewright.form.lane_softmax import if_whole, with_neighbours
-from tilewright.form.pack_rows import packed
-from tilewright.form.product_chains import chained
-from tilewright.form.row_parts import in_parts
-from tilewright.form.unit_row import with_row
+from tilewright.form.pack_rows import pack_rows
+from tilewright.form.product_chains import limit_product_chains
+from tilewright.form.row_parts import in_row_parts
+from tilewright.form.unit_row import with_unit_row
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr
@@ -26,17 +26,17 @@ from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Role, Schedule
-from tilewright.lower.data_bounds import unended
+from tilewright.lower.data_bounds import explain_unbounded_loops
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
-from tilewright.schedule.cpu.cost import seconds
-from tilewright.schedule.cpu.matmul import products
-from tilewright.schedule.cpu.vectors import heuristic
-from tilewright.schedule.gpu.blocks import blocks, buckets, misalignment, row_buckets
-from tilewright.schedule.gpu.cost import seconds_in_waves
-from tilewright.schedule.gpu.shared_memory import fitting
+from tilewright.schedule.cpu.cost import vector_seconds
+from tilewright.schedule.cpu.matmul import matmul_schedule
+from tilewright.schedule.cpu.vectors import vector_schedule
+from tilewright.schedule.gpu.blocks import block_schedule, buckets, misalignment, row_buckets
+from tilewright.schedule.gpu.cost import block_seconds
+from tilewright.schedule.gpu.shared_memory import fit_shared_memory
 from tilewright.target import MemoryKind, Precision, Target
 
 from .equal_kernels import ALIGNED, at_first_step
@@ -96,7 +96,7 @@ class Solver:
 
         def price(kernel: Kernel, layouts: Layouts) -> float:
             found = self._alike(kernel, layouts)
-            return modelled(found.form, found.schedule, target)
+            return modelled_seconds(found.form, found.schedule, target)
 
         return Afar(cache.capacity / 2, price)
 
@@ -153,7 +153,7 @@ class Solver:
         odd = misalignment(found.form, self.target)
         if odd is not None:
             form, schedule = self._scheduled(
-                found.form, blocks(found.form, self.target, None, self.tuning, odd=True)
+                found.form, block_schedule(found.form, self.target, None, self.tuning, odd=True)
             )
             made += [(odd, form, schedule)] if schedule != found.schedule else []
         whole = if_whole(found.form, found.schedule, self.target)
@@ -162,7 +162,7 @@ class Solver:
 
     def _program(self, form: Form, schedule: Schedule) -> TileProgram:
         made = lower(with_wide_sums(form, schedule) if self.target.wide_sums else form, schedule)
-        return chained(made, form, self.target.dot_chain)
+        return limit_product_chains(made, form, self.target.dot_chain)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.math.exp2 else ()
@@ -175,7 +175,7 @@ class Solver:
             try:
                 exact, coarse = self.options.round_intermediates, self.target.coarse
                 form = make_form(kernel, layouts, round_halves=exact, coarse=coarse)
-                form = complements(form) if "erfc" in self.target.quick else form
+                form = use_erfc(form) if "erfc" in self.target.quick else form
                 found = self._best(form)
             except IllegalSchedule as refused:
                 found = refused
@@ -193,17 +193,17 @@ class Solver:
 
     def _best(self, form: Form) -> _Solution:
         if self.target.lanes == 1:
-            return self._chosen(in_parts(form, self.target))
-        form = packed(form)
-        padded, plain = with_row(form, self.target), self._merged(form)
+            return self._chosen(in_row_parts(form, self.target))
+        form = pack_rows(form)
+        padded, plain = with_unit_row(form, self.target), self._merged(form)
         return plain if padded is form else min(plain, self._merged(padded), key=lambda x: x.seconds)
 
     def _merged(self, form: Form) -> _Solution:
         """With passes merged where that is faster."""
-        busy = any(sides(i) is not None for i in form.folds.values())
+        busy = any(product_sides(i) is not None for i in form.folds.values())
         if busy:  # else memory is waited for, not exponentials
-            form = unscaled(quick_logarithms(form) if "log2" in self.target.quick else form)
-            form = as_numbers(form)
+            form = unscale_maxima(use_log2(form) if "log2" in self.target.quick else form)
+            form = any_as_int(form)
         plain = self._chosen(form)
         helped = with_companions(plain.form)
         if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
@@ -217,12 +217,16 @@ class Solver:
 
     def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
         """As `fitting`, where blocks have shared memory."""
-        return fitting(form, schedule, self.target, self._program) if self.target.lanes > 1 else schedule
+        return (
+            fit_shared_memory(form, schedule, self.target, self._program)
+            if self.target.lanes > 1
+            else schedule
+        )
 
     def _chosen(self, form: Form) -> _Solution:
-        form, schedule = self._scheduled(form, choose(form, self.target, self.tuning))
+        form, schedule = self._scheduled(form, choose_schedule(form, self.target, self.tuning))
         check_roles(form, schedule)
-        return _Solution(schedule, form, modelled(form, schedule, self.target), form)
+        return _Solution(schedule, form, modelled_seconds(form, schedule, self.target), form)
 
 
 def _programs(scheduled: Scheduled) -> list[TileProgram]:
@@ -238,7 +242,7 @@ def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
         notes.append(Note(f"{{0}} runs after {others} ({late.why})", ops))
     listed = by_lists(form) if schedule.reductions.trim else ()
     listing = [(folds, f"loops over the tiles that a list names ({size} numbers)") for folds, size in listed]
-    for folds, why in (*unended(form, schedule), *listing):
+    for folds, why in (*explain_unbounded_loops(form, schedule), *listing):
         names = ", ".join(f"{{{k}}}" for k in range(len(folds)))
         notes.append(Note(f"{names}: {why}", tuple(kernel.ops[n] for n in folds)))
     return tuple(notes)
@@ -249,18 +253,18 @@ def _is_single(s: Stmt) -> bool:
     return isinstance(s, Dot) and s.a.dtype is f32
 
 
-def modelled(form: Form, schedule: Schedule, target: Target) -> float:
+def modelled_seconds(form: Form, schedule: Schedule, target: Target) -> float:
     """Modelled seconds of a form under a schedule."""
     if target.lanes > 1:
-        return seconds_in_waves(unhinted(form), schedule, target)
-    return seconds(form, schedule, target)
+        return block_seconds(drop_implied(form), schedule, target)
+    return vector_seconds(form, schedule, target)
 
 
-def choose(form: Form, target: Target, tuning: Tuning) -> Schedule:
+def choose_schedule(form: Form, target: Target, tuning: Tuning) -> Schedule:
     """The schedule of a form: vectors where threads are alone, blocks where many work in step."""
     if target.lanes > 1:
-        return blocks(form, target, None, tuning)
-    return products(form, target) or heuristic(form, target)
+        return block_schedule(form, target, None, tuning)
+    return matmul_schedule(form, target) or vector_schedule(form, target)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

@@ -73,7 +73,7 @@ def _distance(e: Entry, length: int) -> float:
     return abs(math.log2(max(1, e.length) / max(1, length)))
 
 
-def parsed(text: str, place: str) -> Tuning:
+def parse_table(text: str, place: str) -> Tuning:
     """The table that `text` holds. Raises InputError, naming `place`, for anything else."""
     names = {f.name for f in fields(Entry)}
     try:
@@ -91,4 +91,4 @@ def parsed(text: str, place: str) -> Tuning:
 def table(target: str) -> Tuning:
     """The table that comes with the package for `target`, empty if there is none."""
     path = FOLDER / f"{target}.json"
-    return parsed(path.read_text(encoding="utf-8"), path.name) if path.exists() else Tuning()
+    return parse_table(path.read_text(encoding="utf-8"), path.name) if path.exists() else Tuning()

@@ -18,7 +18,7 @@ from tilewright.interp import run_graph, run_values
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, LibraryCall, Operand, Value
 from tilewright.ir.sizes import dims
-from tilewright.runtime.plan.tensors import relaid
+from tilewright.runtime.plan.tensors import lay_out
 
 from .cases import Case
 from .harness import agree, capture, library_calls, same, trace
@@ -243,7 +243,7 @@ def test_library_calls_mean_the_same(case: Case) -> None:
 
 
 def _laid(t: torch.Tensor, strides: tuple[Expr, ...] | None) -> torch.Tensor:
-    return t if strides is None else relaid(t, [dims.evaluate(s, {}) for s in strides])
+    return t if strides is None else lay_out(t, [dims.evaluate(s, {}) for s in strides])
 
 
 def _tensor(x: object) -> torch.Tensor:

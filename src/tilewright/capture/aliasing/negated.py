@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from tilewright.capture.opaque import Build, Runner
 
-from .shares import written
+from .shares import find_written
 
 
 def around_negated(build: Build) -> Build:
@@ -28,7 +28,7 @@ def around_negated(build: Build) -> Build:
         live = [n for n in gm.graph.find_nodes(op="placeholder") if n.name not in frozen]
         taken = [k for k, n in enumerate(live) if _may_be(n)]
         runner = build(gm, kind, {name: t.resolve_neg() for name, t in frozen.items()})
-        targets = written(gm)
+        targets = find_written(gm)
         return _plain(runner, {k: live[k] in targets for k in taken}) if taken else runner
 
     return one

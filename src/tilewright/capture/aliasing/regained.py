@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from tilewright.capture.opaque import Runner, returned
 
 from .memory import storage_of
-from .shares import has_sizes, writes
+from .shares import has_sizes, is_write
 
 
 def in_place(gm: fx.GraphModule, runner: Runner) -> Runner:
@@ -51,7 +51,7 @@ def _regained(gm: fx.GraphModule) -> list[tuple[int, int]]:
     if facts is None:
         return []
     number = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
-    written = {storage_of(n.args[1]): n.args[0] for n in gm.graph.nodes if writes(n)}
+    written = {storage_of(n.args[1]): n.args[0] for n in gm.graph.nodes if is_write(n)}
     found: list[tuple[int, int]] = []
     nodes = returned(gm)[facts.num_mutated_inp_runtime_indices :]
     for k, (node, of) in enumerate(zip(nodes, facts.output_info, strict=False)):

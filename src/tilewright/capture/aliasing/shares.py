@@ -19,7 +19,7 @@ from .memory import storage_of
 def output_shares(gm: fx.GraphModule) -> tuple[Share, ...]:
     """For each output, whose memory it is beside its own."""
     given = _storages(n for n in gm.graph.nodes if n.op == "placeholder")
-    written = _storages(n.args[1] for n in gm.graph.nodes if writes(n))
+    written = _storages(n.args[1] for n in gm.graph.nodes if is_write(n))
     outputs = returned(gm)
     storages = [storage_of(node) for node in outputs]
     number = {s: k for k, s in enumerate(dict.fromkeys(storages))}
@@ -76,7 +76,9 @@ def placed_by_size(gm: fx.GraphModule, shares: Sequence[Share]) -> tuple[int, ..
         return ()
     outputs = returned(gm)
     held = {n for n in gm.graph.nodes if n.op == "placeholder"}
-    held |= {n.args[1] for n in gm.graph.nodes if writes(n)} | {n for n in outputs if isinstance(n, fx.Node)}
+    held |= {n.args[1] for n in gm.graph.nodes if is_write(n)} | {
+        n for n in outputs if isinstance(n, fx.Node)
+    }
     pairs = enumerate(zip(outputs, shares, strict=True))
     return tuple(k for k, (node, share) in pairs if share.kind and _is_part(node, held))
 
@@ -113,12 +115,12 @@ def _shows(source: fx.Node, node: fx.Node) -> bool:
     return storage_of(source) == storage_of(node)
 
 
-def written(gm: fx.GraphModule) -> set[fx.Node]:
+def find_written(gm: fx.GraphModule) -> set[fx.Node]:
     """The tensors that the program writes into."""
-    return {n.args[0] for n in gm.graph.nodes if writes(n) and isinstance(n.args[0], fx.Node)}
+    return {n.args[0] for n in gm.graph.nodes if is_write(n) and isinstance(n.args[0], fx.Node)}
 
 
-def writes(node: fx.Node) -> bool:
+def is_write(node: fx.Node) -> bool:
     """Whether a node copies a value into an input."""
     return isinstance(node.target, OpOverload) and node.target.overloadpacket.__name__ == "copy_"
 

@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Epilogue, LibraryCall, Operand, Rival
+from tilewright.ir.graph import Epilogue, LibraryCall, Offer, Operand
 from tilewright.ir.ops.epilogue import total
 from tilewright.ir.sizes import dims
 
 mkl = torch.ops.mkl
 
 
-def rivals(weight: Callable[[], Tensor], bias: Tensor | None, shape: Sequence[Expr]) -> list[Rival]:
+def rivals(weight: Callable[[], Tensor], bias: Tensor | None, shape: Sequence[Expr]) -> list[Offer]:
     """The ways to multiply by what `weight` gives, [N, K], for a result of `shape` [.., N]."""
     if not torch.backends.mkl.is_available():
         return []
     rows = dims.static(dims.prod(tuple(shape[:-1])))
-    found = [Rival("plain", lambda: _Linear(_plain(weight()), bias, tuple(shape)).call())]
+    found = [Offer("plain", lambda: _Linear(_plain(weight()), bias, tuple(shape)).call())]
     if rows:
-        found.append(Rival("mkl", lambda: _Linear(_packed(weight(), rows), bias, tuple(shape)).call()))
+        found.append(Offer("mkl", lambda: _Linear(_packed(weight(), rows), bias, tuple(shape)).call()))
     return found
 
 

@@ -24,8 +24,8 @@ from tilewright.ir.graph import (
     FrozenProduct,
     LibraryCall,
     Maker,
+    Offer,
     Operand,
-    Rival,
     Specialise,
     Value,
 )
@@ -112,7 +112,7 @@ def _attention(
         return None
     held = frozen.get(mask.index) if mask is not None else None
     task = Attention(q, k, bool(args[dropout + 1]), scale, mask is not None and held is None, held)
-    rivals = (Rival("own", lambda: maker(task)), Rival("library", lambda: bound(call, frozen)))
+    rivals = (Offer("own", lambda: maker(task)), Offer("library", lambda: bound(call, frozen)))
     return replace(call, specialise=None, rivals=rivals, key=f"{task.causal} {scale} {mask is not None}")
 
 
@@ -221,11 +221,11 @@ class _Product:
         flush = functools.cache(lambda: flushed(matrix))
         task = FrozenProduct(matrix, vector, self.inputs[x.index].shape, self.shape, flush=flush)
         rivals = [
-            Rival("onednn", lambda: _Linear(_packed(flush()), vector, self.shape).call()),
+            Offer("onednn", lambda: _Linear(_packed(flush()), vector, self.shape).call()),
             *mkl.rivals(flush, vector, self.shape),
         ]
         if maker is not None:
-            rivals.insert(0, Rival("own", lambda: maker(task)))
+            rivals.insert(0, Offer("own", lambda: maker(task)))
         return LibraryCall(
             "linear", unchosen, (Operand(0),), strides=(dims.dense_strides(self.shape),), reason="contraction", rows=0,
             rivals=tuple(rivals), key=f"linear {tuple(matrix.shape)} {vector is not None}",
@@ -376,15 +376,15 @@ class _Convolve:
         vector = flushed(vector.detach()) if isinstance(vector, Tensor) else None
         flush = functools.cache(lambda: flushed(inner))
         window = _Window(borders, more, steps, spread, groups, bool(transposed))
-        rivals = [Rival("onednn", lambda: window.call(flush(), vector, source, self.shape))]
+        rivals = [Offer("onednn", lambda: window.call(flush(), vector, source, self.shape))]
         if rank == 1:  # which the library has no packed form for
-            rivals = [Rival("library", lambda: bound(call, frozen))]
+            rivals = [Offer("library", lambda: bound(call, frozen))]
         if maker is not None and not transposed:
             task = FrozenProduct(
                 inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups, flush
             )
             late = groups > 1 and held[0, 0].numel() > FEW_TAPS
-            rivals.insert(int(late), Rival("own", lambda: maker(task)))
+            rivals.insert(int(late), Offer("own", lambda: maker(task)))
         return LibraryCall(
             "convolution", unchosen, (Operand(0),), strides=(channels_last(self.shape),), reason="convolution",
             wants=(channels_last(source),), channel=1, rivals=tuple(rivals),

@@ -29,7 +29,7 @@ from tilewright.capture.aliasing.shares import told_apart
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
-from tilewright.capture.loops.rolled import rolled
+from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.placement.moved import around_host_results, move
@@ -62,7 +62,7 @@ class Compiling(Exception):
     """Raised by a graph instead of running, under `Recorder.stop`."""
 
 
-def split(
+def split_joint(
     joint: fx.GraphModule,
     joint_inputs: Sequence[object],
     *,
@@ -111,7 +111,7 @@ def through_autograd(
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
     lay_masks(gm)
-    loops = rolled(gm)
+    loops = roll_loops(gm)
     given = [*_held(gm), *example_inputs]
     build = build if plain is None else around_sides(build, plain)
     build = around_opaque(around_negated(around_host_results(build)))
@@ -143,7 +143,7 @@ def through_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"),
-                partition_fn=split,
+                partition_fn=split_joint,
                 decompositions=decompositions(),
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)

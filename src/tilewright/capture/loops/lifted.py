@@ -22,7 +22,7 @@ MOST_WIDENED = 8
 """How many times as large as what it is made of a product may be, to be made for all steps."""
 
 
-def lifted(found: Steps) -> Steps:
+def lift_products(found: Steps) -> Steps:
     """The steps with such products among what is sliced."""
     if any(n.target in MODES for n in found.windows[1]):
         return found  # in front of the loop they would be made in another mode

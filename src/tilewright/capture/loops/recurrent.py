@@ -26,7 +26,7 @@ MOST_UNROLLED = 64
 
 SCANS_DIFFERENTIATE = TorchVersion(torch.__version__) >= "2.13"
 """Whether torch's gradient of a scan is right. Up to 2.12 it loses that of a state which begins with a tensor that
-needs none, as most do, without a word: so `tied` ones begin ours."""
+needs none, as most do, without a word: so `tie_states` ones begin ours."""
 
 Layer = Callable[..., tuple[Tensor, object]]
 _NAMES = ("one_layer_rnn", "one_layer_lstm")
@@ -125,7 +125,7 @@ def recurrent_loops() -> Generator[None]:
             setattr(torchs, name, layer)
 
 
-def tied(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
+def tie_states(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
     """Beginnings of a scan's states whose gradients torch does not lose: where torch does, those that need none are
     tied to a tensor among all that the scan reads that needs one, of which no number goes into them."""
     given = [t for t in (*states, *others) if isinstance(t, Tensor)]
@@ -221,7 +221,7 @@ def _scanned(
     projected = F.linear(inp, params[0], params[2] if has_biases else None)
     slices = projected.flip(0) if reverse else projected
     slices, *rest = _apart((slices, *(h.unsqueeze(0) for h in hidden), *held))
-    states = tied(rest[: len(hidden)], (slices, *rest))
+    states = tie_states(rest[: len(hidden)], (slices, *rest))
     *last, made = scan_op(step, states, [slices], tuple(rest[len(hidden) :]))
     made = made.squeeze(1)
     return made.flip(0) if reverse else made, [h.squeeze(0) for h in last]

@@ -23,22 +23,32 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.modes import casting, shift_of
+from tilewright.capture.modes import autocast_behind, shift_of
 
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
-from .lifted import lifted
+from .lifted import lift_products
 from .recurrent import CARRIED_INEXACT, MOST_UNROLLED, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
-from .scanned import Loop, place_of, replaced, tensors_of, written_of
+from .scanned import Loop, place_of, replace_by_scan, tensors_of, written_of
 from .stepping import fill, number_for, type_of
-from .unrolled import ARITHMETIC, BeginsUnlike, Numbers, Steps, Unlike, arguments_of, classified, runs, val_of
+from .unrolled import (
+    ARITHMETIC,
+    BeginsUnlike,
+    Numbers,
+    Steps,
+    Unlike,
+    arguments_of,
+    classify_reads,
+    runs,
+    val_of,
+)
 
 LOG = logging.getLogger("tilewright")
 
 
-def rolled(gm: fx.GraphModule) -> fx.GraphModule:
+def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with a scan in the place of each loop of more than `MOST_UNROLLED` equal steps; itself if it has none.
     Nodes carry `meta["example_value"]`."""
     if len(gm.graph.nodes) <= MOST_UNROLLED:
@@ -52,7 +62,7 @@ def rolled(gm: fx.GraphModule) -> fx.GraphModule:
         if loop is None:
             return made if found else gm
         LOG.info("%d equal steps became a loop", loop.steps)
-        made, found = replaced(made, loop), True
+        made, found = replace_by_scan(made, loop), True
 
 
 def _device(nodes: Sequence[fx.Node]) -> str:
@@ -72,8 +82,10 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
         while last - first > MOST_UNROLLED:
             try:
                 begin, end = start + first * period, start + last * period
-                with casting(nodes[:begin]):
-                    steps, body, stacked, ends, idle = _made(reading_back(classified(windows[first:last])))
+                with autocast_behind(nodes[:begin]):
+                    steps, body, stacked, ends, idle = _made(
+                        reading_back(classify_reads(windows[first:last]))
+                    )
                 leaving = [window[m] for window in steps.windows for m in stacked]
                 leaving += [steps.windows[-1][m] for m in ends]
                 written = written_after(nodes[:begin], leaving, nodes[end:])
@@ -93,7 +105,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
 def _made(found: Steps) -> tuple[Steps, fx.GraphModule, tuple[int, ...], dict[int, int], frozenset[int]]:
     """The steps as a loop runs them, and what `_body` says of them. Raises Unlike."""
     try:
-        steps = lifted(found)
+        steps = lift_products(found)
         return steps, *_body(steps)
     except Writes as why:
         steps = owning(found, why.keys)

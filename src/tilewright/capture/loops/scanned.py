@@ -16,10 +16,10 @@ from torch._higher_order_ops.scan import scan_op
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.modes import silent
+from tilewright.capture.modes import nodes_without_gradients
 
 from .lifted import PRODUCTS
-from .recurrent import as_inexact, computed_again, from_inexact, tied
+from .recurrent import as_inexact, computed_again, from_inexact, tie_states
 from .stepping import type_of
 from .unrolled import TAKES, Lifted, Numbers, Sliced, Steps, val_of
 
@@ -72,14 +72,14 @@ class Scan(torch.nn.Module):
             return list(map(as_inexact, made))
 
         if trains:
-            state = tied([*map(as_inexact, state)], given)
+            state = tie_states([*map(as_inexact, state)], given)
         saves_little = any(n.target in _CHECKPOINTS for n in body.graph.nodes)
         with computed_again(saves_little):
             made = scan_op(step, state, list(given[carried:ends]), given[ends:])
         return tuple(map(from_inexact, made, kinds) if trains else made)
 
 
-def replaced(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
+def replace_by_scan(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
     """The graph with the scan in the place of the steps."""
     found = loop.found
     inside = {n: (k, m) for k, window in enumerate(found.windows) for m, n in enumerate(window)
@@ -117,7 +117,7 @@ class _Placed:
         self, graph: fx.Graph, loop: Loop, inside: dict[fx.Node, tuple[int, int]], values: dict[fx.Node, fx.Node]
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.inside, self.values = graph, loop, inside, values
-        self.silent = silent(next(iter(inside)).graph.nodes)
+        self.silent = nodes_without_gradients(next(iter(inside)).graph.nodes)
         self.place = place_of(loop.found.windows[0])
         self.made: fx.Node | None = None
         """The scan."""

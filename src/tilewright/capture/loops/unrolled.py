@@ -207,7 +207,7 @@ def arguments_of(node: fx.Node) -> list[object]:
     return found
 
 
-def classified(windows: list[list[fx.Node]]) -> Steps:
+def classify_reads(windows: list[list[fx.Node]]) -> Steps:
     """The steps with what they read. Raises Unlike."""
     made = Steps(windows)
     where = [{n: m for m, n in enumerate(window)} for window in windows]

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.aliasing.memory import by_place
-from tilewright.capture.aliasing.shares import writes
+from tilewright.capture.aliasing.shares import is_write
 from tilewright.capture.autograd.rng import draws_nothing
 from tilewright.capture.autograd.saved import first_saved, mark_saved
 from tilewright.capture.node import counted_nodes, mutations
@@ -171,7 +171,7 @@ class _Numbers:
         storages = {s for n in node.all_input_nodes for s in _storages(n)}
         if storages & self.written:
             raise UnsupportedError("a read of what was written", phase="capture", op=node.name)
-        if writes(node):
+        if is_write(node):
             target = set(_storages(node.args[0]))
             before = max(before, self.last, *(self.read.get(s, 0) for s in target))
             self.written |= target
@@ -191,7 +191,7 @@ def _side(node: fx.Node) -> int | None:
     read = [t for n in node.all_input_nodes if n.op != "get_attr" for t in tensors(n)]
     if not made and not read:
         return None
-    single = bool(made) and not writes(node)  # numbers of the CPU are operands of the GPU's ops
+    single = bool(made) and not is_write(node)  # numbers of the CPU are operands of the GPU's ops
     on_host = any(t.device == HOST for t in made) or any(
         t.device == HOST and not (single and not t.dim()) for t in read
     )
@@ -201,7 +201,7 @@ def _side(node: fx.Node) -> int | None:
 def _is_ordered(node: fx.Node) -> bool:
     """Whether a node draws random numbers or reads the state of what does, may stop the program, or talks to other
     processes."""
-    if writes(node):
+    if is_write(node):
         return False
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws_nothing(node)
     return (

@@ -18,7 +18,7 @@ MERGES = {"add": "total", "mul": "product", "maximum": "larger", "minimum": "sma
 TRUTHS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 
 
-def merged(s: Collapse | Prefix, parts: Sequence[Term], place: int | None, helpers: Helpers) -> str:
+def print_merge(s: Collapse | Prefix, parts: Sequence[Term], place: int | None, helpers: Helpers) -> str:
     """The call that merges `parts`, blocks of one shape, along dimension `place` (None: along all)."""
     names = parts[0].text if len(parts) == 1 else f"({', '.join(p.text for p in parts)})"
     op, dtype = s.reduction.combiner, s.reduction.state[0]

@@ -35,7 +35,7 @@ from tilewright.target import Precision
 
 from .addresses import Places
 from .expr import Expressions
-from .reduce import merged
+from .reduce import print_merge
 from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
 LARGEST = 1 << 20
@@ -379,7 +379,7 @@ class Body:
             raise VerifyError("a merge of several axes leaves one", phase="emit")
         place = None if others else wanted.index(first)
         rest = wanted if isinstance(s, Prefix) else tuple(a for a in wanted if a not in axes)
-        text = merged(s, full, place, printer.helpers)
+        text = print_merge(s, full, place, printer.helpers)
         self.lines.put(f"{', '.join(f'v{v.id}' for v in s.vars)} = {text}")
         for var in s.vars:
             printer.values[var.id] = Term(f"v{var.id}", ATOM, rest)

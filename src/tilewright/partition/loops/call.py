@@ -12,7 +12,7 @@ from tilewright.ir.expr import axis
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.frozen_operands import Frozen
-from tilewright.library.select import live
+from tilewright.library.select import drop_unread
 
 Run = Callable[..., object]
 
@@ -34,7 +34,7 @@ def with_bodies(graph: Graph, compiled: Callable[[Loop, Run], Run], *, dense_sli
         strides = tuple(None if k in slices else s for k, s in enumerate(call.lies))
         call = replace(call, function=compiled(loop, meaning), loop=loop, own=True, lies=strides)
         ops.append(replace(op, inputs=inputs, call=call))
-    return live(graph.with_ops(ops))
+    return drop_unread(graph.with_ops(ops))
 
 
 def _freeze(
@@ -93,7 +93,7 @@ def distinct(body: Graph) -> tuple[Graph, tuple[int, ...]]:
         results.append(v)
     once = tuple(dict.fromkeys(results))
     layouts = {**body.layouts, **{v: Layout(dims.dense_strides(v.shape)) for v in once}}
-    return live(replace(body, outputs=once, layouts=layouts)), tuple(once.index(v) for v in results)
+    return drop_unread(replace(body, outputs=once, layouts=layouts)), tuple(once.index(v) for v in results)
 
 
 def _is_identity(op: Op) -> bool:

@@ -16,7 +16,7 @@ MOST_OPS = 512
 """Of all steps of one body: compilation takes longer with each."""
 
 
-def together_for(loop: Loop, target: Target) -> int:
+def steps_together(loop: Loop, target: Target) -> int:
     """How many steps of `loop` to make one body: a power of two, 1 where its steps stay alone.
 
     Steps with calls or matrix products do: each is kernels of its own anyway. So do those that data may end."""
@@ -31,9 +31,9 @@ def together_for(loop: Loop, target: Target) -> int:
     return found
 
 
-def several(loop: Loop, count: int) -> Graph:
-    """A body that does `count` steps of `loop`, which `together_for` allows. It takes the counter of the first one, the
-    carried values, the slices of each step, and the rest; it gives the last carried values, then what each step
+def unroll_steps(loop: Loop, count: int) -> Graph:
+    """A body that does `count` steps of `loop`, which `steps_together` allows. It takes the counter of the first one,
+    the carried values, the slices of each step, and the rest; it gives the last carried values, then what each step
     stacks."""
     body = loop.body
     fresh = numbers_from(1 + max((v.id for v in _values(body)), default=0))

@@ -33,7 +33,7 @@ class _Quotient:
     inputs: tuple[Value, ...]
 
 
-def undivided(region: Graph) -> tuple[Graph, int]:
+def take_logsumexp(region: Graph) -> tuple[Graph, int]:
     """The region with quotients by a row's statistic, that only folds across rows read, without a division per
     element; and how many there were.
 

@@ -84,7 +84,7 @@ class Program:
         known = {s.expr: s.id for s in self.steps.values()}
         same: dict[int, int] = {}
         for step in new:
-            expr = renumbered(step.expr, lambda i: same.get(i, i)) if same else step.expr
+            expr = renumber_reads(step.expr, lambda i: same.get(i, i)) if same else step.expr
             first = known.get(expr)
             if first is not None and step.id not in self.steps:
                 same[step.id] = first
@@ -139,7 +139,7 @@ def operand(r: Expr) -> int:
     return r.value
 
 
-def renumbered(expr: TensorExpr, number: Callable[[int], int]) -> TensorExpr:
+def renumber_reads(expr: TensorExpr, number: Callable[[int], int]) -> TensorExpr:
     """The expression with its reads, also those inside indices, reading other ids or operands."""
 
     def change(r: Expr) -> Expr:
@@ -171,7 +171,7 @@ def canonical(ops: Sequence[Op], outputs: Iterable[Value]) -> tuple[Program, lis
     steps: dict[int, Step] = {}
     for k, op in enumerate(ops):
         assert op.expr is not None
-        expr = renumbered(op.expr, lambda i, op=op: numbers[op.inputs[i]])
+        expr = renumber_reads(op.expr, lambda i, op=op: numbers[op.inputs[i]])
         steps[numbers[op.output]] = Step(replace(op.output, id=numbers[op.output]), expr, k)
     leaves = {n: replace(v, id=n) for v, n in numbers.items() if v not in made}
     kept = tuple(sorted(numbers[v] for v in outputs))

@@ -25,7 +25,7 @@ from tilewright.rewrite.normal.normalise import normalise
 from .bounds import of_tensor
 from .factors import Draft
 from .laws import RULES, AlgebraRule
-from .region import UNKNOWN_SIZE, Program, Step, canonical, operand, renumbered
+from .region import UNKNOWN_SIZE, Program, Step, canonical, operand, renumber_reads
 
 GROWTH = 2
 """How many times larger than its largest operand the result of an op is that starts a part to be searched."""
@@ -460,7 +460,7 @@ def _views(part: Sequence[Op], new: Sequence[Op]) -> list[Op]:
 def _op_of(step: Step, part: Sequence[Op], value: Callable[[int], Value]) -> Op:
     old = part[step.source]
     operands: dict[Value, int] = {}
-    expr = renumbered(step.expr, lambda id: operands.setdefault(value(id), len(operands)))
+    expr = renumber_reads(step.expr, lambda id: operands.setdefault(value(id), len(operands)))
     out = value(step.id)
     new = replace(old, name=step.name or old.name, inputs=tuple(operands), outputs=(out,), expr=expr)
     return old if old.output is out and old.inputs == new.inputs and old.expr == expr else new

@@ -10,7 +10,7 @@ from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Value
 from tilewright.ir.tensor import TensorExpr, output_axes
 
 
-def biases_apart(graph: Graph) -> Graph:
+def split_biases(graph: Graph) -> Graph:
     """The graph with each library call that names its `bias` replaced by one without, and an addition, which a kernel
     takes in."""
     fresh = 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)

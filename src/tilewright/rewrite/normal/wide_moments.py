@@ -39,7 +39,7 @@ ROUNDED = frozenset({"read", "const", "cast", "add", "sub", "mul", "div", "maxim
 """Arithmetic that only rounds: doubles give what singles give, but closer."""
 
 
-def wide_moments(graph: Graph) -> Graph:
+def widen_moments(graph: Graph) -> Graph:
     """The graph with doubles for singles as each mean of singles from which distances of its own elements are taken, as
     the sum of their squares, and as what is made of these, or of these and stored values beside them.
     Those of halves stay: singles hold them well."""

@@ -12,7 +12,7 @@ from tilewright.ir.graph import Graph, Op
 from tilewright.ir.reduction import Reduction
 
 
-def wide_scans(graph: Graph) -> Graph:
+def widen_scans(graph: Graph) -> Graph:
     """The graph with doubles as the state of each scan whose state was singles."""
     return graph.with_ops([_wide_op(op) for op in graph.ops])
 
@@ -24,10 +24,10 @@ def _wide_op(op: Op) -> Op:
     if any(t is not f32 for t in expr.reduction.state):
         return op
     body = tuple(cast(e, f64) for e in expr.body)
-    return replace(op, expr=replace(expr, body=body, reduction=widened(expr.reduction)))
+    return replace(op, expr=replace(expr, body=body, reduction=in_doubles(expr.reduction)))
 
 
-def widened(fold: Reduction) -> Reduction:
+def in_doubles(fold: Reduction) -> Reduction:
     """A reduction of singles with doubles as elements and state; results are rounded to singles."""
     finish = tuple(cast(_wide(e), f32) for e in fold.finish)
     return replace(

@@ -44,7 +44,7 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import normalise
 
 
-def in_parts(
+def split_cascade(
     region: Graph, cascade: Cascade, parts: int, even: int = 1
 ) -> tuple[Graph, frozenset[Value]] | None:
     """The region with the folds of a cascade in so many parts, which begin at multiples of `even` elements; and what

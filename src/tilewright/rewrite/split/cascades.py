@@ -23,7 +23,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import drop_dead, substitute_values
 
-from .cascade_parts import in_parts
+from .cascade_parts import split_cascade
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
@@ -45,7 +45,7 @@ FEW = 16
 """A value is computed again where so many times fewer of its elements are read."""
 
 
-def cascades_in_parts(graph: Graph, price: Price, cores: int) -> tuple[Graph, frozenset[Op]]:
+def split_cascades(graph: Graph, price: Price, cores: int) -> tuple[Graph, frozenset[Op]]:
     """The graph with folds that wait for each other in parts where that is modelled as faster, and the ops that are
     new. Rows that keep many of the `cores` busy are left alone."""
     if not any(_waits(op, graph.producer()) for op in graph.ops):
@@ -141,7 +141,11 @@ def _fastest(region: Graph, price: Price, few: int) -> Graph | None:
         return None
     best: Graph | None = None
     for parts in PARTS:
-        made = in_parts(region, found[0], parts, EVEN) if parts * PART <= estimate(found[0].extent) else None
+        made = (
+            split_cascade(region, found[0], parts, EVEN)
+            if parts * PART <= estimate(found[0].extent)
+            else None
+        )
         if made is None:
             continue
         try:

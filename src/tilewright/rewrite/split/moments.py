@@ -34,7 +34,7 @@ from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.normalise import drop_dead
 
-from .origins import counted_from_origin, from_memory, origin
+from .origins import count_from_origin, from_memory, origin
 from .row_chunks import CHUNK, Rows
 from .seen_reads import Inside, as_one, joined_axes
 
@@ -119,7 +119,7 @@ class _Cut:
         )
 
 
-def moments_in_parts(graph: Graph, price: Price, least: Least, cores: int) -> tuple[Graph, frozenset[Op]]:
+def split_moments(graph: Graph, price: Price, least: Least, cores: int) -> tuple[Graph, frozenset[Op]]:
     """The graph with each such pair in parts where that is modelled as faster, and the ops that are parts. `least` is
     the price of a fold behind pointwise ops, split as well as it can be. Rows that keep all `cores` busy stay whole."""
     inside = Inside(graph)
@@ -139,7 +139,7 @@ def moments_in_parts(graph: Graph, price: Price, least: Least, cores: int) -> tu
         ops.remove(pair.second)
         first = None if new.moved is None else from_memory(pair.first, inside)
         if first is not None and new.moved is not None:
-            ops = counted_from_origin(ops, first, new.moved, partial(_divides, first=pair.first))
+            ops = count_from_origin(ops, first, new.moved, partial(_divides, first=pair.first))
         made |= set(new.folds)
     return (drop_dead(graph.with_ops(ops)), frozenset(made)) if made else (graph, frozenset())
 

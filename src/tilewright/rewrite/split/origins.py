@@ -16,7 +16,7 @@ from tilewright.ir.expr import Expr, axis, call, const, read, substitute, transf
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
-from tilewright.rewrite.algebra.region import renumbered
+from tilewright.rewrite.algebra.region import renumber_reads
 
 from .seen_reads import Inside
 
@@ -45,7 +45,7 @@ def from_memory(op: Op, inside: Inside) -> Op | None:
     if any(inside.opened(x) is not x for x in reads):
         return None
     place = {n: k for k, n in enumerate(dict.fromkeys(x.value for x in reads if isinstance(x.value, int)))}
-    expr = renumbered(replace(op.expr, body=(body,)), place.__getitem__)
+    expr = renumber_reads(replace(op.expr, body=(body,)), place.__getitem__)
     return replace(op, inputs=tuple(inside.values[n] for n in place), expr=expr)
 
 
@@ -64,7 +64,7 @@ def means(op: Op, total: Value, divides: Divides) -> list[Expr]:
     ]
 
 
-def counted_from_origin(ops: Sequence[Op], first: Op, moved: Value, divides: Divides) -> list[Op]:
+def count_from_origin(ops: Sequence[Op], first: Op, moved: Value, divides: Divides) -> list[Op]:
     """`ops` with every mean of the sums of `first` counted from its origin: `moved` holds the sums of the distances
     from there."""
     fresh = 1 + max(v.id for op in ops for v in (*op.inputs, *op.outputs))

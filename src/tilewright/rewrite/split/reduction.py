@@ -24,8 +24,8 @@ from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.ir.tensor import TensorExpr
 from tilewright.target import Target
 
-from .cascades import cascades_in_parts, extents
-from .moments import moments_in_parts
+from .cascades import extents, split_cascades
+from .moments import split_moments
 from .seen_reads import Inside, joined_axes
 from .wide_parts import may_cancel, with_wide_parts
 
@@ -51,28 +51,28 @@ WAITING = 1.6
 for the other: one kernel of both reads them once, from memory or at least from near, and halves keep them apart."""
 
 
-def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
+def split_reductions(graph: Graph, price: Price, target: Target) -> Graph:
     """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
     and the squares of the distances from it together."""
 
     fresh, inside = _fresh(graph), Inside(graph)
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
-        first, *merge = _best(op, split_fold(op, fresh, target, inside), graph.layouts, price) or (op,)
+        first, *merge = _best(op, split_reduction(op, fresh, target, inside), graph.layouts, price) or (op,)
         kernels = [Kernel((*before, first), first.outputs), *(Kernel((h,), h.outputs) for h in merge)]
         return sum(price(k, graph.layouts) for k in kernels)
 
     parts: frozenset[Op] = frozenset()
     if target.lanes > 1:
-        graph, parts = moments_in_parts(graph, price, least, target.cores)
-        graph, more = cascades_in_parts(graph, price, target.cores)
+        graph, parts = split_moments(graph, price, least, target.cores)
+        graph, more = split_cascades(graph, price, target.cores)
         parts |= more
     fresh, inside = _fresh(graph), Inside(graph)
-    waiting = cascaded(graph) if target.lanes > 1 else frozenset[Op]()
+    waiting = find_cascaded(graph) if target.lanes > 1 else frozenset[Op]()
     ops: list[Op] = []
     for op in graph.ops:
         times = WAITING if op in waiting else 1
-        splits = [] if op in parts else split_fold(op, fresh, target, inside)
+        splits = [] if op in parts else split_reduction(op, fresh, target, inside)
         halves = _best(op, splits, graph.layouts, price, times)
         if halves is not None:
             fresh += len(halves[0].outputs)
@@ -82,7 +82,7 @@ def split_folds(graph: Graph, price: Price, target: Target) -> Graph:
     return graph.with_ops(ops)
 
 
-def cascaded(graph: Graph) -> frozenset[Op]:
+def find_cascaded(graph: Graph) -> frozenset[Op]:
     """The folds that wait for a fold over as many elements with as many results, through pointwise ops, and those that
     are waited for."""
     before: dict[Value, frozenset[Op]] = {}
@@ -124,7 +124,7 @@ def _best(
     return best
 
 
-def split_fold(op: Op, fresh: int, target: Target, inside: Inside | None = None) -> list[tuple[Op, Op]]:
+def split_reduction(op: Op, fresh: int, target: Target, inside: Inside | None = None) -> list[tuple[Op, Op]]:
     """The halves of a fold (their partial results numbered from `fresh`) for each number of parts worth a try; none if
     it is too small, ordered, or its reduction has no neutral element. `inside` says how its elements lie in memory."""
     expr = op.expr

@@ -12,7 +12,7 @@ from tilewright.analysis.size_hints import estimate
 from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.algebra.region import renumbered
+from tilewright.rewrite.algebra.region import renumber_reads
 
 DEEP = 8
 """Pointwise ops that are looked through between one step of a pattern and the next."""
@@ -32,7 +32,7 @@ class Inside:
     def body(self, op: Op) -> Expr:
         """The one element that `op` computes."""
         assert op.expr is not None
-        return renumbered(op.expr, lambda k: op.inputs[k].id).body[0]
+        return renumber_reads(op.expr, lambda k: op.inputs[k].id).body[0]
 
     def opened(self, e: Expr) -> Expr:
         """A read of a pointwise result as the expression of that."""

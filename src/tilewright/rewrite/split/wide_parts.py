@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilewright.analysis.contraction import factored
+from tilewright.analysis.contraction import is_product_of_blocks
 from tilewright.analysis.value.sign import sign_of
 from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.expr import Expr, call, cast, const, read, slot, walk
@@ -59,7 +59,7 @@ def may_cancel(expr: TensorExpr, summed: Callable[[], Expr]) -> bool:
         return False
     term = summed()
     halves = any(x.op == "read" and x.dtype.is_half for x in walk(term))
-    return cancels(term, halves) and not factored(term, expr.axes, expr.reduce)
+    return cancels(term, halves) and not is_product_of_blocks(term, expr.axes, expr.reduce)
 
 
 def cancels(term: Expr, halves: bool) -> bool:

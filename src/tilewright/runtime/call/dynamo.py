@@ -148,7 +148,7 @@ class TracedWay:
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         given = by_name(self.target, args, kwargs)
-        with self._settings(self.oblivious), marked(self.naming.place_of(given)):
+        with self._settings(self.oblivious), mark_dynamic(self.naming.place_of(given)):
             try:
                 return self._compiled(*args, **kwargs)
             except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -243,7 +243,7 @@ def _with_own_code(target: Callable[..., object]) -> Callable[..., object]:
 
 
 @contextmanager
-def marked(places: Iterable[tuple[Dim, Tensor, int]]) -> Generator[None]:
+def mark_dynamic(places: Iterable[tuple[Dim, Tensor, int]]) -> Generator[None]:
     """Inside, dims of the caller's tensors are marked as dynamic; outside, the tensors are as they were: marks that
     stay would rule whatever else is compiled for them."""
     before: dict[int, tuple[dict[str, object], dict[str, object]]] = {}

@@ -18,7 +18,7 @@ _CONSTANT = re.compile(r"^(\s*)(mov\.[busf](16|32)|selp\.[busf](16|32))(\s+)(.*)
 _NUMBER = re.compile(r"(?<![\w%.])(?:0x[0-9A-Fa-f]+|-?\d+)(?![\w.])")
 
 
-def mended(text: str) -> str:
+def mend_ptx(text: str) -> str:
     """The same program in words that every assembler gets right."""
     hidden = _SHORT_FLOATS.search(text) is not None
     return "\n".join(_mended_line(line, hidden) for line in text.split("\n"))

@@ -20,7 +20,7 @@ from tilewright.errors import BuildError
 
 from .binary import resources
 from .job import Box, Facts, Job
-from .ptx import mended
+from .ptx import mend_ptx
 
 BINARY = {"cuda": ("cubin", "ptx"), "hip": ("hsaco", "amdgcn")}
 """By backend: the names of the machine code and of its readable form."""
@@ -106,7 +106,7 @@ def _assembled_right() -> Generator[None]:
     usual = CUDABackend.make_cubin
 
     def assembled(self: Any, text: str, *rest: Any) -> bytes:
-        return usual(self, mended(text), *rest)
+        return usual(self, mend_ptx(text), *rest)
 
     CUDABackend.make_cubin = assembled
     try:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tilewright.ir.expr import Expr, Symbol
 from tilewright.ir.graph import Operand, Value
 from tilewright.ir.sizes import dims
-from tilewright.library.choose import Entrant, Pass
+from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.pool import running
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
@@ -123,7 +123,7 @@ class Timer:
     def _key(self, task: str, trial: int) -> str:
         return digest("verdict", self._identity, task, str(trial))
 
-    def measure(self, task: str, entrants: Sequence[Entrant]) -> str:
+    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
         """The name of the fastest; what raises, or is faster than memory, loses."""
         start = time.perf_counter()
         before = self._trials(task)
@@ -143,13 +143,13 @@ class Timer:
         self.store.put(self._key(task, len(before)), files)
         return best
 
-    def _bound(self, entrant: Entrant) -> float:
+    def _bound(self, entrant: TimedOffer) -> float:
         """Seconds in which no way can read its operands and write its result, from the caches."""
         moved = sum(self.size(v.numel) * v.dtype.bytes for v in entrant.inputs)
         level = next(x for x in self.target.levels if x.kind > MemoryKind.DEVICE)
         return moved / (4 * level.bandwidth)
 
-    def _times(self, entrants: Sequence[Entrant]) -> tuple[dict[str, float], dict[str, float]]:
+    def _times(self, entrants: Sequence[TimedOffer]) -> tuple[dict[str, float], dict[str, float]]:
         """The best time of each way, and its middle one over its best."""
         runs: dict[str, Run] = {}
         operands: list[Tensor] = []
@@ -210,7 +210,7 @@ class Timer:
             best = min(best, time.perf_counter() - began)
         return best + left.work * t.numel() / (self.target.flops / INSTRUCTION)
 
-    def _laid(self, entrant: Entrant) -> list[tuple[Value, Sequence[Expr] | None]]:
+    def _laid(self, entrant: TimedOffer) -> list[tuple[Value, Sequence[Expr] | None]]:
         wants = [*entrant.call.wants, *[None] * len(entrant.inputs)]
         return list(zip(entrant.inputs, wants, strict=False))
 
@@ -235,7 +235,7 @@ def _runs(name: str, run: Run) -> bool:
     return True
 
 
-def _bound_call(entrant: Entrant, tensors: Sequence[Tensor]) -> Run:
+def _bound_call(entrant: TimedOffer, tensors: Sequence[Tensor]) -> Run:
     call = entrant.call
     fill = lambda a: tensors[a.index] if isinstance(a, Operand) else a  # noqa: E731
     args, kwargs = [fill(a) for a in call.args], {name: fill(a) for name, a in call.kwargs}

@@ -11,7 +11,7 @@ from torch import Tensor
 from tilewright.errors import BrokenPromise
 from tilewright.plan.data import Call
 
-from .tensors import relaid, same_layout
+from .tensors import lay_out, same_layout
 
 Tensors = list[Tensor | None]
 Act = Callable[[Tensors], None]
@@ -29,7 +29,7 @@ class Promise:
     strides: tuple[int, ...] | None
 
 
-def taken(made: object, places: Sequence[int], step: Call) -> list[object]:
+def take_results(made: object, places: Sequence[int], step: Call) -> list[object]:
     """The results of a call at `places`, counted through nested lists. Raises BrokenPromise if there are fewer."""
     flat = _flat(made) if isinstance(made, (tuple, list)) else [made]
     if places and max(places) >= len(flat):
@@ -73,7 +73,7 @@ def receiving(step: Call, k: int, promise: Promise, *, by_kernels: bool = True) 
         elif t.shape != shape:
             raise _broken(step, k, f"has the shape {tuple(t.shape)}, {shape} was promised")
         elif strides is not None and t.stride() != strides and not same_layout(shape, t.stride(), strides):
-            tensors[b] = relaid(t, strides)
+            tensors[b] = lay_out(t, strides)
 
     return act
 

@@ -36,7 +36,7 @@ from .arguments import (
 )
 from .bound import Part, Workspace, check_preconditions
 from .launch import Unit, raise_error
-from .tensors import copy_into, memory_range, relaid, same_layout, torch_dtype
+from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
 
 PLANS = 256
@@ -428,7 +428,7 @@ class Executable:
                 )  # fmt: skip
             if t.stride() == strides or same_layout(t.shape, t.stride(), strides):
                 continue
-            laid = tensors[self.plan.arguments[k]] = relaid(t, strides)
+            laid = tensors[self.plan.arguments[k]] = lay_out(t, strides)
             STATS.input_copies += 1
             if k in self.plan.written:
                 back.append((t, laid))

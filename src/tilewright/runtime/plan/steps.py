@@ -21,7 +21,7 @@ from tilewright.ir.sizes.host import Number, number
 from tilewright.plan.data import Call
 from tilewright.runtime.cpu.pool import running
 
-from .call_results import Act, Tensors, taken
+from .call_results import Act, Tensors, take_results
 from .launch import raise_error
 from .tensors import Make, copy_into
 
@@ -202,7 +202,7 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
         (only,) = outputs
 
         def one(result: object) -> Tensor:
-            return cast(Tensor, taken(result, places, step)[0])
+            return cast(Tensor, take_results(result, places, step)[0])
 
         def act(tensors: Tensors) -> None:
             try:
@@ -222,7 +222,7 @@ def calling(step: Call, sizes: Mapping[str, Number]) -> Act:
             raise
         flat = made if plain and isinstance(made, tuple) and len(made) == len(outputs) else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if flat is None or any(isinstance(t, (tuple, list)) for t in flat):  # pyright: ignore[reportUnknownVariableType]
-            flat = taken(made, places, step)
+            flat = take_results(made, places, step)
         for b, t in zip(outputs, flat, strict=True):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
             tensors[b] = cast(Tensor, t)  # `receiving` looks what it is
 

@@ -71,7 +71,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
 
 
-def relaid(source: Tensor, strides: Sequence[int]) -> Tensor:
+def lay_out(source: Tensor, strides: Sequence[int]) -> Tensor:
     """A copy of `source` with these strides (elements)."""
     if source.is_cpu:
         out = empty_strided(tuple(source.shape), tuple(strides), source.dtype)

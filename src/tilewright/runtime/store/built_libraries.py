@@ -15,7 +15,7 @@ from tilewright.target import Target
 
 from .cache import Store, digest
 from .code_identity import PRINTING, code_identity
-from .decisions import Covers
+from .decisions import Decisions
 
 T = TypeVar("T")
 LOG = logging.getLogger("tilewright")
@@ -45,11 +45,11 @@ class Later(Sequence[T]):
         return len(self._all())
 
 
-class Libraries:
+class BuiltLibraries:
     """Built libraries by the identities of their kernels, for one machine, compiler, set of options and version of
     ours."""
 
-    def __init__(self, target: Target, store: Store, options: Options, covers: Covers) -> None:
+    def __init__(self, target: Target, store: Store, options: Options, covers: Decisions) -> None:
         self.store = store
         self.identity = digest(
             "library", covers.identity, toolchain(target, options), code_identity(PRINTING)

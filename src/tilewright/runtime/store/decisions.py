@@ -16,7 +16,7 @@ LOG = logging.getLogger("tilewright")
 FILE = "decision.json"
 
 
-class Covers:
+class Decisions:
     """The `Memory` of a store, for one machine, one set of options, one version of the compiler, and typical sizes."""
 
     def __init__(self, target: Target, store: Store, options: Options, sizes: Mapping[str, int]) -> None:

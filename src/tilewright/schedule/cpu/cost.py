@@ -16,10 +16,10 @@ from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
-from tilewright.schedule.instructions import issued
+from tilewright.schedule.instructions import count_instructions
 from tilewright.target import MemoryKind, Target
 
-from .vectors import lanes, points
+from .vectors import points, vector_lanes
 
 STRIDED = 3
 """Instructions per element of an access that is not contiguous along the lane."""
@@ -34,15 +34,15 @@ MOST_SETS = 32
 """Sets of loops around one fold that are told apart; where there are more, it is taken to stand in all of them."""
 
 
-def seconds(form: Form, schedule: Schedule, target: Target) -> float:
+def vector_seconds(form: Form, schedule: Schedule, target: Target) -> float:
     """Estimated seconds of one launch, symbols taken as typical sizes."""
     cache = target.level(MemoryKind.L2)
     moved = traffic(form)
     fits = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if fits and cache is not None else target.device.bandwidth
-    width = lanes(target) if schedule.tiling.lane is not None else 1
+    width = vector_lanes(target) if schedule.tiling.lane is not None else 1
     if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):
-        work = issued(lower(form, schedule), width)
+        work = count_instructions(lower(form, schedule), width)
     else:
         repeats = _repeats(form, schedule)
         work = sum(_instructions(i, schedule, width) * repeats[k] for k, i in enumerate(form.items))

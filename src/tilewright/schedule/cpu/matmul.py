@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tilewright.analysis.contraction import SMALLEST, contraction, sides
+from tilewright.analysis.contraction import SMALLEST, contraction, product_sides
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import estimate
 from tilewright.ir.dtype import f32
@@ -20,7 +20,7 @@ from tilewright.ir.schedule import ClassPlan, Math, Memory, Reductions, Role, Sc
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
 
-from .vectors import lanes, nest_order
+from .vectors import nest_order, vector_lanes
 
 ACROSS = 4
 """Registers of the lane side that one step multiplies: with them, sums enough that no unit waits for another."""
@@ -38,10 +38,10 @@ WIDEST = 256
 """The longest class that one block holds whole."""
 
 
-def products(form: Form, target: Target) -> Schedule | None:
+def matmul_schedule(form: Form, target: Target) -> Schedule | None:
     """A schedule in which every sum of products is a product of blocks; None if `form` has no such sum, or if no
     parallel class can be the lane of all of them."""
-    sums = {i.id: s for i in form.folds.values() if (s := sides(i)) is not None}
+    sums = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
     if not sums or any(i.scan is not None for i in form.items):
         return None
     if any(len(s[2]) > 1 or form.items[i].body[0].dtype is not f32 for i, s in sums.items()):
@@ -54,7 +54,7 @@ def products(form: Form, target: Target) -> Schedule | None:
         return None
     tiles = dict.fromkeys(form.classes(), 1)
     for a in (a for kept in longest for a in kept if a not in grid):
-        tiles[a] = _inner(a, lanes(target))
+        tiles[a] = _inner(a, vector_lanes(target))
     tiles |= {a: min(tiles[a], SUMMED) for a in _summed(form, sums) if tiles[a] > 1}
     tiles[lane] = _across(lane, target)
     made = [contraction(form.items[i], form.params, tiles.__getitem__) for i in sums]
@@ -99,7 +99,7 @@ def _in_bands(form: Form, lane: Axis, streamed: list[Axis], target: Target) -> t
 
 def _across(lane: Axis, target: Target) -> int:
     """Values of the lane class in a block: all registers that one step multiplies, fewer where it is short."""
-    width = lanes(target)
+    width = vector_lanes(target)
     extent = dims.static(lane.extent)
     most = ACROSS * width
     while most < SMALLEST:

@@ -47,19 +47,19 @@ def points(item: Item) -> int:
     return estimate(dims.prod(a.extent for a in item.axes))
 
 
-def lanes(target: Target) -> int:
+def vector_lanes(target: Target) -> int:
     """Elements of 4 bytes in a vector register (a power of two): the lanes of every block, whatever its type."""
     return last_power_of_two(target.vector_lanes(4))
 
 
-def heuristic(form: Form, target: Target) -> Schedule:
+def vector_schedule(form: Form, target: Target) -> Schedule:
     """Grid: classes that every item keeps. Lane: the class along which most memory is contiguous. The rest streams."""
     reduced = {a for i in form.items for a in i.reduce}
     scans = {i.scan for i in form.items if i.scan is not None}
     classes = form.classes()
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
     lane = pick_lane(form, [a for a in classes if a not in scans])
-    width = lanes(target)
+    width = vector_lanes(target)
     across = _across(form, grid, lane, width)
     if lane is not None and across is not None:
         return _transposing(form, target, grid, *_turned_as_read(form, lane, across), width)
@@ -176,7 +176,7 @@ def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target) -> in
     where every step of a fold reads another row."""
     if lane is None:
         return 1
-    width = lanes(target)
+    width = vector_lanes(target)
     folds = [i for i in form.items if i.is_fold and lane in i.axes]
     extent = dims.static(lane.extent)
     limit = width

@@ -13,9 +13,9 @@ from dataclasses import replace
 from tilewright.analysis.contraction import SMALLEST
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import also_seen, estimate, likely
-from tilewright.form.implied import listed_tiles, unhinted
+from tilewright.form.implied import drop_implied, listed_tiles
 from tilewright.form.lane_softmax import one_each
-from tilewright.form.pack_rows import packed
+from tilewright.form.pack_rows import pack_rows
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
 from tilewright.ir.form import Form, folds_read
 from tilewright.ir.schedule import ClassPlan, Launch, Math, Reductions, Role, Schedule, Tiling
@@ -98,13 +98,13 @@ SHORT_CHAIN = 16
 """Beside products of singles, which cost more than levels: the longer a chain is, the more it errs."""
 
 
-def blocks(
+def block_schedule(
     form: Form, target: Target, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING,
     odd: bool = False,
 ) -> Schedule:  # fmt: skip
     """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed; `tuning`
     holds what was measured. `odd`: rows begin where no wide access may, although that is not known of all sizes."""
-    lists, form = listed_tiles(form), unhinted(form)
+    lists, form = listed_tiles(form), drop_implied(form)
     shape = shape_of(form)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     products = summed_blocks(form, shape.grid, shape.inner, most, target)
@@ -281,14 +281,14 @@ def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[
     # What else a row goes over is no longer than it was when the program was traced, or about so.
     most = {a: next_power_of_two(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
-    open_ended = blocks(form, target, None, tuning)
+    open_ended = block_schedule(form, target, None, tuning)
     seen = max(target.lanes, next_power_of_two(likely(shape.lane.extent) or LONGEST))
     for b in (seen, *BUCKETS) if SHORT * seen <= BUCKETS[0] else BUCKETS:
         limits = most | {shape.lane: b}
         if _product(limits.values()) <= LONGEST:
             conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]
             fits = functools.reduce(lambda p, q: call("and", p, q), conditions)
-            even, odd = (blocks(form, target, limits, tuning, odd) for odd in (False, True))
+            even, odd = (block_schedule(form, target, limits, tuning, odd) for odd in (False, True))
             if even == open_ended:  # as where products of blocks decide
                 continue
             differs = misalignment(form, target) if odd != even else None
@@ -309,16 +309,16 @@ def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tu
     few = {1, FEW // beside} | ({SMALLEST // beside, SMALLEST} if on_grid else set())
     found: list[tuple[int, Form, Schedule]] = []
     for n in sorted(n for n in few if n >= max(1, low)):
-        small = packed(form, {a: n}) if on_grid else form
+        small = pack_rows(form, {a: n}) if on_grid else form
         limits = {c: n * beside for c in small.classes() if c not in form.classes()} | {a: n}
         with also_seen({repr(a.extent): n}):
-            made = blocks(small, target, limits, tuning)
+            made = block_schedule(small, target, limits, tuning)
         if not on_grid and made.plan(a).tile >= SMALLEST:
             continue
         if found and _height(found[-1][2]) == _height(made) and (small is not form or found[-1][1] is form):
             found.pop()  # more rows at the same cost
         found.append((n, small, made))
-    usual = blocks(form, target, None, tuning)
+    usual = block_schedule(form, target, None, tuning)
     least = 0 if on_grid else 1 - low  # a row that a program takes for there has no mask
     return [(_so_many(a, n, least), small, made) for n, small, made in found if made != usual]
 
@@ -334,7 +334,7 @@ def _so_many(a: Axis, n: int, least: int) -> Expr:
     return call("and", call("ge", a.extent, dims.integer(least)), fits) if least > 0 else fits
 
 
-def fitting(a: Axis, most: int) -> int:
+def fit_tile(a: Axis, most: int) -> int:
     """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
     extent = likely(a.extent)
     if extent is None:
@@ -440,19 +440,19 @@ def _grid_tiles(
     held, budget = _product(inner.values()), entry.elements
     if shape.across is not None and shape.lane is not None:
         side = entry.lane or SQUARE
-        tiles[shape.lane] = fitting(shape.lane, side)
-        tiles[shape.across] = fitting(shape.across, max(1, budget // side) if entry.lane else SQUARE)
+        tiles[shape.lane] = fit_tile(shape.lane, side)
+        tiles[shape.across] = fit_tile(shape.across, max(1, budget // side) if entry.lane else SQUARE)
         held *= tiles[shape.lane] * tiles[shape.across]
     elif shape.lane in tiles:
         assert shape.lane is not None
         wide = entry.lane or (max(target.lanes, COLUMN_BYTES // shape.element) if shape.inner else budget)
-        tiles[shape.lane] = fitting(shape.lane, wide)
+        tiles[shape.lane] = fit_tile(shape.lane, wide)
         held *= tiles[shape.lane]
     spare = _spare(form, shape, target)
     for a in reversed(shape.grid):
         room = min(budget // held, spare // max(1, held)) if spare else budget // held
         if tiles[a] == 1 and room > 1:
-            tiles[a] = fitting(a, last_power_of_two(room))
+            tiles[a] = fit_tile(a, last_power_of_two(room))
             held *= tiles[a]
     return tiles
 

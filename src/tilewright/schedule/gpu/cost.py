@@ -21,7 +21,7 @@ SPECIAL = 12
 """From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
 
 
-def seconds_in_waves(form: Form, schedule: Schedule, target: Target) -> float:
+def block_seconds(form: Form, schedule: Schedule, target: Target) -> float:
     """Estimated seconds of one launch, symbols taken as typical sizes."""
     moved = traffic(form)
     cache = target.level(MemoryKind.L2)

@@ -13,7 +13,14 @@ from functools import lru_cache
 from itertools import product as choices
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import SMALLEST, Contraction, contraction, factors, sides, stored_half
+from tilewright.analysis.contraction import (
+    SMALLEST,
+    Contraction,
+    contraction,
+    factors,
+    product_sides,
+    stored_half,
+)
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import estimate, likely
 from tilewright.ir.dtype import f32, i64
@@ -94,7 +101,7 @@ def product_blocks(
 ) -> Blocks | None:  # fmt: skip
     """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles. `most`
     are bounds of extents, `lists` lengths that tiles divide if they can."""
-    found = {i.id: s for i in form.folds.values() if (s := sides(i)) is not None}
+    found = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
     if not found:
         return None
     tiled = dict.fromkeys(max(side, key=lambda x: estimate(x.extent)) for s in found.values() for side in s)

@@ -26,7 +26,7 @@ COPIED = 4
 Lowered = Callable[[Form, Schedule], TileProgram]
 
 
-def fitting(form: Form, schedule: Schedule, target: Target, lowered: Lowered) -> Schedule:
+def fit_shared_memory(form: Form, schedule: Schedule, target: Target, lowered: Lowered) -> Schedule:
     """`schedule`, or where a block of it needs more shared memory than there is, one with fewer stages or smaller
     tiles; the smallest if none fits. The form is `lowered` only where it might not fit."""
     level = target.level(MemoryKind.SHARED)

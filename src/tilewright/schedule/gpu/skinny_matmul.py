@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tilewright.analysis.contraction import factors, sides, stored
+from tilewright.analysis.contraction import factors, product_sides, stored
 from tilewright.analysis.size_hints import estimate
 from tilewright.ir.expr import Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
@@ -61,7 +61,7 @@ def summed_blocks(
 def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, int] | None:
     """The class of unknown extent among the rows of products, and how many rows there are for each element of it; None
     if there is none, or not one. Another fold walks what stands against them, or, where none of products does, them."""
-    found = [s for i in form.folds.values() if (s := sides(i)) is not None]
+    found = [s for i in form.folds.values() if (s := product_sides(i)) is not None]
     passed = {a for *_, folded in found for a in folded} & {a for s in found for side in s[:2] for a in side}
     where = set(grid) if passed & set(inner) else set(inner) - {a for *_, folded in found for a in folded}
     rows = {a for s in found for side in s[:2] if set(side) & where for a in side}
