@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
+import tilewright
 from tests.test_layers import LAYERS
+from tilewright.ir.schedule import Launch, Math, Memory, Reductions, Tiling
+from tilewright.target import Target
 
 TOP = Path(__file__).parents[1]
 PACKAGE = TOP / "src" / "tilewright"
@@ -19,8 +24,8 @@ FOLDERS = frozenset({"src", "tests", "docs", "benchmarks", "demo"})
 ROOMS = frozenset(room for layer in LAYERS for room in layer)
 OUTSIDE = re.compile(r"^(docs|src|tests|benchmarks|demo)/[\w./*<>-]+$")
 INSIDE = re.compile(r"^([a-z_]+)([/.]\w+)+/?$")
-FIELD = re.compile(r"^(Schedule|Target)\.(\w+)$")
-HOLDERS = {"Schedule": "ir/schedule", "Target": "target"}
+FIELD = re.compile(r"^(Tiling|Reductions|Memory|Math|Launch|Target)\.(\w+)$")
+RECORDS: Mapping[str, type] = {c.__name__: c for c in (Tiling, Reductions, Memory, Math, Launch, Target)}
 ENDS = (".py", ".h", ".cpp", ".json")
 
 
@@ -37,7 +42,8 @@ def is_there(word: str) -> bool:
     if OUTSIDE.match(word):
         return any(TOP.glob(word.rstrip("/")))
     if field := FIELD.match(word):
-        return _leads_somewhere(PACKAGE, f"{HOLDERS[field[1]]}.{field[2]}")
+        record = RECORDS[field[1]]
+        return field[2] in {f.name for f in fields(record)} | set(dir(record))
     match = INSIDE.match(word)
     if match and match[1] in FOLDERS:
         return _leads_somewhere(TOP, word)
@@ -90,6 +96,14 @@ def test_the_table_of_phases_names_what_the_pipeline_runs() -> None:
     assert len(set(told)) == len(told) and set(told) == set(re.findall(r'\brun\("(\w+)"', text))
 
 
+def test_the_table_of_phases_has_them_in_order() -> None:
+    told = [names_in(row[0])[0] for row in rows(ARCHITECTURE.read_text(encoding="utf-8"), "The phases")]
+    model = tilewright.compile(lambda x: torch.softmax(x, -1) @ x, (torch.randn(8, 8),))
+    ran = [phase.name for phase in model.trace.phases if phase.name in told]
+    first = list(dict.fromkeys(ran))
+    assert first == [name for name in told if name in first] and len(first) > 8
+
+
 def test_the_architecture_is_short() -> None:
     lines = ARCHITECTURE.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150 and max(map(len, lines)) <= 120
@@ -116,8 +130,9 @@ def test_paths_that_are_named_exist(document: Path) -> None:
         ("tests/test_documents.py", True),
         ("benchmarks.fuzz", True),
         ("tests.replay", True),
-        ("Schedule.lane", True),
-        ("Schedule.nothing", False),
+        ("Tiling.lane", True),
+        ("Tiling.warps", False),
+        ("Target.nothing", False),
         ("torch.compile", True),
         ("fast.coverage", True),
         ("ir/nothing", False),

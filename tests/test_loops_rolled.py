@@ -295,14 +295,14 @@ def test_gradients_where_torch_loses_those_of_states_that_begin_without(
     monkeypatch.setattr(recurrent, "SCANS_DIFFERENTIATE", False)
     monkeypatch.setattr(rolled, "SCANS_DIFFERENTIATE", False)
     tied: list[int] = []
-    plain = scanned.tied
+    plain = scanned.tie_states
 
     def watched(states: Sequence[Tensor], others: Sequence[object]) -> list[Tensor]:
         made = plain(states, others)
         tied.append(sum(a is not b for a, b in zip(states, made, strict=True)))
         return made
 
-    monkeypatch.setattr(scanned, "tied", watched)
+    monkeypatch.setattr(scanned, "tie_states", watched)
 
     def run(x: Tensor, w: Tensor) -> Tensor:
         h = x.new_zeros(x.shape[1:])

@@ -69,7 +69,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> int:
 def unfitted(monkeypatch: pytest.MonkeyPatch, channels: int, machine: str) -> list[Scheduled]:
     """The kernels as they are where nobody counts."""
     with monkeypatch.context() as patched:
-        patched.setattr(solver, "fitting", lambda form, schedule, *_: schedule)
+        patched.setattr(solver, "fit_shared_memory", lambda form, schedule, *_: schedule)
         return compiled(joined, norms(channels), machine=machine).kernels
 
 

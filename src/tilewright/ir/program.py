@@ -253,7 +253,8 @@ class TileProgram:
         return any(isinstance(s, Check) for s in self.statements())
 
     def show(self) -> str:
-        """The program as text, with everything that decides what is printed of it."""
+        """The program as text: every statement and decision. Of expressions it tells what `ir.expr.show` tells: types
+        of variables, not those of constants inside."""
         lines = ["program(" + ", ".join(f"{b.name}:{b.dtype}[{show(b.size)}]" for b in self.params) + ")"]
         decided = [f for f in fields(self) if f.name in _DECIDED and getattr(self, f.name) != f.default]
         lines += [f"  {f.name} = {_shown(getattr(self, f.name))}" for f in decided]

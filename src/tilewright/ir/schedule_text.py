@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import TypeVar
 
-from .dtype import bool_, i64
-from .expr import Axis, Expr, Symbol, const, integer, make, symbol
+from .dtype import bool_
+from .expr import SCALARS, Axis, Expr, Symbol, const, integer, make, symbol
 from .schedule import ClassPlan, Launch, Math, Memory, Reductions, Role, Schedule, Sized, Tiling
 
 _PLAN = re.compile(r"(\S+):(grid|resident|streamed|scan)(?:/(\d+))?(?:x(\d+))?(-?)")
@@ -32,11 +32,15 @@ def parse(text: str, axes: Iterable[Axis], symbols: Iterable[Symbol] = ()) -> Sc
         if plan is not None:
             name, role, chunk, tile, down = plan.groups()
             axis, step, run = _of(named, name), int(tile or 1), int(chunk or 0)
+            if step < 1 or run % step or any(c.axis == axis for c in classes):
+                raise ValueError(
+                    f"{word!r} is no plan of another class: tiles are at least 1 and divide a chunk"
+                )
             classes.append(ClassPlan(axis, Role(role), step, run, down == "-"))
             continue
-        name, _, value = word.partition("=")
-        if name in given:
-            raise ValueError(f"{name} is given twice")
+        name, mark, value = word.partition("=")
+        if name in given or (mark and not value):
+            raise ValueError(f"{name} is given twice, or without a value")
         given[name] = value or "True"
     made = Schedule(Tiling(tuple(classes)))
     readers = _readers(named, sizes)
@@ -75,6 +79,8 @@ def _of(known: Mapping[str, T], name: str) -> T:
 
 
 def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text):
+        raise ValueError(f"{text!r} is no number")
     return int(text)
 
 
@@ -86,7 +92,10 @@ def _words(text: str) -> Iterator[str]:
 def _items(text: str) -> Iterator[str]:
     if not (text.startswith("[") and text.endswith("]")):
         raise ValueError(f"{text!r} is no list")
-    return (x.strip() for x in _parts(text[1:-1], ","))
+    items = [x.strip() for x in _parts(text[1:-1], ",")] if text != "[]" else []
+    if not all(items):
+        raise ValueError(f"{text!r} has an empty item")
+    return iter(items)
 
 
 def _parts(text: str, mark: str) -> Iterator[str]:
@@ -94,14 +103,14 @@ def _parts(text: str, mark: str) -> Iterator[str]:
     for c in text:
         depth += (c in "([") - (c in ")]")
         if c == mark and depth == 0:
-            if part:
+            if part or mark != " ":
                 yield part
             part = ""
         else:
             part += c
     if depth != 0:
         raise ValueError(f"brackets of {text!r} do not match")
-    if part:
+    if part or mark != " ":
         yield part
 
 
@@ -109,9 +118,12 @@ def _condition(text: str, sizes: Mapping[str, Expr]) -> Expr:
     """The expression that `ir.expr.show` wrote."""
     try:
         python = re.sub(r"\bnot\(", "not_(", text)  # Python's own binds less than &
-        return _expression(ast.parse(python, mode="eval").body, sizes)
+        made = _expression(ast.parse(python, mode="eval").body, sizes)
     except SyntaxError:
         raise ValueError(f"{text!r} is no condition on sizes") from None
+    if made.dtype is not bool_:
+        raise ValueError(f"{text!r} is a number, and no condition")
+    return made
 
 
 def _expression(x: ast.expr, sizes: Mapping[str, Expr]) -> Expr:
@@ -132,4 +144,6 @@ def _expression(x: ast.expr, sizes: Mapping[str, Expr]) -> Expr:
 
 
 def _made(op: str, args: tuple[Expr, ...]) -> Expr:
-    return make(op, args, bool_ if op in _TRUTHS else args[-1].dtype if args else i64)
+    if op not in SCALARS or SCALARS[op].arity != len(args):
+        raise ValueError(f"{op} of {len(args)} is no operation")
+    return make(op, args, bool_ if op in _TRUTHS else args[-1].dtype)

@@ -93,7 +93,7 @@ def _check_scans(form: Form) -> None:
 
 
 def grain(form: Form, schedule: Schedule) -> Expr:
-    """Grid points that together touch `grain_bytes`."""
+    """Grid points that together touch `Launch.min_bytes_per_task`."""
     grid = {c.axis: c.chunk for c in schedule.tiling.classes if c.role is Role.GRID}
     best = dims.ONE
     for item in form.items:

@@ -4,8 +4,9 @@ A state belongs to the values that its gauges had when it was last advanced. Thr
 lanes come together, and when a level of states is added to the one above. Each time states are brought to the new
 values by the law's repair, all from the old ones, before any of them is assigned.
 
-Any value that holds exponentials down serves as a gauge. Under a `lazy` schedule an extreme has a *reference* beside
-it, to which states belong: it stays while the extreme does not leave it far behind, and most steps repair nothing.
+Any value that holds exponentials down serves as a gauge. Where a schedule has `lazy_log2`, an extreme has a *reference*
+beside it, to which states belong: it stays while the extreme does not leave it far behind, and most steps repair
+nothing.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ def worth_keeping(
     cone: Sequence[Item], outputs: Sequence[Item], c: Axis, passes: Mapping[int, int], schedule: Schedule
 ) -> list[Expr]:
     """The largest expressions over class `c` that two passes evaluate to the same values, and that cost at least
-    `lower.scratch`."""
+    `Memory.scratch_cost`."""
     if not schedule.memory.scratch_cost:
         return []
     first: dict[Expr, int] = {}

@@ -216,7 +216,7 @@ class Solver:
         return form, self._fitting(form, schedule)
 
     def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
-        """As `fitting`, where blocks have shared memory."""
+        """As `fit_shared_memory`, where blocks have shared memory."""
         return (
             fit_shared_memory(form, schedule, self.target, self._program)
             if self.target.lanes > 1

@@ -26,9 +26,10 @@ _Source = tuple[Value, Node | None, MemoryKind]
 def connect(cover: Cover, schedules: Sequence[Scheduled], host: Collection[int] = ()) -> TileGraph:
     """The tile-graph of a cover whose kernels have these schedules; inputs numbered `host` lie on the host.
 
-    Every value that a step reads or makes has an edge: one for each reader, and one without a reader where the caller
-    gets it or nobody does. A value that its kernel both reads and stores has edges at both levels. Raises VerifyError
-    for a kernel without a schedule."""
+    Every value that a step reads or stores has an edge: one for each reader, and one without a reader where the caller
+    gets it or nobody does; what a kernel makes and nobody reads has none. A loop is one call, whatever its steps. A
+    value that its kernel both reads and stores has edges at both levels. Raises VerifyError for a kernel without a
+    schedule."""
     known = {s.kernel: s for s in schedules}
     missing = [step for step in cover.steps if isinstance(step, Kernel) and step not in known]
     if missing:

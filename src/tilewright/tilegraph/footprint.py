@@ -39,9 +39,11 @@ def footprint(
         lifetimes[e.level][e.value] = min(first, start), max(last, end)
     found: dict[MemoryKind, int] = {}
     for level, alive in sorted(lifetimes.items()):
+        boxes_at = boxes if level.core else stored
         blocks = [
-            Block(size(elements((boxes if level.core else stored)[v]), sizes) * v.dtype.bytes, start, end)
+            Block(size(elements(boxes_at[v]), sizes) * v.dtype.bytes, start, end)
             for v, (start, end) in alive.items()
+            if v in boxes_at  # a value that no result needs is not made
         ]
         found[level] = pack(blocks, align=1)[1]
     return found

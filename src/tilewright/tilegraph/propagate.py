@@ -77,14 +77,14 @@ def propagate(op: Op, tile: Tile) -> dict[Value, Tile]:
     and of a running one all up to the tile's end.
 
     Never too small; larger than needed where reads lie apart (a stride, two pieces), where an index depends on data
-    (all of that dim), or where a condition hides a read. A library call needs all of its inputs. Raises VerifyError
-    for a tile that does not have one span a dim."""
+    (all of that dim), or where a condition hides a read. A library call needs all of its inputs, whatever the
+    tile. Raises VerifyError for a tile that does not have one span a dim."""
+    if op.expr is None:
+        return {v: whole(v) for v in op.inputs}
     shape = op.outputs[0].shape if op.outputs else ()
     if len(tile) != len(shape):
         raise VerifyError(f"a tile of {len(tile)} dims for {op.outputs}", phase="tilegraph", op=op.name)
     expr = op.expr
-    if expr is None:
-        return {v: whole(v) for v in op.inputs}
     moved: dict[Expr, Expr] = {}
     for a, span in zip(expr.axes, tile, strict=True):
         low = dims.ZERO if a == expr.scan else span.low

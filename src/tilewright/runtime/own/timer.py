@@ -67,7 +67,7 @@ Run = Callable[[], object]
 
 @dataclass(slots=True)
 class Timer:
-    """Finds which `Entrant` is the fastest, with the threads in use. `sizes` are example values of size symbols."""
+    """Finds which `TimedOffer` is the fastest, with the threads in use. `sizes` are example values of size symbols."""
 
     target: Target
     store: Store

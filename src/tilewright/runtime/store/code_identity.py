@@ -8,7 +8,10 @@ from pathlib import Path
 from .cache import digest
 
 DECIDING = (
+    "target.py",
     "ir",
+    "interp",
+    "capture/fused.py",
     "analysis",
     "rewrite",
     "library",
@@ -18,7 +21,6 @@ DECIDING = (
     "schedule",
     "tuning",
     "pipeline",
-    "target.py",
 )
 """What decides which ops share a kernel, and how kernels are numbered."""
 
