@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -151,3 +152,9 @@ def test_what_is_there(word: str, there: bool) -> None:
 def test_words_are_found_outside_of_blocks() -> None:
     text = "a `b/c` and `python -m d.e`\n```\n`f`\n```\n`g`"
     assert list(inline_code(text)) == ["b/c", "python", "-m", "d.e", "g"]
+
+
+@pytest.mark.parametrize("page", ["options.md", "ops.md"])
+def test_pages_that_follow_from_the_code_do(page: str) -> None:
+    space = runpy.run_path(str(TOP / "docs" / "generate.py"))
+    assert (TOP / "docs" / page).read_text(encoding="utf-8") == space["PAGES"][page](), "run docs/generate.py"
