@@ -141,9 +141,6 @@ STYLES: dict[str, Callable[[Form, Axis], Schedule]] = {
     "whole blocks": lambda form, c: roles(form, c, 4, peel=False, lane_states=False),
     "levels": lambda form, c: roles(form, c, 1, max_chain=3),
     "levels of lanes": lambda form, c: roles(form, c, 2, max_chain=3),
-    "lazy": lambda form, c: roles(form, c, 1, lazy_log2=1),
-    "lazy lanes": lambda form, c: roles(form, c, 4, peel=False, lazy_log2=2),
-    "lazy blocks": lambda form, c: roles(form, c, 4, peel=False, lane_states=False, lazy_log2=8),
 }
 
 
@@ -223,7 +220,7 @@ def test_values(name: str, style: str) -> None:
 
 @pytest.mark.parametrize(
     "style",
-    ["one by one", "lanes, masked", "whole blocks", "levels of lanes", "lazy", "lazy lanes", "lazy blocks"],
+    ["one by one", "lanes, masked", "whole blocks", "levels of lanes"],
 )
 @pytest.mark.parametrize(
     "name", ["softmax", "logsumexp", "entropy", "attention", "attention and its sizes", "sink"]
@@ -244,9 +241,6 @@ def test_large_logits(name: str, style: str) -> None:
         "lanes, masked",
         "whole blocks",
         "levels of lanes",
-        "lazy",
-        "lazy lanes",
-        "lazy blocks",
     ],
 )
 @pytest.mark.parametrize("name", ["causal", "causal, zeros"])
@@ -258,7 +252,7 @@ def test_rows_that_see_nothing(name: str, style: str) -> None:
     np.testing.assert_allclose(made, want, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("style", ["one by one", "lanes", "whole blocks", "levels", "lazy", "lazy blocks"])
+@pytest.mark.parametrize("style", ["one by one", "lanes", "whole blocks", "levels"])
 @pytest.mark.parametrize(
     "name", ["softmax", "logsumexp", "entropy", "variance", "layer norm", "log softmax, largest"]
 )

@@ -75,10 +75,6 @@ class Reductions:
 
     online: bool = False
     """Cascaded reductions run in one pass where the online law allows it."""
-    lazy_log2: int = 0
-    """What follows a running extreme is not brought to each new one, but only to one past which exponentials could grow
-    by more than 2^lazy_log2, and to the last one at the end (0: to each). The values are the same in exact arithmetic
-    (FlashAttention-4 does so with 8)."""
     lane_states: bool = True
     """A reduction over a block keeps a state per lane and merges them after the loop. Without, each step is merged into
     one state."""

@@ -280,14 +280,12 @@ class _Lowering(Listed):
             for t in targets:
                 self.declare(t, thin=not lengths and t.reduce == (c,))
         self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
-        outer, before = self.references, self.written
+        before = self.written
         if outermost:
-            self.refer([] if lengths else targets, merged)
             self.written = set()  # what a part of a loop around this one left in scratch, other parts did not
         self.walk_blocks(c, lengths, targets, outs, merged)
         if outermost:
             self.finish(targets, merged)
-            self.references = outer
             self.scope.ready |= self.written & set(self.scope.kept)
             self.written |= before
 

@@ -3,27 +3,20 @@
 A state belongs to the values that its gauges had when it was last advanced. Three times gauges move: at a step, when
 lanes come together, and when a level of states is added to the one above. Each time states are brought to the new
 values by the law's repair, all from the old ones, before any of them is assigned.
-
-Any value that holds exponentials down serves as a gauge. Where a schedule has `lazy_log2`, an extreme has a *reference*
-beside it, to which states belong: it stays while the extreme does not leave it far behind, and most steps repair
-nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import reduce
 
 from tilewright.analysis.online.running import empty, gap, shown
 from tilewright.analysis.online.terms import Gauge
 from tilewright.form.companions import Merge
 from tilewright.form.lane_softmax import merge_exponentials, weight
 from tilewright.ir.expr import Expr, call, const, substitute, transform, where
-from tilewright.ir.form import Form, Item
-from tilewright.ir.program import Branch, Compute, Declare, Dot, Update, Var, value_of
-from tilewright.ir.reduction import any_
-from tilewright.ir.schedule import Schedule
+from tilewright.ir.form import Item
+from tilewright.ir.program import Compute, Declare, Dot, Update, Var, value_of
 
 from .passes import Merges
 from .states import States
@@ -38,37 +31,6 @@ Gaps = dict[tuple[Expr, bool], Expr]
 class Repair(States):
     """States that may depend on other states of the same pass."""
 
-    def __init__(self, form: Form, schedule: Schedule) -> None:
-        super().__init__(form, schedule)
-        self.references: dict[int, tuple[Var, float]] = {}
-        """Of extremes: what the states that follow them belong to, and how far these may be left behind."""
-
-    def refer(self, targets: Sequence[Item], merges: Merges) -> None:
-        """Declare references of the extremes among `targets`."""
-        limits: dict[int, float] = {}
-        follows = [merges[t.id] for t in targets if t.id in merges]
-        for merge in follows:
-            for k, (gauge, f) in enumerate(zip(merge.law.gauges, merge.gauges, strict=True)):
-                limits[f] = min(limits.get(f, math.inf), 0.0 if gauge.centred else self.room(merge, k))
-        self.references = {}
-        for t in targets:
-            limit = limits.get(t.id, 0.0)
-            if t.reduction is not None and 0 < limit < math.inf:
-                state = self.states[t.id][0]
-                reference = self.var(state.dtype, state.axes)
-                self.out.append(Declare((reference,), t.reduction.identity))
-                self.references[t.id] = reference, limit
-
-    def room(self, merge: Merge, gauge: int) -> float:
-        """How far a gauge may lie behind its extreme: until the exponentials of a state grow to 2^lazy."""
-        bits = {"exp": math.log2(math.e), "exp2": 1.0}
-        rates = [abs(k) * bits[base] for (g, base), k in merge.law.states[0].rates if g == gauge]
-        return self.schedule.reductions.lazy_log2 / max(rates) if rates else math.inf
-
-    def referred(self, old: Values) -> Values:
-        """The states, references in the place of the extremes that have some."""
-        return {**old, **{f: (value_of(r),) for f, (r, _) in self.references.items() if f in old}}
-
     def moving(self, merges: Merges) -> set[int]:
         """Folds whose new values others need within the step."""
         counts = {m.count for m in merges.values() if m.count is not None}
@@ -81,41 +43,17 @@ class Repair(States):
     def step(self, targets: Sequence[Item], merges: Merges) -> None:
         """Advance the states of `targets`, all of whose classes are bound, by the elements of a step."""
         moving = self.moving({t.id: merges[t.id] for t in targets if t.id in merges})
-        before = self.referred(self.now([t.id for t in targets]))
+        before = self.now([t.id for t in targets])
         ahead = {t.id: self.run_ahead(t) for t in targets if t.id in moving}
         follows = [merges[t.id] for t in targets if t.id in merges]
-        far = {f: self.far_behind(f, new[0]) for f, new in ahead.items() if f in self.references}
-        used = {f: self.named(where(far[f], ahead[f][0], before[f][0])) for f in far}
-        self.expose(follows, ahead | {f: (e,) for f, e in used.items()})
+        self.expose(follows, ahead)
         gaps = self.single_powers(targets, follows, before, ahead)
         repaired = {m.states[0]: self.brought(m, before, gaps) for m in follows}
-        some = {frozenset(m.gauges): self.anywhere([far[f] for f in m.gauges])
-                for m in follows if m.states[0] in self.contractions and far.keys() >= set(m.gauges)}  # fmt: skip
         for t in targets:
             if t.id not in moving:
-                asked = some.get(frozenset(merges[t.id].gauges)) if t.id in merges else None
-                self.update(t, repaired.get(t.id), asked)
+                self.update(t, repaired.get(t.id))
         for f, new in ahead.items():
             self.out.append(Update(self.states[f], new))
-        for f, e in used.items():
-            self.out.append(Update((self.references[f][0],), (e,)))
-
-    def far_behind(self, f: int, new: Expr) -> Expr:
-        """Where the extreme `f` with its `new` value leaves its reference too far behind."""
-        reference, limit = self.references[f]
-        old = value_of(reference)
-        rises = self.form.folds[f].reduction
-        assert rises is not None
-        gap = call("sub", new, old) if rises.combiner == "maximum" else call("sub", old, new)
-        near = call("le", gap, const(limit, new.dtype))
-        # Both may be the same infinity, from which nothing has a distance; NaN is never near.
-        return self.named(call("not", call("or", near, call("eq", new, old))))
-
-    def anywhere(self, conditions: Sequence[Expr]) -> Expr:
-        """Whether one of some conditions holds anywhere in a block."""
-        held = self.named(reduce(lambda a, b: call("or", a, b), dict.fromkeys(conditions)))
-        parts = (self.held(held, self.blocks(held)),)
-        return value_of(self.collapsed(any_(), parts, parts[0].axes)[0])
 
     def single_powers(
         self, targets: Sequence[Item], follows: Sequence[Merge], before: Values, ahead: Values
@@ -128,11 +66,7 @@ class Repair(States):
                 t = folds[f]
                 own = self.schedule.per_lane(f) and all(a in self.states[f][0].axes for a in t.reduce)
                 plain = gauge.rising and not gauge.bounded and gauge.through is gauge.leaf
-                if (
-                    not (own and plain and merge.law.falls(k))
-                    or f in self.references
-                    or (gauge.through, True) in known
-                ):
+                if not (own and plain and merge.law.falls(k)) or (gauge.through, True) in known:
                     continue
                 old = before[f][0]
                 of_state, of_element = merge_exponentials(
@@ -197,8 +131,8 @@ class Repair(States):
         through = self.eval(substitute(gauge.through, {gauge.leaf: self.named(before)}))
         return gap(gauge, state, through, self.eval(gauge.through), falls)
 
-    def update(self, t: Item, repaired: Expr | None, asked: Expr | None = None) -> None:
-        """state = merge(state or what it was `repaired` to, element). A product is repaired only if `asked` holds."""
+    def update(self, t: Item, repaired: Expr | None) -> None:
+        """state = merge(state or what it was `repaired` to, element)."""
         assert t.reduction is not None
         if t.scan is not None:
             self.advance(t)
@@ -216,8 +150,7 @@ class Repair(States):
             return
         operands = self.operands(product)
         if repaired is not None:
-            moved = Update(names, (repaired,))
-            self.out.append(moved if asked is None else Branch(asked, (moved,)))
+            self.out.append(Update(names, (repaired,)))
         if not self.schedule.reductions.blockwise:
             self.out.append(Dot(names[0], *operands, product.k))
             return
@@ -226,9 +159,9 @@ class Repair(States):
         self.out.append(Update(names, t.reduction.merged([value_of(names[0])], [value_of(step)])))
 
     def finish(self, targets: Sequence[Item], merges: Merges) -> None:
-        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own, or with
-        references: each is brought to the common ones before they are added."""
-        lanes = self.referred(self.now([t.id for t in targets]))
+        """After the loops: merge the lanes of states and compute results. Lanes ran with gauges of their own: each is
+        brought to the common ones before they are added."""
+        lanes = self.now([t.id for t in targets])
         gaps: Gaps = {}
         for t in targets:
             if t.scan is not None:
@@ -242,8 +175,7 @@ class Repair(States):
     def common(self, t: Item, merge: Merge, lanes: Values, gaps: Gaps) -> tuple[Var, ...]:
         """The lanes of a state with the gauges of the whole."""
         (name,) = self.states[t.id]
-        apart = any(a in t.reduce for f in merge.gauges for a in self.states[f][0].axes)
-        if not apart and not any(f in self.references for f in merge.gauges):
+        if not any(a in t.reduce for f in merge.gauges for a in self.states[f][0].axes):
             return (name,)
         final = {f: self.scope.results[f, 0] for f in merge.gauges}
         for gauge, f in zip(merge.law.gauges, merge.gauges, strict=True):
