@@ -90,13 +90,6 @@ def array_of_tensor(tensor: Tensor) -> np.ndarray:
         ) from error  # fmt: skip
 
 
-def as_tensors(value: object) -> object:
-    """The tensor of a numpy array or scalar; anything else unchanged. Raises InputError as `tensor_of_array`."""
-    if isinstance(value, np.ndarray):
-        return tensor_of_array(value)
-    return tensor_of_array(np.asarray(value)) if isinstance(value, np.generic) else value
-
-
 def as_arrays(value: object) -> object:
     """`value` with its tensors, however nested, as arrays."""
     return pytree.tree_map_only(Tensor, array_of_tensor, value)

@@ -7,7 +7,6 @@ there.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -466,11 +465,6 @@ def _shown(e: Expr, inner: list[str]) -> str:
     return f"{e.op}({', '.join(inner)})"
 
 
-def exact_float(value: Const) -> float:
-    """A constant as a Python float (the nearest one for a Fraction)."""
-    return float(value)
-
-
 def is_const(e: Expr, value: float) -> bool:
     """Whether `e` is the constant `value` (NaN never)."""
     return (
@@ -479,6 +473,3 @@ def is_const(e: Expr, value: float) -> bool:
         and e.value is not None
         and e.value == value
     )
-
-
-NEGATIVE_INFINITY = -math.inf

@@ -22,7 +22,7 @@ from fractions import Fraction
 from math import factorial, prod
 
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, call, const, slot, substitute, walk, where
+from tilewright.ir.expr import Axis, Expr, call, const, slot, walk, where
 from tilewright.ir.reduction import Reduction, any_, maximum, minimum
 from tilewright.ir.sizes import dims
 
@@ -366,11 +366,3 @@ def _quantifier(
 
 def _fold(combiner: str, dtype: DType) -> Reduction:
     return any_() if combiner == "or" else maximum(dtype) if combiner == "maximum" else minimum(dtype)
-
-
-def merged_finish(law: Law, states: Sequence[Expr]) -> Expr:
-    """The result of complete `states`."""
-    table = {
-        slot("a", k, s.reduction.state[0]): e for k, (s, e) in enumerate(zip(law.states, states, strict=True))
-    }
-    return substitute(law.finish, table)

@@ -26,7 +26,6 @@ MAX_MODEL_BYTES = (1 << 31) - 1
 MAX_EXTENT = 1 << 60
 """The product of a shape's sizes, those of 0 left out: strides beyond it overflow."""
 _EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
-_SIZES = {torch.bool: 1}
 
 
 @dataclass(frozen=True)
