@@ -266,7 +266,7 @@ def test_failure_inside_a_flight_frees_the_lock(store: Store) -> None:
 
 WRITER = """
 from pathlib import Path
-from tilewright.runtime.cache import Store, digest
+from tilewright.runtime.store.cache import Store, digest
 store = Store(Path({root!r}))
 print("ready", flush=True)
 for i in range(1000000):

@@ -65,9 +65,9 @@ def test_nothing_of_a_gpu_is_needed_for_the_cpu() -> None:
         "import torch, tilewright\n"
         "run = tilewright.compile(lambda x: x * 2 + 1, (torch.ones(8),))\n"
         "run(torch.ones(8))\n"
-        "from tilewright.runtime import cuda_device, cuda_driver, cuda_workers\n"
-        "assert 'not installed' in cuda_device.missing('cuda:0')\n"
-        "print(cuda_driver._drivers, cuda_workers._held, torch.cuda.is_initialized())\n"
+        "from tilewright.runtime.cuda import device, driver, workers\n"
+        "assert 'not installed' in device.missing('cuda:0')\n"
+        "print(driver._drivers, workers._held, torch.cuda.is_initialized())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=200, check=False

@@ -308,10 +308,10 @@ def test_one_build_for_many(store: Store, tmp_path: Path) -> None:
 def test_two_processes_at_once(tmp_path: Path) -> None:
     text = script(
         "from pathlib import Path\n"
-        "from tilewright.options import Options\nfrom tilewright.runtime import device\n"
+        "from tilewright.options import Options\nfrom tilewright.runtime.cpu import toolchain\n"
         "from tilewright.runtime.store.cache import Store\n"
-        f"p = device.build_texts([{ANSWER!r}], (), Store(Path({str(tmp_path / 'kernels')!r})), Options())\n"
-        "print(device.load(p).answer())"
+        f"p = toolchain.build_texts([{ANSWER!r}], (), Store(Path({str(tmp_path / 'kernels')!r})), Options())\n"
+        "print(toolchain.load(p).answer())"
     )
     runs = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for _ in range(3)]
     assert [run.communicate(timeout=60)[0].strip() for run in runs] == [b"42"] * 3

@@ -295,7 +295,7 @@ FORK = """
 import os
 import numpy as np
 from tests.runtime.test_pool import Calls
-from tilewright.runtime import pool
+from tilewright.runtime.cpu import pool
 calls = Calls()
 calls.pool.join(pool.team())
 calls.pool.resize(2)
@@ -316,8 +316,8 @@ END = """
 import threading
 import numpy as np
 from tilewright.options import Options
-from tilewright.runtime import pool
-from tilewright.runtime.cache import Store
+from tilewright.runtime.cpu import pool
+from tilewright.runtime.store.cache import Store
 from tests.runtime.test_pool import Calls
 p = pool.pool(Store(None), Options())
 assert p is pool.pool(Store(None), Options())

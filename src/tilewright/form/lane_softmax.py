@@ -10,12 +10,12 @@ Where neighbours are a whole access, a lane takes all of them in a step: the max
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewright.analysis.online.running import is_finite_part
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, Expr, axis, call, const, substitute, walk, where
-from tilewright.ir.form import Form, folds_read
+from tilewright.ir.form import Form, FormStep, folds_read
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import Target
@@ -77,7 +77,7 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
     outer = dims.exact_div(c.axis.extent, dims.integer(count))
     if count == 1 or outer is None or dims.static(outer) is None:
         return form, schedule
-    return _in_accesses(form, schedule, c, outer, count)
+    return _with_accesses(form, schedule, c, count)
 
 
 def if_whole(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form, Schedule] | None:
@@ -91,7 +91,7 @@ def if_whole(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form
     if count == 1:
         return None
     whole = call("eq", dims.mod(c.axis.extent, width), dims.ZERO)
-    return whole, *_in_accesses(form, schedule, c, dims.floordiv(c.axis.extent, width), count)
+    return whole, *_with_accesses(form, schedule, c, count)
 
 
 def _streamed(form: Form, schedule: Schedule, target: Target) -> ClassPlan | None:
@@ -114,10 +114,15 @@ def _access(form: Form, c: ClassPlan, schedule: Schedule, target: Target) -> int
     return 1 if c.tile < count * target.lanes * schedule.launch.warps else count
 
 
-def _in_accesses(
-    form: Form, schedule: Schedule, c: ClassPlan, outer: Expr, count: int
-) -> tuple[Form, Schedule]:
-    split = split_class(form, c.axis, outer, dims.integer(count))
+def in_accesses(form: Form, counts: Mapping[Axis, int]) -> Form:
+    """The form with each of these classes as accesses of so many elements: its extent is a multiple of that."""
+    for a, count in counts.items():
+        form = split_class(form, a, dims.floordiv(a.extent, dims.integer(count)), dims.integer(count))
+    return form
+
+
+def _with_accesses(form: Form, schedule: Schedule, c: ClassPlan, count: int) -> tuple[Form, Schedule]:
+    split = in_accesses(form, {c.axis: count}).after(FormStep("in_accesses", ((c.axis.name, count),)))
     before = set(form.classes())
     far, near = sorted((a for a in split.classes() if a not in before), key=lambda a: int(a.name[1:]))
     plans = (ClassPlan(near, Role.RESIDENT, count), ClassPlan(far, Role.STREAMED, c.tile // count))

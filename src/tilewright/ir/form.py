@@ -10,7 +10,7 @@ A *class* is an axis that several folds and outputs share: one possible loop.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .dtype import DType
 from .expr import Axis, Expr, walk
@@ -67,13 +67,31 @@ class Item:
         return found if self.is_fold else [*found, (self.param, self.offset)]
 
 
+@dataclass(frozen=True, slots=True)
+class FormStep:
+    """A change of a form by its name (see `form.steps`), with the numbers that it was given for loop classes."""
+
+    name: str
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{c}={n}" for c, n in self.numbers)
+        return f"{self.name}({given})" if given else self.name
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """Parameters (inputs, then outputs) with the elements that each spans in memory, folds and outputs of a kernel."""
+    """Parameters (inputs, then outputs) with the elements that each spans in memory, folds and outputs of a kernel.
+    `steps` are those that led here from the form that the kernel's ops have."""
 
     params: tuple[Value, ...]
     sizes: tuple[Expr, ...]
     items: tuple[Item, ...]
+    steps: tuple[FormStep, ...] = ()
+
+    def after(self, step: FormStep) -> Form:
+        """This form, to which `step` led."""
+        return replace(self, steps=(*self.steps, step))
 
     @property
     def folds(self) -> dict[int, Item]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from .expr import Axis, Expr, show
+from .form import FormStep
 
 
 class Role(Enum):
@@ -90,6 +91,10 @@ class Reductions:
     """Parts of a reduction that take only its identity are left out, which assumes finite values behind a mask."""
     skip_hidden: bool = False
     """Steps that a mask of data hides are jumped over."""
+    wide_sums: bool = False
+    """Sums of fp32 whose terms may cancel are summed in fp64 (see `form.wide_sums`)."""
+    product_chain: int = 0
+    """Products of a matrix unit that are added one after the other at most (0: any number)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +145,35 @@ class Launch:
     """Work below which grid points are not worth another thread."""
 
 
+RECORDS = ("tiling", "reductions", "memory", "math", "launch")
+"""Fields of a schedule that are records of decisions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Every decision about one kernel."""
+    """Every decision about one kernel: with the kernel and a machine it gives the tile program again
+    (`schedule.solver.replay`)."""
 
     tiling: Tiling
     reductions: Reductions = Reductions()
     memory: Memory = Memory()
     math: Math = Math()
     launch: Launch = Launch()
+    form_steps: tuple[FormStep, ...] = ()
+    """The changes of the kernel's form that the classes belong to, in order."""
 
     def __str__(self) -> str:
         return " ".join([*map(str, self.tiling.classes), *self._decided()])
 
     def _decided(self) -> Iterator[str]:
         """Each field that has another value than its default, as text."""
-        for record in (self.tiling, self.reductions, self.memory, self.math, self.launch):
+        for record in (getattr(self, name) for name in RECORDS):
             for f in fields(record):
                 value = getattr(record, f.name)
                 if f.name != "classes" and value != f.default:
                     yield f.name if value is True else f"{f.name}={_shown(value)}"
+        if self.form_steps:
+            yield f"form_steps={_shown(self.form_steps)}"
 
     def per_lane(self, reduction: int) -> bool:
         """Whether a reduction keeps a state per lane."""
@@ -175,14 +189,14 @@ class Schedule:
     def changed(self, **values: object) -> Schedule:
         """The schedule with other values of some fields, each named as in the record that has it. Raises TypeError for
         a field that no record has."""
-        made = self
-        for part in fields(self):
-            record = getattr(self, part.name)
+        parts: dict[str, object] = {n: values.pop(n) for n in ("form_steps",) if n in values}
+        for name in RECORDS:
+            record = getattr(self, name)
             mine = {f.name: values.pop(f.name) for f in fields(record) if f.name in values}
-            made = replace(made, **{part.name: replace(record, **mine)}) if mine else made
+            parts |= {name: replace(record, **mine)} if mine else {}
         if values:
             raise TypeError(f"a schedule has no field {', '.join(values)}")
-        return made
+        return replace(self, **parts)  # pyright: ignore[reportArgumentType]  (each by the name of its record)
 
 
 def _shown(value: object) -> str:

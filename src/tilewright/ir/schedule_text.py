@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from .dtype import bool_
 from .expr import SCALARS, Axis, Expr, Symbol, const, integer, make, symbol
+from .form import FormStep
 from .schedule import ClassPlan, Launch, Math, Memory, Reductions, Role, Schedule, Sized, Tiling
 
 _PLAN = re.compile(r"(\S+):(grid|resident|streamed|scan)(?:/(\d+))?(?:x(\d+))?(-?)")
@@ -44,7 +45,9 @@ def parse(text: str, axes: Iterable[Axis], symbols: Iterable[Symbol] = ()) -> Sc
         given[name] = value or "True"
     made = Schedule(Tiling(tuple(classes)))
     readers = _readers(named, sizes)
-    kinds = {f.name: str(f.type) for r in (Tiling, Reductions, Memory, Math, Launch) for f in fields(r)}
+    kinds = {
+        f.name: str(f.type) for r in (Tiling, Reductions, Memory, Math, Launch, Schedule) for f in fields(r)
+    }
     for name in given:
         if name not in kinds or kinds[name] not in readers:
             raise ValueError(f"a schedule has no field {name!r}")
@@ -69,7 +72,18 @@ def _readers(axes: Mapping[str, Axis], sizes: Mapping[str, Expr]) -> Mapping[str
         "tuple[int, ...]": each(_number),
         "tuple[str, ...]": each(str),
         "tuple[Sized, ...]": each(sized),
+        "tuple[FormStep, ...]": each(_step),
     }
+
+
+def _step(text: str) -> FormStep:
+    match = re.fullmatch(r"(\w+)(?:\((.+)\))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no step of a form")
+    given = [x.split("=") for x in match[2].split(", ")] if match[2] else []
+    if any(len(x) != 2 for x in given):
+        raise ValueError(f"{text!r} gives no numbers for classes")
+    return FormStep(match[1], tuple((c, _number(n)) for c, n in given))
 
 
 def _of(known: Mapping[str, T], name: str) -> T:

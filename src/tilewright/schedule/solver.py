@@ -7,16 +7,12 @@ from dataclasses import dataclass, replace
 
 from tilewright.analysis.contraction import product_sides
 from tilewright.errors import IllegalSchedule
-from tilewright.form.any_as_int import any_as_int
 from tilewright.form.classes import make_form
-from tilewright.form.companions import refusals, with_companions
-from tilewright.form.exp2 import unscale_maxima, use_erfc, use_log2
+from tilewright.form.companions import refusals
 from tilewright.form.implied import by_lists, drop_implied
 from tilewright.form.lane_softmax import if_whole, with_neighbours
-from tilewright.form.pack_rows import pack_rows
 from tilewright.form.product_chains import limit_product_chains
-from tilewright.form.row_parts import in_row_parts
-from tilewright.form.unit_row import with_unit_row
+from tilewright.form.steps import take, take_again
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr
@@ -161,22 +157,24 @@ class Solver:
         return tuple((condition, self._program(form, schedule)) for condition, form, schedule in made)
 
     def _program(self, form: Form, schedule: Schedule) -> TileProgram:
-        made = lower(with_wide_sums(form, schedule) if self.target.wide_sums else form, schedule)
-        return limit_product_chains(made, form, self.target.dot_chain)
+        return lower_form(form, schedule)
 
     def _trimmed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.math.exp2 else ()
-        return schedule.changed(trim=self.options.trim != "exact", fast=quick)
+        return schedule.changed(
+            trim=self.options.trim != "exact",
+            fast=quick,
+            wide_sums=self.target.wide_sums,
+            product_chain=self.target.dot_chain,
+        )
 
     def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> _Solution:
         key = key or kernel_key(kernel, layouts)
         found = self.known.get(key)
         if found is None:
             try:
-                exact, coarse = self.options.round_intermediates, self.target.coarse
-                form = make_form(kernel, layouts, round_halves=exact, coarse=coarse)
-                form = use_erfc(form) if "erfc" in self.target.quick else form
-                found = self._best(form)
+                form = form_of(kernel, layouts, self.target, self.options)
+                found = self._best(self._take("use_erfc", form) if "erfc" in self.target.quick else form)
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found
@@ -193,19 +191,19 @@ class Solver:
 
     def _best(self, form: Form) -> _Solution:
         if self.target.lanes == 1:
-            return self._chosen(in_row_parts(form, self.target))
-        form = pack_rows(form)
-        padded, plain = with_unit_row(form, self.target), self._merged(form)
+            return self._chosen(self._take("in_row_parts", form))
+        form = self._take("pack_rows", form)
+        padded, plain = self._take("with_unit_row", form), self._merged(form)
         return plain if padded is form else min(plain, self._merged(padded), key=lambda x: x.seconds)
 
     def _merged(self, form: Form) -> _Solution:
         """With passes merged where that is faster."""
         busy = any(product_sides(i) is not None for i in form.folds.values())
         if busy:  # else memory is waited for, not exponentials
-            form = unscale_maxima(use_log2(form) if "log2" in self.target.quick else form)
-            form = any_as_int(form)
+            form = self._take("use_log2", form) if "log2" in self.target.quick else form
+            form = self._take("any_as_int", self._take("unscale_maxima", form))
         plain = self._chosen(form)
-        helped = with_companions(plain.form)
+        helped = self._take("with_companions", plain.form)
         if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
             return plain
         merged = replace(self._chosen(helped), rows=plain.form)
@@ -213,7 +211,10 @@ class Solver:
 
     def _scheduled(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
         form, schedule = with_neighbours(form, self._trimmed(schedule), self.target)
-        return form, self._fitting(form, schedule)
+        return form, self._fitting(form, schedule.changed(form_steps=form.steps))
+
+    def _take(self, step: str, form: Form) -> Form:
+        return take(step, form, self.target)
 
     def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
         """As `fit_shared_memory`, where blocks have shared memory."""
@@ -227,6 +228,25 @@ class Solver:
         form, schedule = self._scheduled(form, choose_schedule(form, self.target, self.tuning))
         check_roles(form, schedule)
         return _Solution(schedule, form, modelled_seconds(form, schedule, self.target), form)
+
+
+def form_of(kernel: Kernel, layouts: Layouts, target: Target, options: Options) -> Form:
+    """The form that the ops of a kernel have, before any step. Raises IllegalSchedule if there is none."""
+    return make_form(kernel, layouts, round_halves=options.round_intermediates, coarse=target.coarse)
+
+
+def lower_form(form: Form, schedule: Schedule) -> TileProgram:
+    """The tile program of a form under a schedule, with the sums that the schedule asks for."""
+    summed = with_wide_sums(form, schedule) if schedule.reductions.wide_sums else form
+    return limit_product_chains(lower(summed, schedule), form, schedule.reductions.product_chain)
+
+
+def replay(
+    kernel: Kernel, layouts: Layouts, schedule: Schedule, target: Target, options: Options
+) -> TileProgram:
+    """The tile program that a schedule stands for: nothing is decided again."""
+    form = take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target)
+    return lower_form(form, schedule)
 
 
 def _programs(scheduled: Scheduled) -> list[TileProgram]:

@@ -15,7 +15,7 @@ from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import also_seen, estimate, likely
 from tilewright.form.implied import drop_implied, listed_tiles
 from tilewright.form.lane_softmax import one_each
-from tilewright.form.pack_rows import pack_rows
+from tilewright.form.steps import take
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, walk
 from tilewright.ir.form import Form, folds_read
 from tilewright.ir.schedule import ClassPlan, Launch, Math, Reductions, Role, Schedule, Tiling
@@ -309,7 +309,7 @@ def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tu
     few = {1, FEW // beside} | ({SMALLEST // beside, SMALLEST} if on_grid else set())
     found: list[tuple[int, Form, Schedule]] = []
     for n in sorted(n for n in few if n >= max(1, low)):
-        small = pack_rows(form, {a: n}) if on_grid else form
+        small = take("pack_rows", form, target, {a: n}) if on_grid else form
         limits = {c: n * beside for c in small.classes() if c not in form.classes()} | {a: n}
         with also_seen({repr(a.extent): n}):
             made = block_schedule(small, target, limits, tuning)
