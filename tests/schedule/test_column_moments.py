@@ -253,8 +253,8 @@ def test_parts_are_made_where_there_are_many_rows(rows: int, count: int) -> None
     _, made = kernels(HalfColumns("columns", statistics, ((rows, 4096),)), False)
     assert len(made) == count
     first, last = made[0].schedule, made[-1].schedule
-    assert not any(c.role is Role.STREAMED for c in last.classes)
-    assert first.lane is not None and first.plan(first.lane).tile == (32 if count == 1 else 64)
+    assert not any(c.role is Role.STREAMED for c in last.tiling.classes)
+    assert first.tiling.lane is not None and first.plan(first.tiling.lane).tile == (32 if count == 1 else 64)
 
 
 def test_few_rows_are_added_up_by_a_block_for_each_core() -> None:
