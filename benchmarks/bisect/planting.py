@@ -294,7 +294,7 @@ def _wrong_op(graph: Graph, bug: Bug, attempt: int, state: Planted, kind: str, p
 
 @contextmanager
 def _rewrite(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
-    names = {"normalise": "normalise", "split": "split_folds", "freeze": "freeze"}
+    names = {"normalise": "normalise", "split": "split_reductions", "freeze": "freeze"}
 
     def change(graph: Graph) -> Graph:
         return _wrong_op(graph, bug, attempt, state, "rewrite", bug.way)
