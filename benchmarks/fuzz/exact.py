@@ -144,7 +144,7 @@ class Oracle:
     def _chosen(self, form: Form, target: Target, tuning: object) -> Schedule:
         """What is chosen, changed at random as far as that is legal. Exponentials stay such, here and in quick forms:
         powers of two take log2 e as a float, which is no exact number."""
-        plain = replace(ORIGINAL(form, target, tuning), powers=False)  # type: ignore[arg-type]
+        plain = ORIGINAL(form, target, tuning).changed(exp2=False)  # type: ignore[arg-type]
         for _ in range(6):
             changed = self._changed(form, plain, target)
             try:
