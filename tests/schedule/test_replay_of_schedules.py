@@ -28,6 +28,7 @@ def test_programs_are_made_again(machine: str) -> None:
     target, options = PRESETS[machine], Options()
     solver = Solver(target, options)
     taken: set[str] = set()
+    replayed = 0
     for case in (*CASES, FEW_QUERIES, LONG_ROWS):
         for dynamic in (False, True):
             graph = capture(case, dynamic and case in CASES)
@@ -39,8 +40,10 @@ def test_programs_are_made_again(machine: str) -> None:
             assert isinstance(found.schedule, Schedule)
             again = replay(kernel, graph.layouts, found.schedule, target, options)
             assert again == found.program and again.show() == found.program.show()  # type: ignore[attr-defined]
+            replayed += 1
             taken |= {step.name for step in found.schedule.form_steps}
     assert taken <= set(STEPS) and taken, "no step was tried"
+    assert replayed > len(CASES)
 
 
 def test_steps_are_read_back() -> None:

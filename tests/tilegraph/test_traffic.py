@@ -139,6 +139,12 @@ def test_a_result_without_a_tile_is_refused() -> None:
         footprint(found.tiles, found.kernel, {}, {})
 
 
+def test_a_kernel_of_another_graph_is_refused() -> None:
+    found, other = case(lambda x: x.exp(), (3, 5)), case(lambda x: x.sin(), (3, 5))
+    with pytest.raises(VerifyError, match="no such kernel"):
+        footprint(found.tiles, other.kernel, {v: whole(v) for v in other.kernel.outputs}, {})
+
+
 # --- the command line ------------------------------------------------------------------
 
 

@@ -151,8 +151,8 @@ RECORDS = ("tiling", "reductions", "memory", "math", "launch")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Every decision about one kernel: with the kernel and a machine it gives the tile program again
-    (`schedule.solver.replay`)."""
+    """Every decision about one kernel: with the kernel, a machine and the sizes that are seen it gives the tile program
+    again (`schedule.solver.replay`)."""
 
     tiling: Tiling
     reductions: Reductions = Reductions()

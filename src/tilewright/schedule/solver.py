@@ -104,7 +104,7 @@ class Solver:
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
-            made = _Lowered(self._program(found.form, found.schedule), self._buckets(found))
+            made = _Lowered(lower_form(found.form, found.schedule), self._buckets(found))
             self.lowered[key] = made
         notes = self.notes(kernel, layouts)
         said = MULTIPLIED.get(self.target.singles)
@@ -145,7 +145,7 @@ class Solver:
         few = row_buckets(found.form, self.target, self.tuning)
         made = [(c, *self._scheduled(form, s)) for c, form, s in few]
         rows = buckets(found.rows, self.target, self.tuning)
-        made += [(c, found.rows, self._fitting(found.rows, self._trimmed(s))) for c, s in rows]
+        made += [(c, found.rows, self._fitting(found.rows, self._completed(s))) for c, s in rows]
         odd = misalignment(found.form, self.target)
         if odd is not None:
             form, schedule = self._scheduled(
@@ -154,12 +154,9 @@ class Solver:
             made += [(odd, form, schedule)] if schedule != found.schedule else []
         whole = if_whole(found.form, found.schedule, self.target)
         made += [] if whole is None else [whole]
-        return tuple((condition, self._program(form, schedule)) for condition, form, schedule in made)
+        return tuple((condition, lower_form(form, schedule)) for condition, form, schedule in made)
 
-    def _program(self, form: Form, schedule: Schedule) -> TileProgram:
-        return lower_form(form, schedule)
-
-    def _trimmed(self, schedule: Schedule) -> Schedule:
+    def _completed(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.math.exp2 else ()
         return schedule.changed(
             trim=self.options.trim != "exact",
@@ -210,7 +207,7 @@ class Solver:
         return merged if merged.seconds <= plain.seconds else plain
 
     def _scheduled(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
-        form, schedule = with_neighbours(form, self._trimmed(schedule), self.target)
+        form, schedule = with_neighbours(form, self._completed(schedule), self.target)
         return form, self._fitting(form, schedule.changed(form_steps=form.steps))
 
     def _take(self, step: str, form: Form) -> Form:
@@ -219,9 +216,7 @@ class Solver:
     def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
         """As `fit_shared_memory`, where blocks have shared memory."""
         return (
-            fit_shared_memory(form, schedule, self.target, self._program)
-            if self.target.lanes > 1
-            else schedule
+            fit_shared_memory(form, schedule, self.target, lower_form) if self.target.lanes > 1 else schedule
         )
 
     def _chosen(self, form: Form) -> _Solution:
@@ -244,7 +239,8 @@ def lower_form(form: Form, schedule: Schedule) -> TileProgram:
 def replay(
     kernel: Kernel, layouts: Layouts, schedule: Schedule, target: Target, options: Options
 ) -> TileProgram:
-    """The tile program that a schedule stands for: nothing is decided again."""
+    """The tile program that a schedule stands for. Tiles and fields are taken as they are; what a step of the form
+    looks up in the machine, or in the sizes that are seen, it looks up again."""
     form = take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target)
     return lower_form(form, schedule)
 

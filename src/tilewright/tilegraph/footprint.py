@@ -25,7 +25,10 @@ def footprint(
                                 last op that reads it
 
     Each op is taken to finish its box before the next one begins. A loop that streams a reduced axis needs less, since
-    only a step of it is there at a time. Raises VerifyError unless there is a tile for each result."""
+    only a step of it is there at a time. Raises VerifyError unless there is a tile for each result, and for a kernel
+    that the tile-graph does not have."""
+    if all(node.step is not kernel for node in tilegraph.ops):
+        raise VerifyError("the tile-graph has no such kernel", phase="tilegraph")
     boxes = required(kernel, tiles)
     stored = {**boxes, **tiles}
     order = {op: n for n, op in enumerate(kernel.ops)}
