@@ -312,11 +312,14 @@ def _division(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
 
 
 def _power(a: Interval, b: Interval) -> Interval:
+    """(-0.0) ** n = -inf for odd n < 0: a zero has either sign."""
     n = b.constant
     if a.positive and a.finite and b.finite:
         return interval(0, INF, False)
-    if a.nonnegative or (n is not None and n == n // 2 * 2):
-        return interval(0, INF, above=True, nan=a.nan or b.nan)
+    even = n is not None and n == n // 2 * 2
+    if a.nonnegative or even:
+        negative_zero = a.zero and not even and b.bottom < 0
+        return interval(0, INF, below=negative_zero, above=True, nan=a.nan or b.nan)
     return ANYTHING
 
 
