@@ -30,8 +30,8 @@ from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline import compiler, place
-from tilewright.pipeline.phases import Recorder, Trace
 from tilewright.pipeline.place import Place
+from tilewright.pipeline.trace import Recorder, Trace
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.target import preset
 

@@ -14,7 +14,7 @@ from tilewright.accuracy import compare, in_float64
 from tilewright.form.classes import make_form
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, ViewStep
-from tilewright.pipeline.compiler import Trace
+from tilewright.pipeline.trace import Trace
 from tilewright.plan import Plan
 from tilewright.plan.reports import KernelReport
 from tilewright.tilegraph.connect import connect

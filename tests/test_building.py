@@ -15,6 +15,7 @@ from torch import Tensor
 import tilewright
 from tests.emit.triton_corpus import BY_NAME
 from tests.schedule.run import capture
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.emit.source import Source
 from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused
@@ -44,11 +45,11 @@ def test_a_trial_builds_what_it_runs(
     monkeypatch.setattr(building, "build_kernels", build)
     monkeypatch.setattr(building, "device", lambda *_: cast(Device, None))
     graph = capture(BY_NAME[name], dynamic)
-    solver = Solver(preset("sm_90"), Options())
     symbols = graph.symbols()
-    sizes = dict(zip(map(str, symbols), (33, length), strict=False))
-    builder = building.Builder(building.in_silence, solver, cast(Decisions, None), sizes)
-    cover = partition(graph, solver.price)
+    hints = SizeHints(dict(zip(map(str, symbols), (33, length), strict=False)))
+    solver = Solver(preset("sm_90"), Options(), hints=hints)
+    builder = building.Builder(building.in_silence, solver, cast(Decisions, None))
+    cover = partition(graph, solver.price, hints)
     for exact, wanted in (True, once), (False, usual):
         made.clear()
         kernels = builder.built([cover], symbols, once=exact)

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 from unittest import mock
 
 import numpy as np
@@ -24,8 +25,9 @@ from torch import Tensor, fx
 from benchmarks.fuzz.judge import REFUSED, Failure, Setting
 from benchmarks.fuzz.outcome import ran
 from benchmarks.fuzz.program import Program, function
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.api import Session
+from tilewright.capture.environment import traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.errors import IllegalSchedule, IndexOutOfRange, UnsupportedError
 from tilewright.interp import EXACT, ResidueError, equal, exact_random, run_program
@@ -33,19 +35,18 @@ from tilewright.interp.algebra import STORAGE, Array
 from tilewright.interp.evaluate import TensorEvaluator
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
-from tilewright.ir.graph import Layout, Value
+from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, Scheduled, Step, ViewStep
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.legality import check_roles
 from tilewright.options import Options
 from tilewright.partition.cover import partition
-from tilewright.pipeline import compiler
-from tilewright.pipeline.build import in_silence
-from tilewright.rewrite.split.reduction import split_reductions
+from tilewright.pipeline.phases import begin, phases_before, run_phases
+from tilewright.pipeline.place import Place
+from tilewright.pipeline.state import Request
+from tilewright.pipeline.trace import Recorder
 from tilewright.runtime.call.fallback import Captured
-from tilewright.runtime.store.cache import Store, default_root
-from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule import solver as solving
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target
@@ -111,10 +112,9 @@ class Oracle:
             graph = from_fx(gm, frozen=frozen)
         except UnsupportedError:
             return
-        sizes = compiler.traced_sizes(gm)
+        sizes = traced_sizes(gm)
         with mock.patch.object(solving, "choose_schedule", self._chosen):
-            solver = Solver(self.target, self.options)
-            steps, layouts = self._steps(graph, solver, sizes)
+            solver, steps, layouts = self._steps(graph, sizes)
             memory = Memory(layouts, sizes, self.seed)
             for step in steps:
                 if isinstance(step, ViewStep):
@@ -125,16 +125,16 @@ class Oracle:
                     self._compare(solver, step, memory)
 
     def _steps(
-        self, graph: compiler.Graph, solver: Solver, sizes: Mapping[str, int]
-    ) -> tuple[tuple[Step, ...], Mapping[Value, Layout]]:
-        typical = compiler.typical_sizes(graph, sizes)
-        covers = Decisions(self.target, Store(default_root(self.options)), self.options, typical)
-        normal = compiler._normal(in_silence, graph, solver, self.options, typical, covers, sizes)
-        with seen_sizes(typical):
-            parted = split_reductions(normal, solver.price, self.target)
-            fuse = self.options.fusion == "full"
-            cover = partition(parted, lambda k, at: solver.price(k, at) * self._chance(k), fuse=fuse)
-        return cover.steps, cover.layouts
+        self, graph: Graph, sizes: Mapping[str, int]
+    ) -> tuple[Solver, tuple[Step, ...], Mapping[Value, Layout]]:
+        asked = Request(Recorder(), self.options, Place(""), (), SizeHints(sizes), _no_loops)
+        phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
+        state = run_phases(begin(asked, graph, Solver(self.target, self.options)), phases)
+        solver, fuse = state.solver, self.options.fusion == "full"
+        cover = partition(
+            state.graph, lambda k, at: solver.price(k, at) * self._chance(k), solver.hints, fuse=fuse
+        )
+        return solver, cover.steps, cover.layouts
 
     def _chance(self, kernel: Kernel) -> float:
         """A factor that a kernel's price gets, the same each time."""
@@ -189,8 +189,7 @@ class Oracle:
         if wanted is None:
             self.undecided += 1
             return
-        with seen_sizes(memory.sizes):
-            scheduled = solver.solve(kernel, memory.layouts)
+        scheduled = solver.solve(kernel, memory.layouts)
         for condition, program in ((dims.ONE, scheduled.program), *scheduled.buckets):
             if condition is not dims.ONE and not dims.evaluate(condition, dict(memory.sizes)):
                 continue
@@ -208,6 +207,10 @@ class Oracle:
                     "wrong", f"kernel of {ops} on {solver.target.name} under {scheduled.schedule}\n{program}"
                 )
                 return
+
+
+def _no_loops(asked: Request, body: Graph) -> NoReturn:
+    raise AssertionError("loops are not compiled")
 
 
 class _Late(Exception):

@@ -18,7 +18,7 @@ from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
 from tilewright.pipeline.compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
-from tilewright.pipeline.phases import Trace
+from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
 from tilewright.runtime.call.dynamo import TracedWay

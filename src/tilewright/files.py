@@ -24,7 +24,7 @@ from tilewright.capture.onnx import (
 from tilewright.capture.onnx.refuse import FITS, is_refusal, op_of
 from tilewright.capture.trace import fits, hints, trace
 from tilewright.pipeline.compiler import Compiled, compile_fx
-from tilewright.pipeline.phases import Trace
+from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.dynamic_dims import Naming
 from tilewright.runtime.call.exported import ProgramWay

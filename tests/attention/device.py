@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from tests.emit.triton_harness import Job
 from tests.rewrite.capture import Function
 from torch import Tensor
 
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.capture.environment import traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.trace import trace
 from tilewright.interp.algebra import STORAGE
@@ -24,9 +26,11 @@ from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegion, ChosenRegions
 from tilewright.partition.cover import partition
-from tilewright.pipeline import compiler
-from tilewright.pipeline.phases import Recorder
-from tilewright.rewrite.split.reduction import split_reductions
+from tilewright.pipeline.phases import begin, phases_before, run_phases
+from tilewright.pipeline.place import Place
+from tilewright.pipeline.state import Request
+from tilewright.pipeline.trace import Recorder
+from tilewright.runtime.store.cache import Store
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
 
@@ -95,15 +99,15 @@ def compiled(
     module = function if isinstance(function, torch.nn.Module) else Function(function)
     gm = trace(module, inputs, dynamic or [()] * len(inputs)).gm
     given = Options(**({"contractions": "inside"} | options))  # pyright: ignore[reportArgumentType]
-    solver, run = Solver(replace(preset(machine), launch_seconds=launch), given), Recorder()
-    captured, traced = from_fx(gm), compiler.traced_sizes(gm)
-    sizes = compiler.typical_sizes(captured, traced)
-    normal = compiler._normal(run, captured, solver, given, sizes, None, traced, late=False)  # pyright: ignore[reportArgumentType]
-    with seen_sizes(sizes):
-        cover = partition(split_reductions(normal, solver.price, solver.target), solver.price)
-        assert all(isinstance(step, Kernel) for step in cover.steps)
-        kernels = [solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
-    mapped = run.trace["map"]
+    solver = Solver(replace(preset(machine), launch_seconds=launch), given)
+    captured, recorder = from_fx(gm), Recorder()
+    asked = Request(recorder, given, Place("cuda:0"), (), SizeHints(traced_sizes(gm)), cast(Any, None))
+    phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
+    state = run_phases(begin(asked, captured, solver, Store(None)), phases)
+    cover = partition(state.graph, state.solver.price, state.solver.hints)
+    assert all(isinstance(step, Kernel) for step in cover.steps)
+    kernels = [state.solver.solve(step, cover.layouts) for step in cover.steps if isinstance(step, Kernel)]
+    mapped = recorder.trace["map"]
     assert isinstance(mapped, ChosenRegions)
-    symbols = tuple(sorted(map(str, normal.symbols())))
+    symbols = tuple(sorted(map(str, state.graph.symbols())))
     return Device(captured, cover, kernels, mapped.regions, symbols)

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import tilewright
 from tests.emit.triton_harness import Job, interpret
 from tests.schedule.run import one_kernel
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.symbols import factors
@@ -64,8 +64,8 @@ def test_one_kernel_with_rows_on_chip(tmp_path: Path) -> None:
     gm = traced((5, 24, 7, 6), (24,))
     graph, sizes = normalise(from_fx(gm)), traced_sizes(gm)
     x, w = torch.randn(5, 24, 7, 6), torch.randn(24)
-    with seen_sizes(sizes):
-        scheduled = Solver(preset("sm_90"), Options()).solve(one_kernel(graph), graph.layouts)
+    solver = Solver(preset("sm_90"), Options(), hints=SizeHints(sizes))
+    scheduled = solver.solve(one_kernel(graph), graph.layouts)
     programs = [p for when, p in scheduled.buckets if number(when, sizes)]
     assert len(programs) == 5, "three lengths, two of them with rows that begin anywhere"
     assert not number(scheduled.buckets[0][0], sizes | sizes_of_groups(graph, 9)), "more than were seen"

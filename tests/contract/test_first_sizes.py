@@ -10,7 +10,7 @@ from tests.attention.device import compiled
 from torch import Tensor
 
 import tilewright
-from tilewright.analysis.size_hints import WORTH_A_LAUNCH, estimate, raise_sizes, representative, seen_sizes
+from tilewright.analysis.size_hints import WORTH_A_LAUNCH, SizeHints, representative
 from tilewright.ir.expr import Expr, integer, symbol
 from tilewright.ir.sizes import dims
 
@@ -101,7 +101,7 @@ def test_a_tiny_first_call_makes_the_same_kernels_on_a_gpu(name: str) -> None:
 
 
 def sizes(shape: Sequence[Expr], **traced: int) -> dict[str, int]:
-    return dict(representative([dims.prod(shape)], traced))
+    return dict(representative([dims.prod(shape)], SizeHints(traced)).sizes)
 
 
 def test_tiny_sizes_are_raised_together() -> None:
@@ -121,6 +121,5 @@ def test_a_declared_range_bounds_them() -> None:
     few, many = symbol("few", 2, 8), symbol("many", 2)
     assert sizes((few, many), few=2, many=2) == {"few": 8, "many": WORTH_A_LAUNCH // 8}
     assert sizes((few,), few=2) == {"few": 8}
-    assert raise_sizes({"few": 2, "other": 3}, 1024, [few]) == {"few": 8, "other": 3}
-    with seen_sizes({"few": 100}):
-        assert estimate(few) == 8
+    assert SizeHints({"few": 2, "other": 3}).raised(1024, [few]) == SizeHints({"few": 8, "other": 3})
+    assert SizeHints({"few": 100}).estimate(few) == 8

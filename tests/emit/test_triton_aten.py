@@ -12,6 +12,7 @@ from tests.capture.aten.harness import capture
 from tests.capture.aten.more_cases import CASES
 from tests.emit.triton_harness import NARROW, Job, build, interpret, same_as_interpreter
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp.algebra import STORAGE
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Buffer
@@ -46,7 +47,7 @@ def kernels(every: int) -> list[Job]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 graph = select(normalise(capture(case.fn, [a.make(SIZES, dtype) for a in case.args])))
-            cover = partition(graph, solver.price)
+            cover = partition(graph, solver.price, NO_HINTS)
             for step in cover.steps:
                 if isinstance(step, Kernel):
                     s = solver.solve(step, cover.layouts)

@@ -13,7 +13,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 from torch import Tensor
 
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
@@ -84,10 +84,10 @@ def column_sums(x: Tensor) -> Tensor:
 def test_sums_of_unknown_length_have_two_levels_and_no_masked_states(tmp_path: Path) -> None:
     case = Case("sums", column_sums, ((4096, 256),), ({0: "n", 1: "c"},))
     graph = capture(case, True)
-    solver = Solver(HOPPER, Options())
-    with seen_sizes(sizes_of(graph, [x.numpy() for x in case.inputs()])):
-        cover = partition(split_reductions(graph, solver.price, HOPPER), solver.price)
-        solved = [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
+    hints = SizeHints(sizes_of(graph, [x.numpy() for x in case.inputs()]))
+    solver = Solver(HOPPER, Options(), hints=hints)
+    cover = partition(split_reductions(graph, solver.price, HOPPER, hints), solver.price, hints)
+    solved = [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
     assert len(solved) == 2
     program = solved[0].program
     updates = [s for s in program.statements() if isinstance(s, Update)]

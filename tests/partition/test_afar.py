@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
@@ -30,7 +31,7 @@ def iterated(elements: int) -> Graph:
 
 
 def kernels(graph: Graph, price: Price, afar: Afar | None) -> int:
-    return sum(isinstance(s, Kernel) for s in partition(graph, price, afar=afar).steps)
+    return sum(isinstance(s, Kernel) for s in partition(graph, price, NO_HINTS, afar=afar).steps)
 
 
 @pytest.mark.parametrize("machine", ["x86-64-v4", "sm_90", "gfx942"])

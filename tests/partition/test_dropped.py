@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tilewright
 from tilewright.capture.aten import mkl, onednn
-from tilewright.pipeline.phases import Trace
+from tilewright.pipeline.trace import Trace
 from tilewright.plan.data import Call, Plan
 from tilewright.runtime.own import product
 

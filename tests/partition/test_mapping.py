@@ -16,6 +16,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture
 from torch import Tensor
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.errors import IllegalSchedule
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph, Value
@@ -91,7 +92,7 @@ def work(kernel: Kernel, layouts: object = None) -> float:
 def test_a_region_reads_and_leaves_only_small_values() -> None:
     for dynamic in (False, True):
         graph = graph_of(with_columns, dynamic)
-        (region,) = find_regions(graph)
+        (region,) = find_regions(graph, NO_HINTS)
         assert set(region.inputs) == set(graph.inputs)
         assert set(region.outputs) == set(graph.outputs)
         assert {op.name for op in region.ops if op not in region.own} <= {
@@ -105,7 +106,7 @@ def test_a_region_reads_and_leaves_only_small_values() -> None:
 
 @pytest.mark.parametrize("run", [returned, sorted_scores, products])
 def test_no_region_where_the_product_leaves_or_nothing_folds_it(run: Callable[..., Tensor]) -> None:
-    assert not find_regions(graph_of(run))
+    assert not find_regions(graph_of(run), NO_HINTS)
 
 
 def test_a_bias_stays_with_the_product_of_a_library() -> None:
@@ -114,7 +115,7 @@ def test_a_bias_stays_with_the_product_of_a_library() -> None:
         return attention(made, made * 2, made)
 
     graph = capture(Case("case", biased, ((64, 64), (64, 32), (32,))), False)
-    (region,) = find_regions(graph)
+    (region,) = find_regions(graph, NO_HINTS)
     product = next(op for op in graph.ops if op.origin == graph.ops[0].origin)
     same = [op for op in graph.ops if op.origin == product.origin]
     assert len(same) > 1 and not set(same) & set(region.ops)
@@ -133,17 +134,17 @@ def test_a_product_that_all_layers_read_is_no_region() -> None:
         return tuple(outputs)
 
     count = 3
-    (region,) = find_regions(graph_of(layers))
+    (region,) = find_regions(graph_of(layers), NO_HINTS)
     assert len(region.outputs) > count
     count = 6
-    assert not find_regions(graph_of(layers))
+    assert not find_regions(graph_of(layers), NO_HINTS)
 
 
 def test_pairs_of_stores_and_cuts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(with_columns)
-    freely = candidates(graph, work, 1)
+    freely = candidates(graph, work, 1, NO_HINTS)
     monkeypatch.setattr(mapping, "MOST_TRIED", freely.tried - 1)
-    bounded = candidates(graph, work, 1)
+    bounded = candidates(graph, work, 1, NO_HINTS)
     assert 0 < bounded.tried < freely.tried
     assert choices(graph, bounded.kept, 1)
 
@@ -171,13 +172,13 @@ def test_ops_are_connected_by_values_of_their_own_set() -> None:
 
 def test_small_products_are_regions_only_where_asked() -> None:
     graph = capture(Case("case", attention, ((2, 8, 8),) * 3), False)
-    assert not find_regions(graph)
-    assert len(find_regions(graph, anywhere=True)) == 1
+    assert not find_regions(graph, NO_HINTS)
+    assert len(find_regions(graph, NO_HINTS, anywhere=True)) == 1
 
 
 def test_kernels_overlap_and_begin_at_small_values() -> None:
     graph = graph_of(with_columns)
-    found = candidates(graph, work, 1)
+    found = candidates(graph, work, 1, NO_HINTS)
     columns = next(v for v in graph.outputs if isinstance(v, Value) and len(v.shape) == 2)
     (best,) = choices(graph, found.kept)
     made = [set(c.kernel.outputs) for c in best.kernels]
@@ -189,7 +190,7 @@ def test_kernels_overlap_and_begin_at_small_values() -> None:
 
 def test_the_best_choice_is_that_of_trying_all() -> None:
     graph = graph_of(with_columns)
-    found = candidates(graph, work, 1).kept
+    found = candidates(graph, work, 1, NO_HINTS).kept
     owed = {v for v in graph.outputs if isinstance(v, Value)}
     least = min(
         sum(c.seconds for c in some)
@@ -214,7 +215,7 @@ def _runs(some: Sequence[Candidate]) -> bool:
 def test_kernels_without_parallelism_are_refused() -> None:
     """Rows and columns in one kernel leave only the batch to run side by side."""
     graph = capture(Case("case", with_columns, ((2, 1024, 8),) * 3), False)
-    few, many = candidates(graph, work, 2), candidates(graph, work, 16)
+    few, many = candidates(graph, work, 2, NO_HINTS), candidates(graph, work, 16, NO_HINTS)
     assert not any("too few tiles run side by side" in why for why in few.refused)
     assert any("too few tiles run side by side (for " in why for why in many.refused)
     assert choices(graph, many.kept)
@@ -232,7 +233,7 @@ def many_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def test_refused_kernels_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guess takes kernels for the best that have no legal form: others are priced until a set makes all."""
     graph = graph_of(many_results)
-    found = candidates(graph, lambda kernel, layouts: work(kernel), 1)
+    found = candidates(graph, lambda kernel, layouts: work(kernel), 1, NO_HINTS)
     (best,) = choices(graph, found.kept)
     legal = {(c.kernel.ops, c.kernel.outputs) for c in best.kernels}
 
@@ -245,7 +246,7 @@ def test_refused_kernels_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) 
         return work(kernel)
 
     monkeypatch.setattr(mapping, "MOST_PRICED", 4)
-    few = candidates(graph, price, 1, guess=lambda kernel: 1.0 if is_legal(kernel) else 0.1)
+    few = candidates(graph, price, 1, NO_HINTS, guess=lambda kernel: 1.0 if is_legal(kernel) else 0.1)
     (again,) = choices(graph, few.kept)
     assert again.seconds == best.seconds
 
@@ -259,10 +260,10 @@ def test_of_many_kernels_few_are_priced() -> None:
         asked.append(kernel)
         return work(kernel)
 
-    whole = candidates(graph, price, 1)
+    whole = candidates(graph, price, 1, NO_HINTS)
     assert len(asked) > 2 * MOST_PRICED
     asked.clear()
-    guessed = candidates(graph, price, 1, guess=lambda kernel: work(kernel) / 3)
+    guessed = candidates(graph, price, 1, NO_HINTS, guess=lambda kernel: work(kernel) / 3)
     assert len(asked) <= MOST_PRICED and guessed.tried == whole.tried <= MOST_TRIED
     (best,), (found,) = choices(graph, whole.kept), choices(graph, guessed.kept)
     assert found.seconds == best.seconds
@@ -271,7 +272,7 @@ def test_of_many_kernels_few_are_priced() -> None:
 def test_many_results_along_the_same_dims_are_stored_together() -> None:
     graph = graph_of(many_results)
     ends = {v for v in graph.outputs if isinstance(v, Value)}
-    stored = {c.stores & ends for c in candidates(graph, work, 1).fit}
+    stored = {c.stores & ends for c in candidates(graph, work, 1, NO_HINTS).fit}
     assert {len(some) for some in stored} <= {0, 1, 3, 4, 6, 7}
     rows, columns = (some for some in stored if len(some) == 3)
     assert not rows & columns
@@ -281,7 +282,7 @@ def test_many_results_along_the_same_dims_are_stored_together() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
     graph = graph_of(run, dynamic)
-    prices = Prices(work, lambda region: 1e30, lambda region: 0.0)
+    prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
     mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)
     mapped.graph.verify()
     assert len(mapped.regions) == (2 if run is twice else 1)
@@ -302,7 +303,7 @@ def projected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_views_that_the_library_reads_stay() -> None:
     """Normal form reads past them, but the call that replaces the product does not."""
     graph = graph_of(projected)
-    (region,) = find_regions(graph)
+    (region,) = find_regions(graph, NO_HINTS)
     called = [o for o in graph.origins if o.call is not None and o.call.name.endswith("mm")][-1]
     views = {v for op in graph.ops if op.expr is not None and op.expr.is_view() for v in op.outputs}
     assert views & set(called.inputs)
@@ -311,7 +312,7 @@ def test_views_that_the_library_reads_stay() -> None:
 
 def test_equal_regions_are_decided_once() -> None:
     graph = graph_of(lambda q, k, v: (attention(q, k, v), attention(v, q, k)))
-    prices = Prices(work, lambda region: 1e30, lambda region: 0.0)
+    prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
     mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)
     assert len(mapped.regions) == 2
     assert mapped.regions[0] is mapped.regions[1]
@@ -320,9 +321,9 @@ def test_equal_regions_are_decided_once() -> None:
 def test_the_library_stays_where_it_is_faster() -> None:
     graph = graph_of(attention)
     for prices, mode, kernels in (
-        (Prices(work, lambda region: 1.0, lambda region: 0.0), "modelled", False),
-        (Prices(work, lambda region: 1.0, lambda region: 0.0), "inside", True),
-        (Prices(work, lambda region: 1e30, lambda region: 1e30), "modelled", False),
+        (Prices(NO_HINTS, work, lambda region: 1.0, lambda region: 0.0), "modelled", False),
+        (Prices(NO_HINTS, work, lambda region: 1.0, lambda region: 0.0), "inside", True),
+        (Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 1e30), "modelled", False),
     ):
         mapped = choose_kernels(graph, prices, lambda region: (region, ()), mode, 1)  # type: ignore[arg-type]
         assert bool(mapped.regions[0].kernels) is kernels
@@ -333,7 +334,7 @@ def test_the_library_stays_where_it_is_faster() -> None:
 def test_kernels_are_taken_where_calls_would_hold_much_of_the_memory(capacity: int) -> None:
     graph = graph_of(attention)
     target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: capacity})
-    prices = _prices(Solver(target, Options()), {})
+    prices = _prices(Solver(target, Options()))
     prices = replace(prices, kernel=work, library=lambda region: 1.0, ideal=lambda region: 0.0)
     mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)
     little = capacity == 1 << 12
@@ -344,6 +345,6 @@ def test_kernels_are_taken_where_calls_would_hold_much_of_the_memory(capacity: i
 def test_kernels_that_store_what_calls_would_hold_spare_nothing() -> None:
     graph = graph_of(attention)
     target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: 1 << 12})
-    spared = _prices(Solver(target, Options()), {}).spared
+    spared = _prices(Solver(target, Options())).spared
     each = [Kernel((op,), tuple(op.outputs)) for op in graph.ops]
     assert spared(graph, each[-1:]) > 0 and spared(graph, each) == 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from tests.emit.harness import host_target
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
@@ -70,7 +71,7 @@ def graph_of(run: Program) -> Graph:
 
 
 def merged(graph: Graph) -> Merging:
-    made = Merging(Parts(graph), Solver(host_target(), Options()).price)
+    made = Merging(Parts(graph, NO_HINTS), Solver(host_target(), Options()).price)
     made.groups()
     return made
 
@@ -142,7 +143,7 @@ def test_work_grows_with_a_chain_of_which_nothing_is_alike() -> None:
 
 @pytest.mark.parametrize("run", [tower(4), chain(24)])
 def test_groups_that_are_alike_make_equal_kernels(run: Program) -> None:
-    parts = Parts(graph_of(run))
+    parts = Parts(graph_of(run), NO_HINTS)
     alike = Likeness(parts.graph, parts.layouts, parts.inlined)
     wanted = sorted(parts.position[op] for op in parts.generated())
     found: dict[object, set[str]] = {}
@@ -160,7 +161,7 @@ def test_operands_that_change_places_are_not_alike() -> None:
         pairs = ((one, two), (two, one), (one, one), (one, two))
         return tuple(p.mul(b, p.exp(b, first), second) for first, second in pairs)
 
-    parts = Parts(graph_of(run))
+    parts = Parts(graph_of(run), NO_HINTS)
     alike = Likeness(parts.graph, parts.layouts, parts.inlined)
     products = [n for n, op in enumerate(parts.graph.ops) if op.name == "mul"]
     assert len({alike.key(pair) for pair in itertools.pairwise(products)}) == 3
@@ -169,7 +170,7 @@ def test_operands_that_change_places_are_not_alike() -> None:
 def test_a_search_that_ends_early_keeps_groups_apart_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topological_order, "FARTHEST", 1)
     graph = graph_of(chain(12))
-    cover = partition(graph, Solver(host_target(), Options()).price)
+    cover = partition(graph, Solver(host_target(), Options()).price, NO_HINTS)
     reasons = [s.reason for s in cover.steps if isinstance(s, Kernel)]
     assert any("further apart than a search" in reason for reason in reasons)
 
@@ -177,9 +178,9 @@ def test_a_search_that_ends_early_keeps_groups_apart_and_says_so(monkeypatch: py
 def test_prices_end_and_what_is_left_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(chain(40))
     price = Solver(host_target(), Options()).price
-    usual = [s for s in partition(graph, price).steps if isinstance(s, Kernel)]
+    usual = [s for s in partition(graph, price, NO_HINTS).steps if isinstance(s, Kernel)]
     monkeypatch.setattr(greedy, "MOST_PRICES", 60)
-    cover = partition(graph, price)
+    cover = partition(graph, price, NO_HINTS)
     steps = [s for s in cover.steps if isinstance(s, Kernel)]
     assert len(usual) < len(steps) < len(graph.ops)
     assert any("not priced" in s.reason for s in steps)
@@ -193,7 +194,7 @@ def test_scalars_that_others_compute_again_do_not_hide_their_readers() -> None:
         scale = p.mul(b, p.add(b, sum_(b, x), const(1, f32)), const(2, f32))
         return p.mul(b, called(b, p.mul(b, x, scale)), scale), p.add(b, called(b, p.sub(b, x, scale)), scale)
 
-    cover = partition(graph_of(run), Solver(host_target(), Options()).price)
+    cover = partition(graph_of(run), Solver(host_target(), Options()).price, NO_HINTS)
     made = {v for v in cover.graph.inputs if isinstance(v, Value)}
     for step in cover.steps:
         match step:
@@ -214,7 +215,7 @@ def test_a_long_run_of_scalars_is_not_computed_again_by_each_reader() -> None:
             x = p.mul(b, x, count)
         return x, count
 
-    cover = partition(graph_of(run), Solver(host_target(), Options()).price)
+    cover = partition(graph_of(run), Solver(host_target(), Options()).price, NO_HINTS)
     assert sum(len(s.ops) for s in cover.steps if isinstance(s, Kernel)) < 1000
 
 
@@ -229,5 +230,5 @@ def test_an_op_of_many_operands_stays_alone() -> None:
         asked.append(max(len(op.inputs) for op in kernel.ops))
         return 1.0
 
-    partition(graph_of(run), price)
+    partition(graph_of(run), price, NO_HINTS)
     assert asked.count(260) == 1

@@ -12,6 +12,7 @@ from tests.partition.test_merging import called
 from torch import Tensor
 
 import tilewright
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import bf16, f32
@@ -35,7 +36,7 @@ def covered(run: Program) -> Cover:
     b = Builder()
     x = b.value((ROWS, COLUMNS), bf16)
     graph = b.finish((x,), run(b, x))
-    return partition(graph, Solver(host_target(), Options()).price)
+    return partition(graph, Solver(host_target(), Options()).price, NO_HINTS)
 
 
 def stored(cover: Cover) -> list[tuple[str, tuple[str, ...]]]:
@@ -70,7 +71,7 @@ def test_kernels_that_would_have_no_legal_form_stay_as_they_are() -> None:
     b = Builder()
     x = b.value((ROWS, COLUMNS), bf16)
     graph = b.finish((x,), half_and_single(b, x))
-    parts, price = Parts(graph), Solver(host_target(), Options()).price
+    parts, price = Parts(graph, NO_HINTS), Solver(host_target(), Options()).price
     groups, inlined = Merging(parts, price).groups(), set(parts.inlined)
     asked: list[Kernel] = []
 

@@ -12,6 +12,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture
 from torch import Tensor
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.options import Contractions, Options
@@ -56,9 +57,9 @@ def never(*_: object) -> float:
 
 def test_a_known_graph_is_covered_without_prices() -> None:
     memory, solver = Remembered(), Solver(host_target(), Options())
-    first = partition(graph_of(), solver.price, memory)
-    again = partition(graph_of(), never, memory)
-    assert groups(first) == groups(again) == groups(partition(graph_of(), solver.price))
+    first = partition(graph_of(), solver.price, NO_HINTS, memory)
+    again = partition(graph_of(), never, NO_HINTS, memory)
+    assert groups(first) == groups(again) == groups(partition(graph_of(), solver.price, NO_HINTS))
     assert len(groups(first)) >= 2
 
 
@@ -72,7 +73,9 @@ def test_groups_that_do_not_fit_are_not_taken() -> None:
     memory, graph = Remembered(), graph_of()
     wrong = memory.known[task_of(graph, ())] = plain([Grouping((0,), why="wrong")])
     solver = Solver(host_target(), Options())
-    assert groups(partition(graph, solver.price, memory)) == groups(partition(graph, solver.price))
+    assert groups(partition(graph, solver.price, NO_HINTS, memory)) == groups(
+        partition(graph, solver.price, NO_HINTS)
+    )
     assert memory.known[task_of(graph, ())] != wrong
 
 
@@ -114,8 +117,8 @@ def test_a_known_region_is_settled_without_prices(mode: Contractions) -> None:
     def settled(prices: Prices) -> ChosenRegions:
         return choose_kernels(graph, prices, lambda region: (region, ()), mode, 1, memory)
 
-    first = settled(Prices(solver.price, lambda _: library, lambda _: 0.0))
-    again = settled(Prices(never, never, never))
+    first = settled(Prices(NO_HINTS, solver.price, lambda _: library, lambda _: 0.0))
+    again = settled(Prices(NO_HINTS, never, never, never))
     assert again.graph.digest() == first.graph.digest()
     assert [op.kernel for op in again.graph.ops] == [op.kernel for op in first.graph.ops]
     assert [(r.seconds, r.library, r.notes) for r in again.regions] == [

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tests.rewrite.capture import Function
 from torch import Tensor
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp.graph import run_graph
@@ -97,7 +98,7 @@ def windows(x: Tensor, m: int) -> Tensor:
 
 def region_of(run: Run, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float16) -> Graph:
     graph = graph_of(run, shapes, dtype)
-    (region,) = find_regions(graph, anywhere=True)
+    (region,) = find_regions(graph, NO_HINTS, anywhere=True)
     return region.graph(graph)
 
 
@@ -192,7 +193,9 @@ def test_a_region_becomes_the_call_where_that_is_the_fastest() -> None:
             r = routine_of(region, HOPPER)
             return None if r is None else (routine_seconds(r, HOPPER), as_call(region, r))
 
-        return Prices(lambda k, layouts: 1.0, lambda region: library, lambda region: library, routine=routine)
+        return Prices(
+            NO_HINTS, lambda k, layouts: 1.0, lambda region: library, lambda region: library, routine=routine
+        )
 
     unchanged = lambda g: (g, ())  # noqa: E731
     mapped = choose_kernels(graph, prices(1.0), unchanged, "modelled", 132)

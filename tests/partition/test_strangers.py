@@ -12,6 +12,7 @@ from tests.schedule.run import capture
 from torch import Tensor
 
 import tilewright
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
 from tilewright.partition.cover import partition
@@ -23,7 +24,7 @@ Shapes = tuple[tuple[int, ...], ...]
 def kernels(run: Callable[..., tuple[Tensor, ...]], shapes: Shapes) -> list[int]:
     """Results of each kernel of the cover."""
     graph = capture(Case("strangers", run, shapes), False)
-    cover = partition(graph, Solver(host_target(), Options()).price)
+    cover = partition(graph, Solver(host_target(), Options()).price, NO_HINTS)
     return sorted(len(s.outputs) for s in cover.steps if isinstance(s, Kernel))
 
 

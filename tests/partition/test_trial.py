@@ -16,6 +16,7 @@ from tests.schedule.corpus import Case
 from torch import Tensor
 
 import tilewright
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
@@ -28,7 +29,7 @@ from tilewright.runtime.store.cache import Store
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
-PRICES = Prices(work, lambda region: 1e30, lambda region: 0.0)
+PRICES = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
 
 
 class Clock:
@@ -105,7 +106,7 @@ def test_covers_run_where_there_is_a_device(
     settled(replace(PRICES, timed=clock))
     options, target = Options(), host_target()
     covers = Decisions(target, Store(tmp_path), options, {})
-    trial = Trial(Builder(in_silence, Solver(target, options), covers, {}), device)
+    trial = Trial(Builder(in_silence, Solver(target, options), covers), device)
     times = trial(clock.asked[0])
     if device == "cuda" and not torch.cuda.is_available():
         assert times is None and machine(device, options) == device

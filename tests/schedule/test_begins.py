@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.emit.harness import host_target
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
@@ -44,7 +45,7 @@ def formed(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patched:
         patched.setattr(solver, "make_form", make_form)
-        partition(graph, Solver(host_target(), Options()).price)
+        partition(graph, Solver(host_target(), Options()).price, NO_HINTS)
     return count
 
 
@@ -58,7 +59,7 @@ def rows(first: int, width: int) -> Kernel:
     b = Builder()
     x = b.value([dims.integer(n) for n in (100, width)], f32)
     part = narrow_dim(b, x, 0, dims.integer(first), dims.integer(4))
-    parts = Parts(b.finish((x,), (p.mul(b, part, const(2, f32)),)))
+    parts = Parts(b.finish((x,), (p.mul(b, part, const(2, f32)),)), NO_HINTS)
     return parts.kernel(parts.position[op] for op in parts.generated())
 
 

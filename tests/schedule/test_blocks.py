@@ -12,6 +12,7 @@ import torch
 from tests.interp.test_lowering import data, execute
 from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp import FLOATS, run_program
 from tilewright.ir.expr import Axis, Symbol
 from tilewright.ir.graph import Graph, Value
@@ -89,7 +90,7 @@ def test_running_fold_advances_in_blocks() -> None:
     ("extent", "most", "tile"), [(768, 1024, 256), (1000, 1024, 1024), (49, 64, 64), (1, 64, 1)]
 )
 def test_fitting(extent: int, most: int, tile: int) -> None:
-    assert fit_tile(Axis("a", dims.integer(extent)), most) == tile
+    assert fit_tile(Axis("a", dims.integer(extent)), most, NO_HINTS) == tile
 
 
 def dots(name: str, dynamic: bool = False) -> int:
@@ -116,7 +117,7 @@ def test_argmax_in_parts_finds_the_first_place(rows: int) -> None:
     x = torch.randn(2, 4096)
     x[0, [3000, 3500]] = 9.0
     x[1, [2900 + rows, 4000]] = float("nan")
-    first, second = split_reduction(op, 1000, PRESETS["sm_90"])[0]
+    first, second = split_reduction(op, 1000, PRESETS["sm_90"], NO_HINTS)[0]
     solver = Solver(PRESETS["sm_90"], Options())
     parts = solver.solve(Kernel((first,), first.outputs), graph.layouts)
     held = run_program(parts.program, [x.numpy(), None, None], {}, FLOATS)

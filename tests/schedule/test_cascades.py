@@ -12,6 +12,7 @@ from tests.attention.device import compiled
 from tests.emit.triton_harness import interpret, same_as_interpreter
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.rewrite.split.cascades import split_cascades
 
 ROWS, LENGTH = 3, 70000
@@ -59,7 +60,7 @@ def test_many_rows_stay_whole() -> None:
 def test_what_leaves_a_row_is_not_made_again() -> None:
     """All elements of a softmax are owed: folds in parts would save no pass."""
     graph = capture(Case("softmax", lambda x: torch.softmax(x, -1), ((ROWS, LENGTH),)), False)
-    same, new = split_cascades(graph, lambda *_: 1.0, 132)
+    same, new = split_cascades(graph, lambda *_: 1.0, 132, NO_HINTS)
     assert same is graph and not new
 
 

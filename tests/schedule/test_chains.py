@@ -16,6 +16,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases, run
 from tests.schedule.test_classes import form_of
 from tilewright import accuracy
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Reductions, Role, Schedule, Tiling
@@ -35,7 +36,12 @@ def test_no_level_is_a_long_chain(rows: int) -> None:
     (fold,) = form.folds.values()
     r = fold.reduce[0]
     schedule = Schedule(
-        Tiling(tuple(ClassPlan(c.axis, c.role) for c in vector_schedule(form, host_target()).tiling.classes))
+        Tiling(
+            tuple(
+                ClassPlan(c.axis, c.role)
+                for c in vector_schedule(form, host_target(), NO_HINTS).tiling.classes
+            )
+        )
     )
     lengths = block_lengths(r, [fold], schedule)
     edges = (rows, *lengths, 1)
@@ -74,7 +80,7 @@ def test_short_and_exact_sums_run_in_one_go() -> None:
     ):
         form = form_of(case)
         (fold,) = form.folds.values()
-        assert block_lengths(form.classes()[0], [fold], vector_schedule(form, host_target())) == ()
+        assert block_lengths(form.classes()[0], [fold], vector_schedule(form, host_target(), NO_HINTS)) == ()
 
 
 def test_few_equal_rows_add_up_exactly() -> None:
@@ -87,19 +93,19 @@ def test_few_equal_rows_add_up_exactly() -> None:
 
 def test_an_unknown_length_gets_three_levels() -> None:
     form = form_of(columns(100, 40), dynamic=True)
-    program = lower(form, vector_schedule(form, host_target()))
+    program = lower(form, vector_schedule(form, host_target(), NO_HINTS))
     ends = {s.axis: s.stop for s in program.loops() if s.axis not in form.classes()}
     assert len(ends) == 2 and all(dims.static(e) is None for e in ends.values())
 
 
 def test_columns_are_read_in_whole_stretches() -> None:
     form = form_of(columns(4096, 4096))
-    made = vector_schedule(form, host_target())
+    made = vector_schedule(form, host_target(), NO_HINTS)
     assert made.tiling.lane is not None
     assert made.plan(made.tiling.lane).tile == ROW
     assert [s.tile for s in lower(form, made).statements() if isinstance(s, Loop)].count(ROW) == 1
     few = form_of(columns(4096, 128))
-    made = vector_schedule(few, replace(host_target(), cores=2))
+    made = vector_schedule(few, replace(host_target(), cores=2), NO_HINTS)
     assert made.tiling.lane is not None
     assert made.plan(made.tiling.lane).tile < 128  # a task for each core
 
@@ -154,7 +160,9 @@ def test_a_loop_inside_counts_as_the_chain_that_it_is() -> None:
     """Two times 4 additions: the loop inside is short enough to run in one go, both together are not."""
     form = form_of(Case("parts", lambda x: x.sum((0, 2)), ((2, 5, 4),)))
     (fold,) = form.folds.values()
-    classes = [c for c in vector_schedule(form, host_target()).tiling.classes if c.axis not in fold.reduce]
+    classes = [
+        c for c in vector_schedule(form, host_target(), NO_HINTS).tiling.classes if c.axis not in fold.reduce
+    ]
     outer, inner = sorted(fold.reduce, key=lambda a: dims.static(a.extent) or 0)
     schedule = Schedule(Tiling((*classes, ClassPlan(outer, Role.STREAMED), ClassPlan(inner, Role.STREAMED))))
     assert block_lengths(inner, [fold], schedule, nested=True) == ()

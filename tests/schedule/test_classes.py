@@ -8,6 +8,7 @@ import torch
 from tests.emit.harness import host_target
 from tests.schedule.corpus import Case, gram, qkv_heads, rope, softmax_plus_transpose
 from tests.schedule.run import capture, one_kernel
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.errors import IllegalSchedule
 from tilewright.form.classes import make_form
 from tilewright.form.companions import with_companions
@@ -34,7 +35,7 @@ def schedule_of(form: Form, *roles: tuple[int, Role], **more: object) -> Schedul
 
 def loops(form: Form, online: bool) -> dict[str, int]:
     """Loops per class under the heuristic roles, one lane at a time."""
-    made = vector_schedule(form, host_target())
+    made = vector_schedule(form, host_target(), NO_HINTS)
     plain = tuple(ClassPlan(c.axis, c.role) for c in made.tiling.classes)
     program = lower(form, Schedule(Tiling(plain), Reductions(online=online)))
     count: dict[str, int] = {}

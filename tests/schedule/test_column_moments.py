@@ -16,7 +16,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, sizes_of
 from tests.schedule.test_moments import HOPPER, cut, kernels
 from tilewright import accuracy
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp import EXACT, exact_random
 from tilewright.interp.evaluate import over_slots
@@ -121,10 +121,9 @@ def run(
     """The results of the GPU's code for each of some tensors. It agrees with the interpreter but for `atol`."""
     graph = capture(case, dynamic)
     sizes = [sizes_of(graph, [x.numpy()]) for x in tensors]
-    solver = Solver(HOPPER, Options())
-    with seen_sizes(sizes[0]):
-        cover = partition(cut(graph), solver.price)
-        solved = [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
+    solver = Solver(HOPPER, Options(), hints=SizeHints(sizes[0]))
+    cover = partition(cut(graph), solver.price, solver.hints)
+    solved = [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
     (given,) = (v for v in graph.inputs if isinstance(v, Value))
     values: list[dict[Value, np.ndarray]] = [{given: x.numpy()} for x in tensors]
     for number, s in enumerate(solved):

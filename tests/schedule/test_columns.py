@@ -9,6 +9,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.schedule import Schedule
 from tilewright.schedule.cpu.vectors import ROW, SIDE, STATES, vector_schedule
 from tilewright.target import Target
@@ -20,7 +21,7 @@ def columns(rows: int, width: int) -> Case:
 
 def decided(rows: int, width: int, target: Target) -> tuple[int, int]:
     """Columns of one task, rows of one step."""
-    made: Schedule = vector_schedule(form_of(columns(rows, width)), target)
+    made: Schedule = vector_schedule(form_of(columns(rows, width)), target, NO_HINTS)
     (other,) = [c for c in made.tiling.classes if c.axis != made.tiling.lane]
     assert made.tiling.lane is not None
     return made.plan(made.tiling.lane).tile, other.tile

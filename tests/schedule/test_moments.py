@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.emit.triton_harness import Job, build, interpret
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, sizes_of
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph, Value
@@ -80,7 +80,7 @@ def cut(graph: Graph) -> Graph:
             1.0 if any(op.name.endswith("_part") or "moments" in str(op.expr) for op in kernel.ops) else 9.0
         )
 
-    return split_moments(graph, price, lambda *_: 90.0, 1 << 20)[0]
+    return split_moments(graph, price, lambda *_: 90.0, 1 << 20, NO_HINTS)[0]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -137,10 +137,10 @@ def test_what_is_no_variance_is_left_alone(run: Callable[[Tensor], Tensor]) -> N
 def kernels(case: Case, dynamic: bool = False) -> tuple[Graph, list[Scheduled]]:
     """What the compiler makes of a case for a GPU."""
     graph = capture(case, dynamic)
-    solver = Solver(HOPPER, Options())
-    with seen_sizes(sizes_of(graph, [t.numpy() for t in case.inputs()]) if dynamic else {}):
-        cover = partition(split_reductions(graph, solver.price, HOPPER), solver.price)
-        return graph, [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
+    hints = SizeHints(sizes_of(graph, [t.numpy() for t in case.inputs()]) if dynamic else {})
+    solver = Solver(HOPPER, Options(), hints=hints)
+    cover = partition(split_reductions(graph, solver.price, HOPPER, hints), solver.price, hints)
+    return graph, [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
 
 
 LARGE = [
@@ -186,7 +186,7 @@ def test_a_large_mean_costs_no_digits(tmp_path: Path) -> None:
     x = (torch.randn(24, 2, 1024, generator=torch.Generator().manual_seed(0)) + 4096).numpy()
     parted = cut(graph)
     values = {v: x for v in graph.inputs if isinstance(v, Value)}
-    cover = partition(parted, solver.price)
+    cover = partition(parted, solver.price, NO_HINTS)
     for number, step in enumerate(s for s in cover.steps if isinstance(s, Kernel)):
         s = solver.solve(step, cover.layouts)
         folder = tmp_path / str(number)

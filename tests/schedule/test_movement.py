@@ -12,6 +12,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import build_cases
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.emit.cpp.unit import emit_unit
 from tilewright.ir.expr import axis
 from tilewright.ir.form import Form
@@ -45,13 +46,13 @@ def grid_steps(form: Form, made: Schedule) -> list[int | None]:
 
 def test_rows_are_walked_as_they_are_read() -> None:
     form = form_of(SWAP)
-    steps = grid_steps(form, vector_schedule(form, host_target()))
+    steps = grid_steps(form, vector_schedule(form, host_target(), NO_HINTS))
     assert steps == [20 * 5 * 64, 5 * 64, 64]
 
 
 def test_so_they_are_with_symbols() -> None:
     form = form_of(SWAP, dynamic=True)
-    steps = grid_steps(form, vector_schedule(form, host_target()))
+    steps = grid_steps(form, vector_schedule(form, host_target(), NO_HINTS))
     assert steps == [None, 5 * 64, 64]
 
 
@@ -59,7 +60,7 @@ def test_so_they_are_with_symbols() -> None:
 @pytest.mark.parametrize("name", ["x86-64-v4", "x86-64-v3"])
 def test_whole_lines_are_written(name: str, dynamic: bool) -> None:
     form = form_of(TURN, dynamic)
-    made = vector_schedule(form, preset(name))
+    made = vector_schedule(form, preset(name), NO_HINTS)
     (out,) = form.outputs
     line, other = made.tiling.classes
     assert dims.coefficient(out.offset, axis(line.axis)) is dims.ONE
@@ -72,7 +73,7 @@ def test_whole_lines_are_written(name: str, dynamic: bool) -> None:
 def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
     """Half of the shuffles of a turned store."""
     form = form_of(case)
-    made = vector_schedule(form, WIDE)
+    made = vector_schedule(form, WIDE, NO_HINTS)
     (out,) = form.outputs
     assert made.tiling.lane is not None and dims.coefficient(out.offset, axis(made.tiling.lane)) is dims.ONE
     text = emit_unit([lower(form, made)], (), WIDE).text
@@ -81,7 +82,7 @@ def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
 
 def test_two_turned_loads_are_no_less_work_than_one_turned_store() -> None:
     form = form_of(BOTH)
-    lane = vector_schedule(form, WIDE).tiling.lane
+    lane = vector_schedule(form, WIDE, NO_HINTS).tiling.lane
     assert lane is not None
     assert all(
         dims.coefficient(x, axis(lane)) is dims.ONE

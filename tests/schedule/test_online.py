@@ -17,7 +17,7 @@ from tests.emit.harness import host_target
 from tests.interp.test_lowering import agree, data, execute, mutants
 from tests.schedule.corpus import Case, entropy
 from tests.schedule.run import capture, one_kernel
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.form.classes import make_form
 from tilewright.form.companions import with_companions
 from tilewright.interp import EXACT, FLOATS, run_graph
@@ -124,11 +124,13 @@ CASES: dict[str, tuple[Case, int]] = {
 
 def roles(form: Form, streamed: Axis, tile: int, **more: object) -> Schedule:
     """All of `streamed` in steps of `tile`, the rest one by one."""
-    made = vector_schedule(form, host_target())
+    made = vector_schedule(form, host_target(), NO_HINTS)
     plans = [ClassPlan(c.axis, c.role) for c in made.tiling.classes if c.role is Role.GRID]
     rest = [c.axis for c in made.tiling.classes if c.role is not Role.GRID and c.axis != streamed]
     kept = {a for i in form.items if streamed in i.reduce for a in i.kept}
-    plans += [ClassPlan(a, Role.RESIDENT, next_power_of_two(estimate(a.extent))) for a in rest if a in kept]
+    plans += [
+        ClassPlan(a, Role.RESIDENT, next_power_of_two(NO_HINTS.estimate(a.extent))) for a in rest if a in kept
+    ]
     plans += [ClassPlan(streamed, Role.STREAMED, tile)]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest if a not in kept]
     return Schedule(Tiling(tuple(plans), streamed if tile > 1 else None)).changed(online=True, **more)

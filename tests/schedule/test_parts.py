@@ -16,6 +16,7 @@ from tests.interp.test_lowering import agree, data, execute
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tests.schedule.test_classes import form_of
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.form.row_parts import in_row_parts
 from tilewright.interp import EXACT, FLOATS, run_graph
 from tilewright.ir.form import Form
@@ -61,7 +62,7 @@ def solved(case: Case, target: Target) -> tuple[Graph, Scheduled]:
 
 def sweeps(form: Form) -> int:
     """Outermost loops of a grid point that read the input."""
-    program = lower(form, vector_schedule(form, small()))
+    program = lower(form, vector_schedule(form, small(), NO_HINTS))
     loops = [s for s in program.body if isinstance(s, Loop)]
     return sum(any(isinstance(x, Load) and x.buffer.name == "p0" for x in below(s)) for s in loops)
 

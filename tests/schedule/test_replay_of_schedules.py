@@ -7,6 +7,7 @@ import torch
 
 from tests.schedule.corpus import CASES, Case
 from tests.schedule.run import capture, one_kernel
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.errors import IllegalSchedule
 from tilewright.form.steps import STEPS
 from tilewright.ir.schedule import Schedule
@@ -38,7 +39,7 @@ def test_programs_are_made_again(machine: str) -> None:
             except IllegalSchedule:
                 continue
             assert isinstance(found.schedule, Schedule)
-            again = replay(kernel, graph.layouts, found.schedule, target, options)
+            again = replay(kernel, graph.layouts, found.schedule, target, options, NO_HINTS)
             assert again == found.program and again.show() == found.program.show()  # type: ignore[attr-defined]
             replayed += 1
             taken |= {step.name for step in found.schedule.form_steps}

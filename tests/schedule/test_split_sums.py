@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.interp import FLOATS, run_program
 from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.graph import Graph, Op
@@ -29,7 +30,7 @@ def halves(case: Case, target: Target) -> tuple[Graph, Op, Op]:
     """The sum of a program in two steps."""
     graph = capture(case, False)
     (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
-    return graph, *split_reduction(op, 1000, target, Inside(graph))[0]
+    return graph, *split_reduction(op, 1000, target, NO_HINTS, Inside(graph, NO_HINTS))[0]
 
 
 def in_steps(case: Case, x: Tensor) -> np.ndarray:

@@ -14,6 +14,7 @@ from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel, sizes_of
 from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.emit.cpp.unit import emit_unit
 from tilewright.interp.algebra import Floats
 from tilewright.interp.evaluate import Evaluator
@@ -51,7 +52,7 @@ def holds(when: Expr, case: Case, scale: int) -> bool:
 
 
 def decided(case: Case, dynamic: bool, target: Target) -> tuple[tuple[Sized, ...], tuple[Sized, ...]]:
-    made = vector_schedule(form_of(case, dynamic), target)
+    made = vector_schedule(form_of(case, dynamic), target, NO_HINTS)
     return made.memory.past_caches, made.memory.next_point
 
 

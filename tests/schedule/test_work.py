@@ -13,6 +13,7 @@ from tests.emit.harness import host_target
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture, one_kernel
 from tests.schedule.test_products_cpu import CAUSAL, PLAIN, qkv, score
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.options import Options
 from tilewright.schedule.instructions import count_instructions
 from tilewright.schedule.solver import Solver
@@ -23,7 +24,7 @@ def instructions(run: Callable[..., Tensor], length: int) -> float:
     case = Case("attention", run, qkv(2, length, length, 64, 64))
     graph = capture(case, False)
     return count_instructions(
-        Solver(host_target(), Options()).solve(one_kernel(graph), graph.layouts).program, 16
+        Solver(host_target(), Options()).solve(one_kernel(graph), graph.layouts).program, 16, NO_HINTS
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tests.schedule.corpus import Case
 from tests.schedule.run import capture
 
+from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.options import Options
@@ -57,7 +58,7 @@ def scheduled(cover: Cover) -> tuple[Scheduled, ...]:
 
 def covered(graph: Graph) -> Covered:
     """What partition makes of a graph."""
-    cover = partition(graph, SOLVER.price)
+    cover = partition(graph, SOLVER.price, NO_HINTS)
     schedules = scheduled(cover)
     return Covered(cover, schedules, connect(cover, schedules))
 

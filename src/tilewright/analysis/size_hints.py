@@ -1,10 +1,9 @@
-"""Numbers for symbolic sizes, where alternatives are weighed."""
+"""Numbers for symbolic sizes, where alternatives are weighed: an argument of whatever weighs them."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tilewright.ir.expr import Expr
@@ -23,58 +22,50 @@ EARNEST = 1024
 """At least this is what an unknown size is taken for where kernels of a whole region are chosen: between two
 contractions work grows with the square of a size, and a form that is fine at small ones may recompute without end."""
 
-_seen: ContextVar[Mapping[str, int]] = ContextVar("seen", default=MappingProxyType({}))
+
+@dataclass(frozen=True, slots=True)
+class SizeHints:
+    """What unknown sizes are taken for, by name of symbol; others count as `TYPICAL`, within their ranges."""
+
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def estimate(self, e: Expr) -> int:
+        """A number for an index expression over symbols."""
+        return dims.evaluate(
+            e, {repr(s): _within(s, self.sizes.get(repr(s), TYPICAL)) for s in dims.symbols_of(e)}
+        )
+
+    def likely(self, e: Expr) -> int | None:
+        """The number that an index expression has at these sizes, None if it depends on others."""
+        return self.estimate(e) if all(repr(s) in self.sizes for s in dims.symbols_of(e)) else None
+
+    def also(self, sizes: Mapping[str, int]) -> SizeHints:
+        """These, and some sizes taken for others."""
+        return SizeHints({**self.sizes, **sizes})
+
+    def raised(self, least: int, symbols: Iterable[Expr]) -> SizeHints:
+        """Those of which none of `symbols` is less than `least`, as far as their ranges allow."""
+        known = [s for s in symbols if repr(s) in self.sizes]
+        return self.also({repr(s): _within(s, max(self.sizes[repr(s)], least)) for s in known})
 
 
-@contextmanager
-def seen_sizes(sizes: Mapping[str, int]) -> Generator[None]:
-    """Within it, estimates take unknown sizes for these (by name of symbol)."""
-    token = _seen.set(sizes)
-    try:
-        yield
-    finally:
-        _seen.reset(token)
+NO_HINTS = SizeHints()
+"""Nothing is known of any size."""
 
 
-@contextmanager
-def also_seen(sizes: Mapping[str, int]) -> Generator[None]:
-    """Within it, estimates take these unknown sizes for these, and all others for what they took them for before."""
-    with seen_sizes({**_seen.get(), **sizes}):
-        yield
-
-
-def estimate(e: Expr) -> int:
-    """A number for an index expression over symbols: the size seen, or `TYPICAL`, for a symbol, within its range."""
-    seen = _seen.get()
-    return dims.evaluate(e, {repr(s): _within(s, seen.get(repr(s), TYPICAL)) for s in dims.symbols_of(e)})
-
-
-def likely(e: Expr) -> int | None:
-    """The number that an index expression has at the sizes seen, None if it depends on others."""
-    seen = _seen.get()
-    return estimate(e) if all(repr(s) in seen for s in dims.symbols_of(e)) else None
-
-
-def raise_sizes(sizes: Mapping[str, int], least: int, symbols: Iterable[Expr]) -> dict[str, int]:
-    """Sizes of which none of `symbols` is less than `least`, as far as their ranges allow."""
-    found = {repr(s): _within(s, max(sizes[repr(s)], least)) for s in symbols if repr(s) in sizes}
-    return {**sizes, **found}
-
-
-def representative(counts: Iterable[Expr], traced: Mapping[str, int]) -> Mapping[str, int]:
+def representative(counts: Iterable[Expr], traced: SizeHints) -> SizeHints:
     """Sizes to weigh alternatives at, for tensors of so many elements: those that a program was `traced` with, or, if
     all tensors of unknown size were tiny, the smallest of these raised together until one has `WORTH_A_LAUNCH`
     elements. So what is decided does not depend on a tiny first call."""
     unknown = [n for n in dict.fromkeys(counts) if dims.symbols_of(n)]
     symbols = dict.fromkeys(s for n in unknown for s in dims.symbols_of(n))
-    sizes, least = traced, 1
+    hints, least = traced, 1
     while unknown and least < WORTH_A_LAUNCH:
-        with seen_sizes(sizes):
-            if max(map(estimate, unknown)) >= WORTH_A_LAUNCH:
-                break
+        if max(map(hints.estimate, unknown)) >= WORTH_A_LAUNCH:
+            break
         least *= 2
-        sizes = raise_sizes(traced, least, symbols)
-    return sizes
+        hints = traced.raised(least, symbols)
+    return hints
 
 
 def _within(symbol: Expr, guess: int) -> int:

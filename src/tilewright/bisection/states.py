@@ -12,7 +12,7 @@ from tilewright.library.select import drop_unread, keep_as_calls, selected_as
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.build import executable
-from tilewright.pipeline.phases import Trace
+from tilewright.pipeline.trace import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
 from tilewright.runtime.plan.executable import Executable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis
 from tilewright.ir.form import Form, FormStep
 from tilewright.target import Target
@@ -20,30 +21,30 @@ from .unit_row import with_unit_row
 Numbers = Mapping[Axis, int]
 NONE: Numbers = MappingProxyType({})
 
-STEPS: Mapping[str, Callable[[Form, Target, Numbers], Form]] = {
-    "any_as_int": lambda form, target, numbers: any_as_int(form),
-    "in_accesses": lambda form, target, numbers: in_accesses(form, numbers),
-    "in_row_parts": lambda form, target, numbers: in_row_parts(form, target),
-    "pack_rows": lambda form, target, numbers: pack_rows(form, numbers),
-    "unscale_maxima": lambda form, target, numbers: unscale_maxima(form),
-    "use_erfc": lambda form, target, numbers: use_erfc(form),
-    "use_log2": lambda form, target, numbers: use_log2(form),
-    "with_companions": lambda form, target, numbers: with_companions(form),
-    "with_unit_row": lambda form, target, numbers: with_unit_row(form, target),
+STEPS: Mapping[str, Callable[[Form, Target, SizeHints, Numbers], Form]] = {
+    "any_as_int": lambda form, target, hints, numbers: any_as_int(form),
+    "in_accesses": lambda form, target, hints, numbers: in_accesses(form, numbers),
+    "in_row_parts": lambda form, target, hints, numbers: in_row_parts(form, target),
+    "pack_rows": lambda form, target, hints, numbers: pack_rows(form, numbers),
+    "unscale_maxima": lambda form, target, hints, numbers: unscale_maxima(form),
+    "use_erfc": lambda form, target, hints, numbers: use_erfc(form),
+    "use_log2": lambda form, target, hints, numbers: use_log2(form),
+    "with_companions": lambda form, target, hints, numbers: with_companions(form),
+    "with_unit_row": lambda form, target, hints, numbers: with_unit_row(form, target, hints),
 }
 """Each keeps the meaning, and gives the form itself where it finds nothing to change."""
 
 
-def take(name: str, form: Form, target: Target, numbers: Numbers = NONE) -> Form:
+def take(name: str, form: Form, target: Target, hints: SizeHints, numbers: Numbers = NONE) -> Form:
     """`form` after the step `name`, which it remembers; itself where that changes nothing."""
-    made = STEPS[name](form, target, numbers)
+    made = STEPS[name](form, target, hints, numbers)
     given = tuple((a.name, n) for a, n in numbers.items())
     return form if made is form else made.after(FormStep(name, given))
 
 
-def take_again(steps: tuple[FormStep, ...], form: Form, target: Target) -> Form:
+def take_again(steps: tuple[FormStep, ...], form: Form, target: Target, hints: SizeHints) -> Form:
     """`form` after steps that were remembered. Raises KeyError for a step, or a class, that there is not."""
     for step in steps:
         classes = {a.name: a for a in form.classes()}
-        form = take(step.name, form, target, {classes[c]: n for c, n in step.numbers})
+        form = take(step.name, form, target, hints, {classes[c]: n for c, n in step.numbers})
     return form

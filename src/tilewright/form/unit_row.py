@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.contraction import SMALLEST, factors, stored
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, make, transform, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.graph import Value
@@ -18,11 +18,11 @@ from tilewright.ir.sizes import dims
 from tilewright.target import Target
 
 
-def with_unit_row(form: Form, target: Target) -> Form:
+def with_unit_row(form: Form, target: Target, hints: SizeHints) -> Form:
     """`form` with a class of one element in every item, the row of what stood for vectors. It is `form` itself if no
     product of what matrix units take with a vector follows another fold: one alone only waits for memory."""
     units = {u.operand for u in target.matrix_units}
-    found = [f for i in form.folds.values() if (f := _vector(i, form.params, units)) is not None]
+    found = [f for i in form.folds.values() if (f := _vector(i, form.params, units, hints)) is not None]
     vectors = {x for f in found for x in walk(f) if x.op == "read"}
     follows = any(x.op == "value" for f in found for x in walk(f))
     if not vectors or not follows or any(i.scan is not None for i in form.items):
@@ -45,12 +45,12 @@ def with_unit_row(form: Form, target: Target) -> Form:
     return replace(form, items=tuple(map(changed, form.items)))
 
 
-def _vector(item: Item, params: Sequence[Value], units: Collection[str]) -> Expr | None:
+def _vector(item: Item, params: Sequence[Value], units: Collection[str], hints: SizeHints) -> Expr | None:
     """The factor of a sum of two that uses only a part of what the other one keeps, which is read from memory;
     none of a short sum, which needs no matrix unit."""
     if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None:
         return None
-    if estimate(dims.prod(a.extent for a in item.reduce)) <= SMALLEST:
+    if hints.estimate(dims.prod(a.extent for a in item.reduce)) <= SMALLEST:
         return None
     sides = factors(item.body[0])
     used = [axes_of(f) & {axis(a) for a in item.kept} for f in sides]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Op, Value
 from tilewright.target import MemoryKind, Target
 
@@ -16,29 +16,29 @@ REACHED = 0.8
 
 
 def call_seconds(
-    ops: Sequence[Op], outputs: Sequence[Value], target: Target, *, splits: bool = False
+    ops: Sequence[Op], outputs: Sequence[Value], target: Target, hints: SizeHints, *, splits: bool = False
 ) -> float:
     """Seconds of one library call that does `ops` and makes `outputs`, all else staying on chip; of one that `splits`
     operands for matrix units, as no library does."""
     made = {v for op in ops for v in op.outputs}
     read = {v for op in ops for v in op.inputs if v not in made}
-    moved = sum(estimate(v.numel) * v.dtype.bytes for v in (*read, *outputs))
+    moved = sum(hints.estimate(v.numel) * v.dtype.bytes for v in (*read, *outputs))
     cache = target.level(MemoryKind.L2)
     near = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
     work = sum(
-        2 * estimate(op.expr.points()) / matrix_flops(op, target, splits=splits)
+        2 * hints.estimate(op.expr.points()) / matrix_flops(op, target, splits=splits)
         for op in ops
         if op.expr is not None and op.expr.reduction is not None and op.expr.reduction.combiner == "add"
     )
     return max(moved / bandwidth, work / REACHED) + target.launch_seconds
 
 
-def touch_seconds(values: Sequence[Value], target: Target) -> float:
+def touch_seconds(values: Sequence[Value], target: Target, hints: SizeHints) -> float:
     """Seconds that the system takes for the memory of values that live only within a call."""
     if not target.first_touch:
         return 0.0
-    sizes = [estimate(v.numel) * v.dtype.bytes for v in values]
+    sizes = [hints.estimate(v.numel) * v.dtype.bytes for v in values]
     return sum(n for n in sizes if n >= KEPT) / target.first_touch
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tilewright.analysis.dependence.properties import NO_CLASS, classes_of, parallelism
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
@@ -100,16 +100,17 @@ def candidates(
     region: Graph,
     price: Price,
     cores: int,
+    hints: SizeHints,
     name: Callable[[Op], str] = lambda op: op.name,
     guess: Callable[[Kernel], float] | None = None,
 ) -> Candidates:
     """The kernels of a region that have a legal form, fill `cores` with tiles if others that store the same do, and
     that no other one makes needless. `name` says how ops are called in reasons. A price costs a solution of its
     kernel: of many kernels only those are priced that stand in good sets if the others take what `guess` says."""
-    tried, kernels = _kernels(region)
+    tried, kernels = _kernels(region, hints)
     found: list[Candidate] = []
     refused: dict[str, dict[Value, None]] = {}
-    wide = _Width([kernel for kernel, _ in kernels], cores)
+    wide = _Width([kernel for kernel, _ in kernels], cores, hints)
     narrow = [kernel for kernel, _ in kernels if not wide(kernel)]
     if narrow:
         refused["too few tiles run side by side"] = dict.fromkeys(v for k in narrow for v in k.outputs)
@@ -131,10 +132,10 @@ def candidates(
     return Candidates(tuple(_trimmed(region, kept, found)), tried, reasons, tuple(fit))
 
 
-def _kernels(region: Graph) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
+def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, frozenset[Value]]]]:
     """How many pairs of stores and cuts there are, and the different kernels among them with what these use of the
     cuts."""
-    cuts = _cuts(region)
+    cuts = _cuts(region, hints)
     units = _units(region, cuts)
     while cuts and _pairs(units, cuts) > MOST_TRIED:
         cuts = cuts[:-1]
@@ -182,8 +183,8 @@ def _listed(names: Iterable[str]) -> str:
 class _Width:
     """Whether a kernel has a tile for every core, or as many as others that store one of its values."""
 
-    def __init__(self, kernels: Sequence[Kernel], cores: int) -> None:
-        self.cores = cores
+    def __init__(self, kernels: Sequence[Kernel], cores: int, hints: SizeHints) -> None:
+        self.cores, self.hints = cores, hints
         self.degrees: dict[Kernel, int] = {}
         self.most: dict[Value, int] = {}
         least: dict[Value, Kernel] = {}
@@ -197,7 +198,7 @@ class _Width:
     def degree(self, kernel: Kernel) -> int:
         """How many tiles of it may run side by side."""
         if kernel not in self.degrees:
-            self.degrees[kernel] = estimate(parallelism(kernel.ops, kernel.outputs))
+            self.degrees[kernel] = self.hints.estimate(parallelism(kernel.ops, kernel.outputs))
         return self.degrees[kernel]
 
     def __call__(self, kernel: Kernel) -> bool:
@@ -360,11 +361,11 @@ def _owed(region: Graph) -> frozenset[Value]:
     return frozenset(v for v in region.outputs if isinstance(v, Value))
 
 
-def _cuts(region: Graph) -> list[Value]:
+def _cuts(region: Graph, hints: SizeHints) -> list[Value]:
     """Values from which large ones are made or folded although they are small: where a kernel may begin."""
     large = _large(region)
     given = [v for v in region.inputs if isinstance(v, Value)]
-    most = max((estimate(v.numel) for v in (*large, *given)), default=0)
+    most = max((hints.estimate(v.numel) for v in (*large, *given)), default=0)
     depends: set[Value] = set(large)
     found: dict[Value, None] = {}
     for op in region.ops:
@@ -372,7 +373,7 @@ def _cuts(region: Graph) -> list[Value]:
             depends |= set(op.outputs)
         if large & {*op.inputs, *op.outputs}:
             found |= dict.fromkeys(v for v in op.inputs if v in depends and v not in large)
-    return [v for v in found if estimate(v.numel) * SMALL <= most or most < TINY][:MOST_CUTS]
+    return [v for v in found if hints.estimate(v.numel) * SMALL <= most or most < TINY][:MOST_CUTS]
 
 
 def _large(region: Graph) -> set[Value]:

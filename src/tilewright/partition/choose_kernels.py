@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.online.find_cascades import Cascade, cascades
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
 from tilewright.ir.kernel import Kernel, Note
 from tilewright.options import Contractions
@@ -88,8 +88,10 @@ class ChosenRegions:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Modelled seconds: of a kernel; of a region in library calls and what the rest of the pipeline makes of it; and of
-    a region in one launch that reads its inputs and stores its outputs once, at the rates of a library."""
+    a region in one launch that reads its inputs and stores its outputs once, at the rates of a library. Unknown sizes
+    are those of `hints`."""
 
+    hints: SizeHints
     kernel: Price
     library: Callable[[Graph], float]
     ideal: Callable[[Graph], float]
@@ -149,12 +151,12 @@ def choose_kernels(
     known: dict[str, ChosenRegion] = {}
     settled: list[ChosenRegion] = []
     splicer = _Splicer(graph)
-    for region in find_regions(graph, anywhere=always, short=short):
+    for region in find_regions(graph, prices.hints, anywhere=always, short=short):
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:
             whole = None if always else prices.routine(alone)
-            found = None if whole else _recalled(alone, key, rearrange, memory)
+            found = None if whole else _recalled(alone, key, rearrange, memory, prices.hints)
             captured = region.as_captured(graph)
             settle = _each_apart if apart and whole is None else _settle
             known[key] = found or settle(alone, captured, prices, rearrange, cores, always, whole)
@@ -186,7 +188,7 @@ def _settle(
     if fits and otherwise < WORTH * prices.ideal(region) and not always:
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, cores, marks(region), prices.guess)
+    considered = candidates(better, prices.kernel, cores, prices.hints, marks(region), prices.guess)
     notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, CONSIDERED) if _is_lean(c, better)]
@@ -291,23 +293,27 @@ def _each_apart(
 
 def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
     """The region with its longest cascade in parts, if it has too few rows for `cores`."""
-    found = _longest(region)
-    if found is None or estimate(found.rows) >= ROWS * cores:
+    found = _longest(region, prices.hints)
+    if found is None or prices.hints.estimate(found.rows) >= ROWS * cores:
         return
     for parts in PARTS:
-        made = split_cascade(region, found, parts) if parts * PART <= estimate(found.extent) else None
+        made = (
+            split_cascade(region, found, parts)
+            if parts * PART <= prices.hints.estimate(found.extent)
+            else None
+        )
         choice = cut_at(*made, prices.kernel) if made is not None else None
         if made is not None and choice is not None:
             yield _Way(made[0], parts, choice)
 
 
-def _longest(region: Graph) -> Cascade | None:
-    return max(cascades(region), key=lambda c: estimate(c.extent), default=None)
+def _longest(region: Graph, hints: SizeHints) -> Cascade | None:
+    return max(cascades(region), key=lambda c: hints.estimate(c.extent), default=None)
 
 
-def _apart(region: Graph, parts: int) -> Graph | None:
+def _apart(region: Graph, parts: int, hints: SizeHints) -> Graph | None:
     """The region with its longest cascade in so many parts."""
-    found = _longest(region)
+    found = _longest(region, hints)
     made = split_cascade(region, found, parts) if found is not None else None
     return made[0] if made is not None else None
 
@@ -336,7 +342,9 @@ def _plain(settled: ChosenRegion) -> list[object]:
     return [settled.seconds, settled.library, settled.parts, plain(kernels), list(settled.notes)]
 
 
-def _recalled(region: Graph, task: str, rearrange: Rearrange, memory: Memory | None) -> ChosenRegion | None:
+def _recalled(
+    region: Graph, task: str, rearrange: Rearrange, memory: Memory | None, hints: SizeHints
+) -> ChosenRegion | None:
     """What was decided about a region before; None if nothing was that fits it."""
     match memory.recall(task) if memory is not None else None:
         case [float(seconds), float(library), int(parts), kernels, list(notes)]:
@@ -344,7 +352,7 @@ def _recalled(region: Graph, task: str, rearrange: Rearrange, memory: Memory | N
         case _:
             return None
     better: Graph | None = rearrange(region)[0] if known else region
-    better = _apart(better, parts) if parts > 1 else better
+    better = _apart(better, parts, hints) if parts > 1 else better
     if known is None or better is None:
         return None
     results = _results(better)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
 
@@ -18,14 +19,14 @@ from .unstored_results import without_recomputed
 
 
 def partition(
-    graph: Graph, price: Price, memory: Memory | None = None, *, fuse: bool = True,
+    graph: Graph, price: Price, hints: SizeHints, memory: Memory | None = None, *, fuse: bool = True,
     shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None, afar: Afar | None = None,
 ) -> Cover:  # fmt: skip
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
     IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel.
     `shown` are outputs that the program returns as memory of something else, and `storages` numbers the storages of
     outputs in the program, where they are known. `afar` says what kernels cost that find nothing in a cache."""
-    parts = Parts(graph, shown, storages, fuse=fuse)
+    parts = Parts(graph, hints, shown, storages, fuse=fuse)
     if not fuse:
         places = (parts.position[op] for op in parts.generated())
         return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])

@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.analysis.size_hints import estimate
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value, symbols_in
@@ -179,7 +178,7 @@ class Merging:
             return False
         kernels = [self.parts.kernel(p) for p in (a.places, b.places)]
         touched = {v for k in kernels for v in (*k.inputs, *k.outputs)}
-        if sum(estimate(v.numel) * v.dtype.bytes for v in touched) < self.afar.near_bytes:
+        if sum(self.parts.hints.estimate(v.numel) * v.dtype.bytes for v in touched) < self.afar.near_bytes:
             return False
         first, second, together = (self._afar(self.afar, p) for p in (a.places, b.places, places))
         return together <= (1 - saved) * (first + second)

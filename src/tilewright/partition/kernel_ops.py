@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel, ViewStep
@@ -25,10 +25,10 @@ class Parts:
     of outputs in the program, where they are known."""
 
     def __init__(
-        self, graph: Graph, shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None, *,
-        fuse: bool = True,
+        self, graph: Graph, hints: SizeHints, shown: frozenset[Value] = frozenset(),
+        storages: Mapping[Value, int] | None = None, *, fuse: bool = True,
     ) -> None:  # fmt: skip
-        self.graph, self.shown = graph, shown
+        self.graph, self.hints, self.shown = graph, hints, shown
         self.position = {op: n for n, op in enumerate(graph.ops)}
         self.producer = graph.producer()
         self.consumers = graph.consumers()
@@ -39,7 +39,7 @@ class Parts:
         parts = self.returned_parts(storages or {}, fuse=fuse)
         self.layouts |= {v: s.layout for v, s in parts.items()}
         self.views |= parts
-        self.inlined = find_recomputed(graph, self.views, self.consumers) if fuse else set[Op]()
+        self.inlined = find_recomputed(graph, self.views, self.consumers, self.hints) if fuse else set[Op]()
         self.inlined |= {self.producer[v] for v in self.views if self._is_read_by_kernels(v)}
 
     def strided_views(self) -> dict[Value, ViewStep]:
@@ -80,7 +80,7 @@ class Parts:
                 same.append(ViewStep(v, source, promised, memory[1]))
         kept: dict[Value, ViewStep] = {}
         for root, groups in found.items():
-            steps = max(groups.values(), key=_stored)
+            steps = max(groups.values(), key=lambda group: _stored(group, self.hints))
             free = [s for s in steps if self._costs_no_kernel(s, fuse=fuse)]
             chosen = free if self._is_no_larger(root, free) else []
             kept |= {s.value: s for s in (*chosen, *meeting(steps))}
@@ -100,7 +100,7 @@ class Parts:
     def _is_no_larger(self, root: Value, steps: Sequence[ViewStep]) -> bool:
         """Whether the value `root` takes no more memory than these parts of it would by themselves."""
         layout = self.layouts.get(root, Layout(dims.dense_strides(root.shape)))
-        whole, stored = estimate(_elements(root, layout)), _stored(steps)
+        whole, stored = self.hints.estimate(_elements(root, layout)), _stored(steps, self.hints)
         around = (self.producer[root], *self.consumers.get(root, ()))
         return stored > whole or (stored == whole and any(op.call is not None for op in around))
 
@@ -247,6 +247,6 @@ def _elements(v: Value, layout: Layout) -> Expr:
     return dims.add(dims.ONE, *last)
 
 
-def _stored(steps: Sequence[ViewStep]) -> int:
+def _stored(steps: Sequence[ViewStep], hints: SizeHints) -> int:
     """How many elements the values of these steps take by themselves."""
-    return sum(estimate(_elements(s.value, s.layout)) for s in steps)
+    return sum(hints.estimate(_elements(s.value, s.layout)) for s in steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import cost
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
@@ -23,7 +23,9 @@ MOST_TOGETHER = 32
 Consumers = Mapping[Value, Sequence[Op]]
 
 
-def find_recomputed(graph: Graph, views: Collection[Value], consumers: Consumers) -> set[Op]:
+def find_recomputed(
+    graph: Graph, views: Collection[Value], consumers: Consumers, hints: SizeHints
+) -> set[Op]:
     """The pointwise ops that every reader computes for itself. `views` are values that no kernel makes."""
     producer = graph.producer()
     found = _of_one_value(graph, views, consumers, producer)
@@ -37,7 +39,7 @@ def find_recomputed(graph: Graph, views: Collection[Value], consumers: Consumers
             continue
         if all(r in found for r in readers):  # as a part of what is computed again
             found.add(op)
-        elif len(readers) > 1 and sum(map(size_bytes, behind)) <= size_bytes(op.output):
+        elif len(readers) > 1 and sum(size_bytes(v, hints) for v in behind) <= size_bytes(op.output, hints):
             found.add(op)
     return found
 
@@ -99,6 +101,6 @@ def is_cheap(op: Op, views: Collection[Value]) -> bool:
     return cost(op.expr.body[0]) < MOST_INSTRUCTIONS
 
 
-def size_bytes(v: Value) -> int:
+def size_bytes(v: Value, hints: SizeHints) -> int:
     """The bytes of a value, at the sizes that are seen."""
-    return estimate(v.numel) * v.dtype.bytes
+    return hints.estimate(v.numel) * v.dtype.bytes

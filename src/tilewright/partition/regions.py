@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
@@ -52,10 +52,12 @@ class Region:
         return self.graph(whole).with_ops([op for op in whole.ops if op in inside])
 
 
-def find_regions(graph: Graph, *, anywhere: bool = False, short: bool = False) -> list[Region]:
+def find_regions(
+    graph: Graph, hints: SizeHints, *, anywhere: bool = False, short: bool = False
+) -> list[Region]:
     """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
     too, `short` those of few rows and a long operand."""
-    finder = _Finder(graph, anywhere, short)
+    finder = _Finder(graph, anywhere, short, hints)
     found: list[Region] = []
     taken: set[Op] = set()
     for op in graph.ops:
@@ -67,15 +69,15 @@ def find_regions(graph: Graph, *, anywhere: bool = False, short: bool = False) -
     return found
 
 
-def may_have_regions(graph: Graph, *, anywhere: bool = False, short: bool = False) -> bool:
+def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, short: bool = False) -> bool:
     """Whether a graph, normalised or not, has a contraction that could start a region."""
-    finder = _Finder(graph, anywhere, short)
+    finder = _Finder(graph, anywhere, short, hints)
     return any(map(finder.expands, graph.ops))
 
 
 class _Finder:
-    def __init__(self, graph: Graph, anywhere: bool, short: bool) -> None:
-        self.graph, self.anywhere, self.short = graph, anywhere, short
+    def __init__(self, graph: Graph, anywhere: bool, short: bool, hints: SizeHints) -> None:
+        self.graph, self.anywhere, self.short, self.hints = graph, anywhere, short, hints
         self.producer, self.consumers = graph.producer(), graph.consumers()
         self.kept = graph.kept()
         self.position = {op: n for n, op in enumerate(graph.ops)}
@@ -88,20 +90,22 @@ class _Finder:
         call = self.graph.origins[op.origin].call
         if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
             return False  # a library that fuses the whole region needs no rival
-        if estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
+        if self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
             return False
-        larger = max(map(_numel, op.inputs))
-        return self.anywhere or self.few_rows(op, larger) or _numel(op.output) >= EXPANDING * larger
+        larger = max(_numel(v, self.hints) for v in op.inputs)
+        return (
+            self.anywhere or self.few_rows(op, larger) or _numel(op.output, self.hints) >= EXPANDING * larger
+        )
 
     def few_rows(self, op: Op, larger: int) -> bool:
         """Whether an op multiplies few rows by a long operand, where that is worth a region."""
         assert op.expr is not None
-        folded = estimate(dims.prod(a.extent for a in op.expr.reduce))
-        return self.short and larger >= LONG and _numel(op.output) * folded <= FEW * larger
+        folded = self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce))
+        return self.short and larger >= LONG and _numel(op.output, self.hints) * folded <= FEW * larger
 
     def grow(self, seed: Op) -> Region | None:
         """The region of a contraction; None if its product leaves it, if nothing folds it, or if it owes too much."""
-        least = max(1, _numel(seed.output) // SIMILAR)
+        least = max(1, _numel(seed.output, self.hints) // SIMILAR)
         own: set[Op] = {seed}
         borrowed: set[Op] = set()
         todo = [seed]
@@ -110,13 +114,13 @@ class _Finder:
             for p in (self.producer.get(v) for v in op.inputs):
                 if p is None or p in own or p in borrowed or p.expr is None:
                     continue
-                if self.expands(p) and _numel(p.output) >= least:
+                if self.expands(p) and _numel(p.output, self.hints) >= least:
                     own.add(p)
                     todo.append(p)
                 elif (
                     _cheap(p)
                     and p.origin not in self.multiplied  # a library adds a bias to its product for nothing
-                    and (_numel(p.output) >= least or self.expanding(p))
+                    and (_numel(p.output, self.hints) >= least or self.expanding(p))
                     and not self.inside(p, own)
                 ):
                     borrowed.add(p)
@@ -154,8 +158,8 @@ class _Finder:
                 if p is not None and _cheap(p):
                     todo += p.inputs
                 else:
-                    read += _numel(v) * v.dtype.bytes
-        return read < _numel(op.output) * op.output.dtype.bytes
+                    read += _numel(v, self.hints) * v.dtype.bytes
+        return read < _numel(op.output, self.hints) * op.output.dtype.bytes
 
     def close(self, own: set[Op], borrowed: set[Op]) -> bool:
         """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
@@ -244,5 +248,5 @@ def _cheap(op: Op) -> bool:
     return op.expr is not None and op.expr.is_pointwise
 
 
-def _numel(v: Value) -> int:
-    return estimate(v.numel)
+def _numel(v: Value, hints: SizeHints) -> int:
+    return hints.estimate(v.numel)

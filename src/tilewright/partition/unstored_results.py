@@ -7,10 +7,10 @@ number as a single. Merging cannot know this, since it asks before it is known w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import cost
 from tilewright.ir.graph import Op, Value
@@ -66,6 +66,10 @@ class _Search:
         self.must_store = parts.read_from_memory()
         self.gone: set[Op] = set()
 
+    def bytes_of(self, values: Iterable[Value]) -> int:
+        """Of all of them together."""
+        return sum(size_bytes(v, self.parts.hints) for v in values)
+
     def visit(self, op: Op) -> None:
         """Take `op` out of its group if that moves fewer bytes."""
         if op not in self.group or not is_cheap(op, self.parts.views):
@@ -73,7 +77,7 @@ class _Search:
         if op.output not in self.stored or op.output in self.must_store:
             return
         readers = self.readers(op)
-        if any(r.kernel >= 0 or reads_again(r, op.output) for r in readers):
+        if any(r.kernel >= 0 or reads_again(r, op.output, self.parts.hints) for r in readers):
             return
         count = len({self.group.get(r) for r in readers} - {self.group[op]})
         for deep in (True, False):
@@ -82,9 +86,9 @@ class _Search:
                 continue
             path, sources = found
             fresh = [v for v in sources if self.is_newly_stored(v)]
-            moved = count * sum(map(size_bytes, sources)) + sum(map(size_bytes, fresh))
+            moved = count * self.bytes_of(sources) + self.bytes_of(fresh)
             # two new results instead of one could leave a kernel in two pieces
-            if len(fresh) < 2 and moved < (count + 1) * size_bytes(op.output):
+            if len(fresh) < 2 and moved < (count + 1) * self.bytes_of([op.output]):
                 self.gone |= path
                 self.stored.discard(op.output)
                 self.stored.update(fresh)
@@ -136,10 +140,10 @@ class _Search:
         return found
 
 
-def reads_again(op: Op, v: Value) -> bool:
+def reads_again(op: Op, v: Value, hints: SizeHints) -> bool:
     """Whether `op` does more steps than `v` has elements, as products and windows do, so that it may read some of them
     more than once."""
     if op.expr is None:
         return True
     axes = (*op.expr.axes, *op.expr.reduce)
-    return estimate(dims.mul(dims.ONE, *(a.extent for a in axes))) > estimate(v.numel)
+    return hints.estimate(dims.mul(dims.ONE, *(a.extent for a in axes))) > hints.estimate(v.numel)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
-from tilewright.analysis.size_hints import seen_sizes
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.emit.cpp.unit import emit_units
 from tilewright.emit.source import Source
 from tilewright.emit.triton.kernel import TritonSource, emit_triton
@@ -87,14 +87,17 @@ class Refused(KernelRefused):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Builder:
-    """Builds the kernels of covers for one machine, with typical `sizes` of their symbols. `ordinal` is that of a
-    GPU."""
+    """Builds the kernels of covers for the machine and the sizes of `solver`. `ordinal` is that of a GPU."""
 
     run: Run
     solver: Solver
     memory: Decisions
-    sizes: Mapping[str, int]
     ordinal: int = 0
+
+    @property
+    def hints(self) -> SizeHints:
+        """The sizes that kernels are built for."""
+        return self.solver.hints
 
     def built(self, covers: Sequence[Cover], symbols: Sequence[Expr], *, once: bool = False) -> Kernels:
         """All kernels of some covers in one unit, those of each cover in its order. `once`: calls of the typical sizes
@@ -108,7 +111,7 @@ class Builder:
         return self._on_cpu(steps, names, list(map(ranged, symbols)))
 
     def _solved(self, steps: Sequence[_Step]) -> list[Scheduled]:
-        with seen_sizes(self.sizes), no_python_dispatcher():
+        with no_python_dispatcher():
             return [self.solver.solve(kernel, layouts) for kernel, layouts in steps]
 
     def _on_cpu(self, steps: Sequence[_Step], symbols: Sequence[str], ranges: Sequence[str]) -> Kernels:
@@ -181,8 +184,10 @@ class Builder:
     ) -> list[tuple[int, Variant]]:
         """What calls of typical sizes run."""
         number_of = {id(p): k for k, p in enumerate(programs)}
-        runs = [next((p for when, p in s.buckets if number(when, self.sizes)), s.program) for s in scheduled]
-        return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, self.sizes)))
+        runs = [
+            next((p for when, p in s.buckets if number(when, self.hints.sizes)), s.program) for s in scheduled
+        ]
+        return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, self.hints.sizes)))
 
     def _cramped(
         self, refused: Mapping[str, _Step], tries: Mapping[str, int], why: KernelRefused, theirs: bool
@@ -193,7 +198,7 @@ class Builder:
         share, most = (why.limit / why.needed, ATTEMPTS - 1) if exceeds else (1 / 2, 1)
         if not (refused and (exceeds or theirs)):
             return False
-        with seen_sizes(self.sizes), no_python_dispatcher():
+        with no_python_dispatcher():
             return all(tries[k] <= most and self.solver.cramp(*step, share) for k, step in refused.items())
 
 

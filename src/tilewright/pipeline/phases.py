@@ -1,57 +1,242 @@
-"""What each phase of a compilation made, and how long it took."""
+"""The phases behind capture, in order. Each is a function from a state to the next one."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-T = TypeVar("T")
+from tilewright.analysis.size_hints import EARNEST, SizeHints, representative
+from tilewright.errors import UnsupportedError
+from tilewright.ir.graph import Graph, Share, Value
+from tilewright.ir.kernel import Cover
+from tilewright.library.select import select
+from tilewright.library.specialise import specialise
+from tilewright.partition.cover import partition
+from tilewright.partition.layout import choose_layouts
+from tilewright.plan import build_plan
+from tilewright.plan.coverage import coverage_of
+from tilewright.plan.work import CoreTime, ops_by_origin
+from tilewright.rewrite.normal.frozen_weights import freeze
+from tilewright.rewrite.normal.normalise import (
+    Evaluate,
+    fold_constants,
+    interpret,
+    normalise,
+    simplify,
+    without_nothing,
+)
+from tilewright.rewrite.normal.split_bias import split_biases
+from tilewright.rewrite.normal.wide_moments import widen_moments
+from tilewright.rewrite.normal.wide_scans import widen_scans
+from tilewright.rewrite.split.reduction import split_reductions
+from tilewright.runtime.own.product import maker
+from tilewright.runtime.own.timer import Timer
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.mask_windows import with_windows
+from tilewright.schedule.solver import Solver
+
+from .build import Builder, names_of, number_kernels
+from .loops import compile_loops
+from .prices import choose_region_kernels
+from .state import Request, State
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One finished phase: name, seconds, its result, and the seconds that processors worked for this process."""
+    """One step of compilation: `run` where it is `needed`. What is `shown` of the state that it gives goes into the
+    trace; nothing does of a phase that records its own parts."""
 
     name: str
-    seconds: float
-    result: object
-    cpu_seconds: float = 0.0
+    run: Callable[[State], State]
+    needed: Callable[[State], bool] = lambda state: True
+    shown: Callable[[State], object] | None = lambda state: state.graph
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What each phase made, in order."""
-
-    phases: tuple[Phase, ...] = ()
-
-    def __getitem__(self, name: str) -> object:
-        """The result of phase `name`; raises KeyError if it did not run."""
-        for phase in self.phases:
-            if phase.name == name:
-                return phase.result
-        raise KeyError(name)
-
-    @property
-    def seconds(self) -> float:
-        """Time of all phases together."""
-        return sum(p.seconds for p in self.phases)
-
-    def __str__(self) -> str:
-        return "\n".join(f"{p.name:<12}{p.seconds * 1e3:9.1f} ms" for p in self.phases)
+def begin(asked: Request, graph: Graph, solver: Solver, store: Store | None = None) -> State:
+    """Before the first phase. The `solver` decides at sizes that are typical for the graph; `store` stands in for the
+    one of the options."""
+    typical = typical_sizes(graph, asked.traced)
+    usual, rest = solver.at(typical), without_nothing(graph)
+    grown = usual.at(typical.raised(EARNEST, rest.symbols()))
+    kept = Store(default_root(asked.options)) if store is None else store
+    decisions = Decisions(solver.target, kept, asked.options, typical.sizes)
+    return State(asked, usual, grown, decisions, graph, rest)
 
 
-class Recorder:
-    """Runs phases and writes the trace."""
+def typical_sizes(graph: Graph, traced: SizeHints) -> SizeHints:
+    """Sizes of a graph's symbols to decide at, if it was `traced` with those."""
+    values = [*graph.inputs, *(v for op in graph.ops for v in op.outputs)]
+    return representative((v.numel for v in values if isinstance(v, Value)), traced)
 
-    def __init__(self) -> None:
-        self.trace = Trace()
 
-    def __call__(self, name: str, phase: Callable[[], T]) -> T:
-        """Run one phase."""
-        start, worked = time.perf_counter(), time.process_time()
-        result = phase()
-        done = Phase(name, time.perf_counter() - start, result, time.process_time() - worked)
-        self.trace = replace(self.trace, phases=(*self.trace.phases, done))
-        return result
+Check = Callable[[str, State], None]
+_CHECKS: list[Check] = []
+
+
+@contextmanager
+def check_phases(by: Check) -> Generator[None]:
+    """What each phase gives meanwhile, on any thread, is shown to `by`, with the phase's name."""
+    _CHECKS.append(by)
+    try:
+        yield
+    finally:
+        _CHECKS.remove(by)
+
+
+def run_phases(state: State, phases: Sequence[Phase]) -> State:
+    """The state after all phases that are needed, one after the other."""
+    for phase in phases:
+        if not phase.needed(state):
+            continue
+        before, record = state, state.request.recorder
+        if phase.shown is None:
+            state = phase.run(before)
+        else:
+            state = record(phase.name, lambda phase=phase, before=before: phase.run(before), phase.shown)
+        for check in tuple(_CHECKS):
+            check(phase.name, state)
+    return state
+
+
+def _evaluator(state: State) -> Evaluate | None:
+    """What computes with constants, where there are some."""
+    return interpret if state.captured.constants else None
+
+
+def _freeze(state: State) -> State:
+    return state.with_graph(freeze(fold_constants(simplify(state.graph), interpret)))
+
+
+def _choose_region_kernels(state: State) -> State:
+    asked = state.request
+    found = choose_region_kernels(
+        state.graph, state.solver, state.grown, asked.options, state.decisions, asked.place.device
+    )
+    return replace(state, graph=found.graph, regions=found)
+
+
+def _select(state: State) -> State:
+    return state.with_graph(
+        select(state.graph, repeated=state.request.repeated, small=state.target.small_product)
+    )
+
+
+def _normalise(state: State) -> State:
+    return state.with_graph(normalise(state.graph, _evaluator(state)))
+
+
+def _specialise(state: State) -> State:
+    asked, target = state.request, state.target
+    store = Store(default_root(asked.options))
+    own = maker(target, store, asked.options, late=asked.trusted)
+    timer = Timer(target, store, asked.options, asked.traced.sizes) if asked.options.measure else None
+    return state.with_graph(normalise(specialise(state.graph, target, own, timer), _evaluator(state)))
+
+
+def _compile_loops(state: State) -> State:
+    asked = state.request
+    graph, bodies = compile_loops(
+        state.graph, lambda body: asked.compile_body(asked, body), asked.options, asked.place
+    )
+    return replace(state, graph=graph, bodies=bodies)
+
+
+def _split(state: State) -> State:
+    laid = replace(state.graph, layouts=choose_layouts(state.graph))
+    return state.with_graph(split_reductions(laid, state.solver.price, state.target, state.solver.hints))
+
+
+def _partition(state: State) -> State:
+    asked, graph, solver = state.request, state.graph, state.solver
+    cover = partition(
+        graph,
+        solver.price,
+        solver.hints,
+        state.decisions,
+        fuse=asked.options.fusion == "full",
+        shown=_shown(graph, asked.shares),
+        afar=solver.afar,
+        # what one step of a loop hands to the next has memory of its own
+        storages={} if asked.repeated else _storages(graph, asked.shares),
+    )
+    check_strict(cover, strict=asked.options.strict)
+    return replace(state, cover=cover)
+
+
+def _make_kernels(state: State) -> State:
+    assert state.cover is not None
+    asked = state.request
+    builder = Builder(asked.recorder, state.solver, state.decisions, asked.place.ordinal)
+    return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
+
+
+def _plan(state: State) -> State:
+    assert state.cover is not None and state.kernels is not None
+    asked, target, cover = state.request, state.target, state.cover
+    plan = build_plan(
+        cover,
+        number_kernels(cover, state.kernels.numbers),
+        names_of(state.graph.symbols()),
+        asked.shares,
+        device=asked.place.device,
+        host=asked.place.host,
+        late=asked.place.late,
+        hints=state.solver.hints,
+        core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
+        alone_ns=round(target.alone_seconds * 1e9),
+        handover_ns=round(target.handover_seconds * 1e9),
+    )
+    return replace(state, plan=plan)
+
+
+PHASES: tuple[Phase, ...] = (
+    Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
+    Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
+    Phase("select", _select),
+    Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),
+    Phase("widen_scans", lambda s: s.with_graph(widen_scans(s.graph)), lambda s: s.target.wide_scans),
+    Phase("widen_moments", lambda s: s.with_graph(widen_moments(s.graph)), lambda s: s.target.wide_moments),
+    Phase("normalise", _normalise),
+    Phase("specialise", _specialise, lambda s: s.target.language == "cpp"),
+    Phase("windows", lambda s: s.with_graph(with_windows(s.graph, s.grown))),
+    Phase("loops", _compile_loops),
+    Phase("split", _split),
+    Phase("partition", _partition, shown=lambda s: s.cover),
+    Phase("kernels", _make_kernels, shown=None),
+    Phase("plan", _plan, shown=lambda s: s.plan),
+)
+"""From the captured graph to built kernels and their plan. (`kernels` records its own parts: schedule, emit, build and
+load, again where a kernel is refused.)"""
+
+
+def phases_before(name: str) -> tuple[Phase, ...]:
+    """Those that run before phase `name`."""
+    names = [phase.name for phase in PHASES]
+    return PHASES[: names.index(name)]
+
+
+def check_strict(cover: Cover, *, strict: bool) -> None:
+    """Under `strict`, raise UnsupportedError if a library call is there by need and of no kind that is admitted."""
+    bad = coverage_of(cover).refused() if strict else ()
+    if bad:
+        raise UnsupportedError(
+            f"strict: {', '.join(bad)} would run as library calls", phase="partition",
+            hint="compile without strict=True, and read .coverage",
+        )  # fmt: skip
+
+
+def _shown(graph: Graph, shares: Sequence[Share]) -> frozenset[Value]:
+    """The outputs that are memory of something else."""
+    pairs = zip(graph.outputs, shares, strict=True)
+    return frozenset(v for v, share in pairs if share.kind and isinstance(v, Value))
+
+
+def _storages(graph: Graph, shares: Sequence[Share]) -> dict[Value, int]:
+    """The numbers of the outputs' storages in the program, of those that are returned in one only."""
+    found: dict[Value, set[int]] = {}
+    for v, share in zip(graph.outputs, shares, strict=True):
+        if isinstance(v, Value):
+            found.setdefault(v, set()).add(share.storage)
+    return {v: min(storages) for v, storages in found.items() if len(storages) == 1}

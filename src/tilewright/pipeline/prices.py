@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilewright.analysis.size_hints import EARNEST, estimate, raise_sizes, seen_sizes
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, Value
-from tilewright.ir.kernel import Kernel, LibraryStep, Note
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.library.cost import call_seconds, touch_seconds
 from tilewright.library.recognise import as_call, routine_of, routine_seconds
 from tilewright.library.select import call_contractions, is_contraction
@@ -50,54 +50,45 @@ class _Measured:
 
 def choose_region_kernels(
     graph: Graph,
-    solver: Solver,
+    usual: Solver,
+    grown: Solver,
     options: Options,
-    sizes: Mapping[str, int],
-    covers: Decisions,
+    decisions: Decisions,
     device: str = "",
 ) -> ChosenRegions:
-    """The kernels around contractions settled. If there are none, the graph stays as it is. Covers that the model takes
-    for nearly equal are timed on `device`, if one is named."""
-    grown = raise_sizes(sizes, EARNEST, graph.symbols())
-    with seen_sizes(grown):
-        inside, short = options.contractions == "inside", solver.target.lanes > 1
-        if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):
-            return ChosenRegions(graph)
-        usual = _prices(Solver(solver.target, options), sizes) if grown != sizes else None
-        prices = _prices(solver, grown, usual)
-        memory: Memory = covers
-        if device and options.measure and options.fusion == "full":
-            prices = replace(prices, timed=Trial(Builder(in_silence, solver, covers, grown), device))
-            memory = _Measured(covers, f"measured on {machine(device, options)}")
-        changed = partial(_rearranged, sizes=grown, options=options)
-        normal = normalise(recognise_masks(graph))
-        cores = solver.target.cores
-        once = options.fusion == "none"
-        found = choose_kernels(
-            normal, prices, changed, options.contractions, cores, memory, short=short, apart=once
-        )
+    """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
+    are none, the graph stays as it is. Covers that the model takes for nearly equal are timed on `device`, if one is
+    named."""
+    inside, short = options.contractions == "inside", grown.target.lanes > 1
+    if options.contractions == "library" or not may_have_regions(
+        graph, grown.hints, anywhere=inside, short=short
+    ):
+        return ChosenRegions(graph)
+    prices = _prices(grown, None if grown is usual else _prices(usual))
+    memory: Memory = decisions
+    if device and options.measure and options.fusion == "full":
+        prices = replace(prices, timed=Trial(Builder(in_silence, grown, decisions), device))
+        memory = _Measured(decisions, f"measured on {machine(device, options)}")
+    changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
+    normal = normalise(recognise_masks(graph))
+    cores = grown.target.cores
+    once = options.fusion == "none"
+    found = choose_kernels(
+        normal, prices, changed, options.contractions, cores, memory, short=short, apart=once
+    )
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
 
 
-def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = None) -> Prices:
-    """Modelled seconds where unknown sizes are `sizes`."""
-
-    def kernel(k: Kernel, layouts: Mapping[Value, Layout]) -> float:
-        with seen_sizes(sizes):
-            return solver.price(k, layouts)
-
-    def library(region: Graph) -> float:
-        with seen_sizes(sizes):
-            return _library_seconds(region, solver)
+def _prices(solver: Solver, usual: Prices | None = None) -> Prices:
+    """Modelled seconds at the sizes of `solver`."""
+    hints = solver.hints
 
     def ideal(region: Graph) -> float:
-        with seen_sizes(sizes):
-            return call_seconds(region.ops, _values(region.outputs), solver.target, splits=True)
+        return call_seconds(region.ops, _values(region.outputs), solver.target, hints, splits=True)
 
     def guess(k: Kernel) -> float:
-        with seen_sizes(sizes):
-            return call_seconds(k.ops, k.outputs, solver.target)
+        return call_seconds(k.ops, k.outputs, solver.target, hints)
 
     def routine(region: Graph) -> tuple[float, Graph] | None:
         # A fused routine rounds neither scores nor weights.
@@ -105,17 +96,13 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
         found = None if exact else routine_of(region, solver.target)
         return None if found is None else (routine_seconds(found, solver.target), as_call(region, found))
 
-    def refused(k: Kernel, layouts: Mapping[Value, Layout]) -> Sequence[Note]:
-        with seen_sizes(sizes):
-            return solver.notes(k, layouts)
-
     def spared(region: Graph, kernels: Sequence[Kernel]) -> float:
-        with seen_sizes(sizes):
-            stored = _largest((v for k in kernels for v in k.outputs), region)
-            held = _largest((op.output for op in region.ops if is_contraction(op)), region)
+        stored = _largest((v for k in kernels for v in k.outputs), region, hints)
+        held = _largest((op.output for op in region.ops if is_contraction(op)), region, hints)
         return held / solver.target.device.capacity if held > LARGER * stored else 0.0
 
-    return Prices(kernel, library, ideal, usual, routine, refused, spared, guess)
+    library = partial(_library_seconds, solver=solver)
+    return Prices(hints, solver.price, library, ideal, usual, routine, solver.notes, spared, guess)
 
 
 def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tuple[Graph, tuple[str, ...]]:
@@ -134,9 +121,11 @@ def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tu
     )
 
 
-def _largest(values: Iterable[Value], region: Graph) -> int:
+def _largest(values: Iterable[Value], region: Graph, hints: SizeHints) -> int:
     """Bytes of the largest of some values that are no results of a region."""
-    return max((estimate(v.numel) * v.dtype.bytes for v in values if v not in region.outputs), default=0)
+    return max(
+        (hints.estimate(v.numel) * v.dtype.bytes for v in values if v not in region.outputs), default=0
+    )
 
 
 def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
@@ -145,7 +134,7 @@ def _values(outputs: Sequence[Value | Expr | None]) -> list[Value]:
 
 def _library_seconds(region: Graph, solver: Solver) -> float:
     """Modelled seconds of a region whose contractions are library calls."""
-    cover = partition(normalise(call_contractions(region)), solver.price, afar=solver.afar)
+    cover = partition(normalise(call_contractions(region)), solver.price, solver.hints, afar=solver.afar)
     total = 0.0
     between: list[Value] = []
     for step in cover.steps:
@@ -154,6 +143,6 @@ def _library_seconds(region: Graph, solver: Solver) -> float:
             between += step.outputs
         elif isinstance(step, LibraryStep):
             done = [op for op in region.ops if op.origin in step.origins]
-            total += call_seconds(done, step.op.outputs, solver.target)
+            total += call_seconds(done, step.op.outputs, solver.target, solver.hints)
             between += step.op.outputs
-    return total + touch_seconds([v for v in between if v not in region.outputs], solver.target)
+    return total + touch_seconds([v for v in between if v not in region.outputs], solver.target, solver.hints)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewright.analysis.size_hints import estimate, seen_sizes
 from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Value
@@ -51,7 +50,7 @@ class Trial:
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
             return None
         try:
-            with seen_sizes(self.builder.sizes), torch.no_grad():
+            with torch.no_grad():
                 return self._times(covers)
         except (TilewrightError, RuntimeError, MemoryError) as refused:
             LOG.info("covers are not timed: %s", refused)
@@ -62,7 +61,7 @@ class Trial:
     def _times(self, covers: Sequence[Graph]) -> list[float] | None:
         graph = covers[0]
         values = [v for v in (*graph.inputs, *graph.outputs) if isinstance(v, Value)]
-        if sum(estimate(v.numel) * v.dtype.bytes for v in values) > ROOM:
+        if sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values) > ROOM:
             return None
         runs = self._runs(covers)
         clock = clock_of(self.device)
@@ -86,7 +85,7 @@ class Trial:
     def _runs(self, graphs: Sequence[Graph]) -> list[Callable[[], object]]:
         """What runs each cover once on the same operands."""
         solver = self.builder.solver
-        covers = [partition(g, solver.price, afar=solver.afar) for g in graphs]
+        covers = [partition(g, solver.price, self.builder.hints, afar=solver.afar) for g in graphs]
         symbols = graphs[0].symbols()
         built = self.builder.built(covers, symbols, once=True)
         tensors = [self._tensor(graphs[0], v) for v in graphs[0].inputs if isinstance(v, Value)]
@@ -105,7 +104,7 @@ class Trial:
         """Random numbers where there are floats; else zeros, which are indices of everything."""
         layout = graph.layouts.get(v)
         strides: Sequence[Expr] = layout.strides if layout is not None else dims.dense_strides(v.shape)
-        shape, laid = [estimate(n) for n in v.shape], [estimate(s) for s in strides]
+        shape, laid = (list(map(self.builder.hints.estimate, x)) for x in (v.shape, strides))
         t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
         return drawn(t) if v.dtype.is_float else t.zero_()
 

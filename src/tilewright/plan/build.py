@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
+from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
@@ -37,6 +38,7 @@ def build_plan(
     alone_ns: int = 0,
     handover_ns: int = 0,
     late: bool = False,
+    hints: SizeHints = NO_HINTS,
 ) -> Plan:
     """The plan of `cover`.
 
@@ -46,20 +48,27 @@ def build_plan(
     `device`; inputs numbered `host` are brought there. `core_ns` says how long one core takes for a step; what takes at
     most `alone_ns` is left to the caller's thread, and what takes at most `handover_ns` also where others watch for
     work. `late` takes memory when it is needed, for plans whose inputs are given back while they run, or whose results
-    pile up. Raises VerifyError where a value has no home or a size symbol cannot be found.
+    pile up; the sizes of `hints` say what is worth it. Raises VerifyError where a value has no home or a size symbol
+    cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, core_ns, late).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, core_ns, hints if late else None).build(tuple(symbols))
     check_memory(plan)
     return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns, handover_ns=handover_ns)
 
 
 class _Builder:
     def __init__(
-        self, cover: Cover, kernels: Kernels, shares: Sequence[Share] | None, core_ns: Time, late: bool
+        self,
+        cover: Cover,
+        kernels: Kernels,
+        shares: Sequence[Share] | None,
+        core_ns: Time,
+        late: SizeHints | None,
     ) -> None:
         self.cover = cover
         self.core_ns = core_ns
         self.late = late
+        """The sizes at which it is weighed whether memory is taken late; None: it is not."""
         self.graph: Graph = cover.graph
         self.kernels = kernels
         alone = (Share(Shares.NOTHING, k) for k in range(len(self.graph.outputs)))
@@ -106,9 +115,9 @@ class _Builder:
             self._own(operands)
         self._preconditions({b.symbol for b in bindings})
         kept = {o for o in outputs if isinstance(o, int)}
-        late = self.late and is_worth_it(self.segments, self.buffers)
-        if late:
-            self.buffers = list(with_own_memory(self.buffers))
+        late = self.late is not None and is_worth_it(self.segments, self.buffers, self.late)
+        if self.late is not None and late:
+            self.buffers = list(with_own_memory(self.buffers, self.late))
         segments = _with_frees(self.segments, self.buffers, kept)
         plan = Plan(
             inputs=inputs,  # pyright: ignore[reportArgumentType]

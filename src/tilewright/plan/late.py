@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.sizes import dims
 
 from .data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
@@ -20,15 +20,15 @@ LARGE_BYTES = 1 << 18
 """A buffer of at least this size takes longer to fill than to ask for."""
 
 
-def is_worth_it(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> bool:
+def is_worth_it(segments: Sequence[Segment], buffers: Sequence[Buffer], hints: SizeHints) -> bool:
     """Whether anything waits between kernels, so that memory comes and goes, or an arena would be large."""
     waits = any(isinstance(step, Call) for segment in segments for step in segment.steps)
-    return waits or any(_is_large(b) for b in buffers)
+    return waits or any(_is_large(b, hints) for b in buffers)
 
 
-def with_own_memory(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+def with_own_memory(buffers: Sequence[Buffer], hints: SizeHints) -> tuple[Buffer, ...]:
     """The buffers, large ones of the arena as tensors of their own."""
-    return tuple(replace(b, home=Home.OUTPUT) if _is_large(b) else b for b in buffers)
+    return tuple(replace(b, home=Home.OUTPUT) if _is_large(b, hints) else b for b in buffers)
 
 
 def with_makes(segments: Sequence[Segment], buffers: Sequence[Buffer]) -> tuple[Segment, ...]:
@@ -66,5 +66,7 @@ def root_of(buffers: Sequence[Buffer], b: int) -> int:
     return b
 
 
-def _is_large(b: Buffer) -> bool:
-    return b.home is Home.ARENA and estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= LARGE_BYTES
+def _is_large(b: Buffer, hints: SizeHints) -> bool:
+    return (
+        b.home is Home.ARENA and hints.estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= LARGE_BYTES
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axis, substitute, walk
 from tilewright.ir.program import (
@@ -32,22 +32,22 @@ UNKNOWN = 1 << 40
 """Loops that end where data says are taken to be as long as they can be: numbers from memory count as far off."""
 
 
-def count_instructions(program: TileProgram, width: int) -> float:
+def count_instructions(program: TileProgram, width: int, hints: SizeHints) -> float:
     """Vector instructions of `width` lanes, symbols taken as typical sizes."""
-    points = estimate(dims.prod(g.extent for g in program.grid))
+    points = hints.estimate(dims.prod(g.extent for g in program.grid))
     total = 0.0
     for k in range(SAMPLES):
         at = {
-            axis(g.axis): dims.integer(estimate(g.extent) * (2 * k + 1) // (2 * SAMPLES))
+            axis(g.axis): dims.integer(hints.estimate(g.extent) * (2 * k + 1) // (2 * SAMPLES))
             for g in program.grid
         }
-        total += _Walk(program, width).body(program.body, at)
+        total += _Walk(program, width, hints).body(program.body, at)
     return total / SAMPLES * points
 
 
 class _Walk:
-    def __init__(self, program: TileProgram, width: int) -> None:
-        self.width = width
+    def __init__(self, program: TileProgram, width: int, hints: SizeHints) -> None:
+        self.width, self.hints = width, hints
         self.tiles = {s.axis: s.tile for s in program.loops()}
         self.plain: dict[int, float] = {}
         """Instructions of the statements of a body that are not loops, by the body's identity."""
@@ -59,8 +59,8 @@ class _Walk:
             total = self.plain[id(body)] = sum(map(self.statement, body))
         for s in body:
             if isinstance(s, Loop):
-                start = estimate(substitute(_with_data(s.start, -UNKNOWN), at))
-                stop = estimate(substitute(_with_data(s.stop, UNKNOWN), at))
+                start = self.hints.estimate(substitute(_with_data(s.start, -UNKNOWN), at))
+                stop = self.hints.estimate(substitute(_with_data(s.stop, UNKNOWN), at))
                 length = dims.static(dims.sub(s.stop, s.start))
                 trips = max(0, -(-(stop - start if length is None else length) // s.tile))
                 if trips:

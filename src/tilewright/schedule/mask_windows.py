@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from tilewright.analysis.size_hints import estimate, seen_sizes
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.dtype import i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, implied, read, substitute, walk, where
@@ -45,17 +44,12 @@ ROOM = 8
 """How many times as large as its lists what a kernel reads and writes must be."""
 
 
-def with_windows(graph: Graph, solver: Solver, sizes: Mapping[str, int]) -> Graph:
+def with_windows(graph: Graph, solver: Solver) -> Graph:
     """The graph with windows for the kernels that are settled in it and skip whole tiles with them, where finding
-    them is cheap beside the kernel at typical `sizes`. Equal masks share windows. Values behind masks are trusted to
-    be finite: where the options do not, the graph stays as it is."""
+    them is cheap beside the kernel at the sizes of the `solver`. Equal masks share windows. Values behind masks are
+    trusted to be finite: where the options do not, the graph stays as it is."""
     if solver.options.trim == "exact" or not any(op.kernel >= 0 for op in graph.ops):
         return graph
-    with seen_sizes(sizes):
-        return _with_windows(graph, solver)
-
-
-def _with_windows(graph: Graph, solver: Solver) -> Graph:
     made = _Windows(graph, solver)
     settled: dict[int, list[Op]] = {}
     for op in graph.ops:
@@ -144,8 +138,8 @@ class _Windows:
     def has_room(self, kernel: Kernel, lists: Sequence[BlockList]) -> bool:
         """Whether lists are small beside what the kernel reads and writes."""
         used = (*kernel.inputs, *kernel.outputs)
-        held = sum(estimate(v.numel) * v.dtype.bytes for v in used)
-        return ROOM * sum(estimate(x.bytes) for x in lists) <= held
+        held = sum(self.solver.hints.estimate(v.numel) * v.dtype.bytes for v in used)
+        return ROOM * sum(self.solver.hints.estimate(x.bytes) for x in lists) <= held
 
     def by_windows(self, kernel: Kernel, found: Sequence[Mask]) -> dict[Op, Op]:
         """The masked ops with windows; none if nothing is won."""
@@ -170,7 +164,10 @@ class _Windows:
     def settled(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
         best, least = [ops], self.seconds(ops)
-        halves = [split_reduction(op, self.fresh + k, self.solver.target) for k, op in enumerate(ops)]
+        halves = [
+            split_reduction(op, self.fresh + k, self.solver.target, self.solver.hints)
+            for k, op in enumerate(ops)
+        ]
         for parts, merges in (zip(*both, strict=True) for both in zip(*halves, strict=True)):
             both = self.seconds(parts) + self.seconds(merges)
             if both < least:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.contraction import product_sides
+from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.form.classes import make_form
 from tilewright.form.companions import refusals
@@ -67,16 +68,23 @@ class _Lowered:
 
 
 class Solver:
-    """Prices and lowers kernels for one target; results are remembered by the structure of the kernel."""
+    """Prices and lowers kernels for one target, where unknown sizes are what the hints say; results are remembered by
+    the structure of the kernel."""
 
-    def __init__(self, target: Target, options: Options, tuning: Tuning | None = None) -> None:
+    def __init__(
+        self, target: Target, options: Options, tuning: Tuning | None = None, hints: SizeHints = NO_HINTS
+    ) -> None:
         """`tuning` stands in for the table of the package."""
-        self.target, self.options = target, options
+        self.target, self.options, self.hints = target, options, hints
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, _Solution | IllegalSchedule] = {}
         self.lowered: dict[str, _Lowered] = {}
         self.cramped: dict[str, Solver] = {}
         """For kernels that did not get the shared memory that they wanted: who counts on less."""
+
+    def at(self, hints: SizeHints) -> Solver:
+        """The same for other sizes; it remembers nothing of these."""
+        return self if hints == self.hints else Solver(self.target, self.options, self.tuning, hints)
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
@@ -92,7 +100,7 @@ class Solver:
 
         def price(kernel: Kernel, layouts: Layouts) -> float:
             found = self._alike(kernel, layouts)
-            return modelled_seconds(found.form, found.schedule, target)
+            return modelled_seconds(found.form, found.schedule, target, self.hints)
 
         return Afar(cache.capacity / 2, price)
 
@@ -133,7 +141,7 @@ class Solver:
         before, capacity = _programs(self.solve(kernel, layouts)), int(level.capacity * share)
         while capacity >= LEAST:
             less = target.resized(capacities={MemoryKind.SHARED: capacity})
-            self.cramped[key] = Solver(less, self.options, self.tuning)
+            self.cramped[key] = Solver(less, self.options, self.tuning, self.hints)
             if _programs(self.solve(kernel, layouts)) != before:
                 return True
             capacity //= 2
@@ -142,14 +150,14 @@ class Solver:
     def _buckets(self, found: _Solution) -> Buckets:
         if self.target.lanes == 1:
             return ()
-        few = row_buckets(found.form, self.target, self.tuning)
+        few = row_buckets(found.form, self.target, self.hints, self.tuning)
         made = [(c, *self._scheduled(form, s)) for c, form, s in few]
-        rows = buckets(found.rows, self.target, self.tuning)
+        rows = buckets(found.rows, self.target, self.hints, self.tuning)
         made += [(c, found.rows, self._fitting(found.rows, self._completed(s))) for c, s in rows]
-        odd = misalignment(found.form, self.target)
+        odd = misalignment(found.form, self.target, self.hints)
         if odd is not None:
             form, schedule = self._scheduled(
-                found.form, block_schedule(found.form, self.target, None, self.tuning, odd=True)
+                found.form, block_schedule(found.form, self.target, self.hints, None, self.tuning, odd=True)
             )
             made += [(odd, form, schedule)] if schedule != found.schedule else []
         whole = if_whole(found.form, found.schedule, self.target)
@@ -211,7 +219,7 @@ class Solver:
         return form, self._fitting(form, schedule.changed(form_steps=form.steps))
 
     def _take(self, step: str, form: Form) -> Form:
-        return take(step, form, self.target)
+        return take(step, form, self.target, self.hints)
 
     def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
         """As `fit_shared_memory`, where blocks have shared memory."""
@@ -220,9 +228,9 @@ class Solver:
         )
 
     def _chosen(self, form: Form) -> _Solution:
-        form, schedule = self._scheduled(form, choose_schedule(form, self.target, self.tuning))
+        form, schedule = self._scheduled(form, choose_schedule(form, self.target, self.tuning, self.hints))
         check_roles(form, schedule)
-        return _Solution(schedule, form, modelled_seconds(form, schedule, self.target), form)
+        return _Solution(schedule, form, modelled_seconds(form, schedule, self.target, self.hints), form)
 
 
 def form_of(kernel: Kernel, layouts: Layouts, target: Target, options: Options) -> Form:
@@ -237,11 +245,11 @@ def lower_form(form: Form, schedule: Schedule) -> TileProgram:
 
 
 def replay(
-    kernel: Kernel, layouts: Layouts, schedule: Schedule, target: Target, options: Options
+    kernel: Kernel, layouts: Layouts, schedule: Schedule, target: Target, options: Options, hints: SizeHints
 ) -> TileProgram:
     """The tile program that a schedule stands for. Tiles and fields are taken as they are; what a step of the form
-    looks up in the machine, or in the sizes that are seen, it looks up again."""
-    form = take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target)
+    looks up in the machine, or in the `hints` of sizes, it looks up again."""
+    form = take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target, hints)
     return lower_form(form, schedule)
 
 
@@ -269,18 +277,18 @@ def _is_single(s: Stmt) -> bool:
     return isinstance(s, Dot) and s.a.dtype is f32
 
 
-def modelled_seconds(form: Form, schedule: Schedule, target: Target) -> float:
+def modelled_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Modelled seconds of a form under a schedule."""
     if target.lanes > 1:
-        return block_seconds(drop_implied(form), schedule, target)
-    return vector_seconds(form, schedule, target)
+        return block_seconds(drop_implied(form), schedule, target, hints)
+    return vector_seconds(form, schedule, target, hints)
 
 
-def choose_schedule(form: Form, target: Target, tuning: Tuning) -> Schedule:
+def choose_schedule(form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
     """The schedule of a form: vectors where threads are alone, blocks where many work in step."""
     if target.lanes > 1:
-        return block_schedule(form, target, None, tuning)
-    return matmul_schedule(form, target) or vector_schedule(form, target)
+        return block_schedule(form, target, hints, None, tuning)
+    return matmul_schedule(form, target, hints) or vector_schedule(form, target, hints)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.online.find_cascades import cascades
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr, axis, read, substitute, transform
 from tilewright.ir.graph import Graph, Layout, Op, Value
@@ -45,17 +45,19 @@ FEW = 16
 """A value is computed again where so many times fewer of its elements are read."""
 
 
-def split_cascades(graph: Graph, price: Price, cores: int) -> tuple[Graph, frozenset[Op]]:
+def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> tuple[Graph, frozenset[Op]]:
     """The graph with folds that wait for each other in parts where that is modelled as faster, and the ops that are
     new. Rows that keep many of the `cores` busy are left alone."""
     if not any(_waits(op, graph.producer()) for op in graph.ops):
         return graph, frozenset()
-    found = _read_where_made(graph)
+    found = _read_where_made(graph, hints)
     fresh = 1 + max((v.id for op in found.ops for v in (*op.inputs, *op.outputs)), default=0)
     made: set[Op] = set()
     for op in reversed(found.ops):
         region = _region(found, op)
-        parts = _fastest(region, price, cores // IDLE) if region is not None and op not in made else None
+        parts = (
+            _fastest(region, price, cores // IDLE, hints) if region is not None and op not in made else None
+        )
         if region is None or parts is None:
             continue
         ops = _numbered(parts, region, fresh)
@@ -128,10 +130,10 @@ def _with_rows_made(region: Graph) -> Graph:
     return region.with_ops([*copies, *substitute_values(region, same).ops])
 
 
-def _fastest(region: Graph, price: Price, few: int) -> Graph | None:
+def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph | None:
     """The region in the number of parts that is fastest by the model, if that is much faster than one kernel."""
     found = cascades(region)
-    if len(found) != 1 or len(found[0].folds) < 2 or estimate(found[0].rows) > few:
+    if len(found) != 1 or len(found[0].folds) < 2 or hints.estimate(found[0].rows) > few:
         return None
     if region.kept() & set(found[0].along):
         return None  # all elements would be made again, of what is brought again
@@ -143,7 +145,7 @@ def _fastest(region: Graph, price: Price, few: int) -> Graph | None:
     for parts in PARTS:
         made = (
             split_cascade(region, found[0], parts, EVEN)
-            if parts * PART <= estimate(found[0].extent)
+            if parts * PART <= hints.estimate(found[0].extent)
             else None
         )
         if made is None:
@@ -202,16 +204,16 @@ def _in_order(ops: Sequence[Op]) -> list[Op]:
     return list(done)
 
 
-def _read_where_made(graph: Graph) -> Graph:
+def _read_where_made(graph: Graph, hints: SizeHints) -> Graph:
     """The graph in which pointwise ops that need few elements of a pointwise value make these themselves."""
     producer = graph.producer()
-    return drop_dead(graph.with_ops([_made_here(op, producer) for op in graph.ops]))
+    return drop_dead(graph.with_ops([_made_here(op, producer, hints) for op in graph.ops]))
 
 
-def _made_here(op: Op, producer: Mapping[Value, Op]) -> Op:
+def _made_here(op: Op, producer: Mapping[Value, Op], hints: SizeHints) -> Op:
     if op.expr is None or not op.expr.is_pointwise or len(op.outputs) > 1 or op.kernel >= 0:
         return op
-    enough = FEW * estimate(op.output.numel)
+    enough = FEW * hints.estimate(op.output.numel)
     inputs: list[Value] = []
 
     def visit(owner: Op, x: Expr) -> Expr | None:
@@ -221,7 +223,7 @@ def _made_here(op: Op, producer: Mapping[Value, Op]) -> Op:
         v = owner.inputs[x.value]
         args = tuple(transform(i, partial(visit, owner)) for i in x.args)
         maker = producer.get(v)
-        if maker is not None and _is_plain(maker) and estimate(v.numel) >= enough:
+        if maker is not None and _is_plain(maker) and hints.estimate(v.numel) >= enough:
             assert maker.expr is not None
             body = transform(maker.expr.body[0], partial(visit, maker))
             return substitute(body, {axis(a): i for a, i in zip(maker.expr.axes, args, strict=True)})

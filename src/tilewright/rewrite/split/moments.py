@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, read, slot, substitute, walk, where
@@ -119,10 +119,12 @@ class _Cut:
         )
 
 
-def split_moments(graph: Graph, price: Price, least: Least, cores: int) -> tuple[Graph, frozenset[Op]]:
+def split_moments(
+    graph: Graph, price: Price, least: Least, cores: int, hints: SizeHints
+) -> tuple[Graph, frozenset[Op]]:
     """The graph with each such pair in parts where that is modelled as faster, and the ops that are parts. `least` is
     the price of a fold behind pointwise ops, split as well as it can be. Rows that keep all `cores` busy stay whole."""
-    inside = Inside(graph)
+    inside = Inside(graph, hints)
     made: set[Op] = set()
     ops = list(graph.ops)
     for op in graph.ops:
@@ -130,7 +132,7 @@ def split_moments(graph: Graph, price: Price, least: Least, cores: int) -> tuple
         if pair is None or pair.first not in ops:
             continue
         fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
-        tried = _in_parts(pair, inside, fresh, FULL * cores)
+        tried = _in_parts(pair, inside, fresh, FULL * cores, hints)
         new = _best(pair, tried, inside.before(pair.first), graph.layouts, price, least)
         if new is None:
             continue
@@ -235,7 +237,7 @@ def _divides(mean: Expr, first: Op) -> bool:
     return abs(share - 1) < 1e-6
 
 
-def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int) -> list[_Parts]:
+def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHints) -> list[_Parts]:
     """Ways to have both folds over parts, and the merge of these; for rows that lie along memory none if there are
     `most` or if there is one part only."""
     expr = pair.first.expr
@@ -246,13 +248,13 @@ def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int) -> list[_Parts
     reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None:
-        near = max(reduce, key=lambda a: estimate(a.extent))
-        parts = [n for n in PARTS if n * LEAST <= estimate(near.extent)]
+        near = max(reduce, key=lambda a: hints.estimate(a.extent))
+        parts = [n for n in PARTS if n * LEAST <= hints.estimate(near.extent)]
         halves = inside.are_halves(pair.first)
         return [_column_parts(pair, joined, near, n, halves, fresh) for n in parts]
-    if estimate(dims.prod(expr.shape)) >= most:
+    if hints.estimate(dims.prod(expr.shape)) >= most:
         return []
-    cuts = _cuts(reduce, along)
+    cuts = _cuts(reduce, along, hints)
     return [_row_parts(pair, joined, cuts, fresh)] if any(c.part for c in cuts) else []
 
 
@@ -279,23 +281,23 @@ def _axes(e: Expr) -> list[Axis]:
     return [x.value for x in walk(e) if isinstance(x.value, Axis)]
 
 
-def _cuts(reduce: Sequence[Axis], along: Axis) -> list[_Cut]:
+def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[_Cut]:
     """How each axis is cut: the one that lies along memory first, then the others into what room is left, the innermost
     first."""
     room, order = PART, [along, *(a for a in reversed(reduce) if a != along)]
     found: dict[Axis, _Cut] = {}
     for a in order:
-        length = _length(a, room)
+        length = _length(a, room, hints)
         found[a] = _cut(a, length, len(found))
         room = max(1, room // next_power_of_two(length))
     return [found[a] for a in reduce]
 
 
-def _length(a: Axis, room: int) -> int:
+def _length(a: Axis, room: int, hints: SizeHints) -> int:
     """Elements of a part of `a`: as many as there is room for, of equal parts if the extent is known."""
     extent = dims.static(a.extent)
     if extent is None:
-        return min(room, next_power_of_two(max(1, estimate(a.extent))))
+        return min(room, next_power_of_two(max(1, hints.estimate(a.extent))))
     if next_power_of_two(extent) <= room:
         return max(1, extent)
     count = -(-extent // room)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Axis, Expr, axis, call, read, slot, substitute, walk, where
 from tilewright.ir.graph import Graph, Layout, Op, Value
@@ -51,28 +51,30 @@ WAITING = 1.6
 for the other: one kernel of both reads them once, from memory or at least from near, and halves keep them apart."""
 
 
-def split_reductions(graph: Graph, price: Price, target: Target) -> Graph:
+def split_reductions(graph: Graph, price: Price, target: Target, hints: SizeHints) -> Graph:
     """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
     and the squares of the distances from it together."""
 
-    fresh, inside = _fresh(graph), Inside(graph)
+    fresh, inside = _fresh(graph), Inside(graph, hints)
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
-        first, *merge = _best(op, split_reduction(op, fresh, target, inside), graph.layouts, price) or (op,)
+        first, *merge = _best(
+            op, split_reduction(op, fresh, target, hints, inside), graph.layouts, price
+        ) or (op,)
         kernels = [Kernel((*before, first), first.outputs), *(Kernel((h,), h.outputs) for h in merge)]
         return sum(price(k, graph.layouts) for k in kernels)
 
     parts: frozenset[Op] = frozenset()
     if target.lanes > 1:
-        graph, parts = split_moments(graph, price, least, target.cores)
-        graph, more = split_cascades(graph, price, target.cores)
+        graph, parts = split_moments(graph, price, least, target.cores, hints)
+        graph, more = split_cascades(graph, price, target.cores, hints)
         parts |= more
-    fresh, inside = _fresh(graph), Inside(graph)
+    fresh, inside = _fresh(graph), Inside(graph, hints)
     waiting = find_cascaded(graph) if target.lanes > 1 else frozenset[Op]()
     ops: list[Op] = []
     for op in graph.ops:
         times = WAITING if op in waiting else 1
-        splits = [] if op in parts else split_reduction(op, fresh, target, inside)
+        splits = [] if op in parts else split_reduction(op, fresh, target, hints, inside)
         halves = _best(op, splits, graph.layouts, price, times)
         if halves is not None:
             fresh += len(halves[0].outputs)
@@ -124,7 +126,9 @@ def _best(
     return best
 
 
-def split_reduction(op: Op, fresh: int, target: Target, inside: Inside | None = None) -> list[tuple[Op, Op]]:
+def split_reduction(
+    op: Op, fresh: int, target: Target, hints: SizeHints, inside: Inside | None = None
+) -> list[tuple[Op, Op]]:
     """The halves of a fold (their partial results numbered from `fresh`) for each number of parts worth a try; none if
     it is too small, ordered, or its reduction has no neutral element. `inside` says how its elements lie in memory."""
     expr = op.expr
@@ -138,10 +142,10 @@ def split_reduction(op: Op, fresh: int, target: Target, inside: Inside | None = 
     wide = target.wide_sums and may_cancel(expr, summed)
     if inside is not None and target.lanes > 1 and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
-    long = [a for a in expr.reduce if estimate(a.extent) >= LEAST_PARTS]
-    r = long[0] if long else max(expr.reduce, key=lambda a: estimate(a.extent))
+    long = [a for a in expr.reduce if hints.estimate(a.extent) >= LEAST_PARTS]
+    r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
     even = EVEN if target.lanes > 1 and dims.static(r.extent) is None else 1
-    return [_halves(op, expr, r, p, even, neutral, fresh, wide=wide) for p in _parts(expr, r, target)]
+    return [_halves(op, expr, r, p, even, neutral, fresh, wide=wide) for p in _parts(expr, r, target, hints)]
 
 
 def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
@@ -153,14 +157,14 @@ def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
     return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=tuple(reduce))
 
 
-def _parts(expr: TensorExpr, r: Axis, target: Target) -> list[int]:
-    whole = estimate(dims.prod(a.extent for a in expr.reduce))
-    kept = estimate(dims.prod(expr.shape))
+def _parts(expr: TensorExpr, r: Axis, target: Target, hints: SizeHints) -> list[int]:
+    whole = hints.estimate(dims.prod(a.extent for a in expr.reduce))
+    kept = hints.estimate(dims.prod(expr.shape))
     if target.lanes > 1:
-        return [p for p in MANY_PARTS if p * PART <= whole and 2 * p <= estimate(r.extent)]
+        return [p for p in MANY_PARTS if p * PART <= whole and 2 * p <= hints.estimate(r.extent)]
     if whole < SMALLEST or kept >= LARGEST_PARTS:
         return []
-    most = min(LARGEST_PARTS, estimate(r.extent), whole // (SMALLEST // 4))
+    most = min(LARGEST_PARTS, hints.estimate(r.extent), whole // (SMALLEST // 4))
     return [last_power_of_two(most)]
 
 

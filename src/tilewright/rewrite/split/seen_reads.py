@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
@@ -24,10 +24,11 @@ SMALL = 16
 class Inside:
     """What is computed from what, seen through pointwise ops. Reads name values by their ids."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, hints: SizeHints) -> None:
         self.values = {v.id: v for op in graph.ops for v in (*op.inputs, *op.outputs)}
         self.producer = {v.id: op for op in graph.ops for v in op.outputs if op.expr is not None}
         self.layouts = graph.layouts
+        self.hints = hints
 
     def body(self, op: Op) -> Expr:
         """The one element that `op` computes."""
@@ -99,7 +100,7 @@ class Inside:
                 layout = self.layouts.get(v)
                 strides = layout.strides if layout is not None else dims.dense_strides(v.shape)
                 offset = dims.add(*(dims.mul(i, s) for i, s in zip(x.args, strides, strict=True)))
-                found.append((estimate(v.numel), offset))
+                found.append((self.hints.estimate(v.numel), offset))
         return found
 
 

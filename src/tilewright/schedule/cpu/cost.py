@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilewright.analysis.contraction import contraction
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form, Item, folds_read
@@ -34,22 +34,22 @@ MOST_SETS = 32
 """Sets of loops around one fold that are told apart; where there are more, it is taken to stand in all of them."""
 
 
-def vector_seconds(form: Form, schedule: Schedule, target: Target) -> float:
+def vector_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Estimated seconds of one launch, symbols taken as typical sizes."""
     cache = target.level(MemoryKind.L2)
-    moved = traffic(form)
+    moved = traffic(form, hints)
     fits = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if fits and cache is not None else target.device.bandwidth
     width = vector_lanes(target) if schedule.tiling.lane is not None else 1
     if any(contraction(t, form.params, lambda a: schedule.plan(a).tile) for t in form.folds.values()):
-        work = count_instructions(lower(form, schedule), width)
+        work = count_instructions(lower(form, schedule), width, hints)
     else:
-        repeats = _repeats(form, schedule)
-        work = sum(_instructions(i, schedule, width) * repeats[k] for k, i in enumerate(form.items))
+        repeats = _repeats(form, schedule, hints)
+        work = sum(_instructions(i, schedule, width, hints) * repeats[k] for k, i in enumerate(form.items))
     tasks = 1
     for c in schedule.tiling.classes:
         if c.role is Role.GRID:
-            extent = estimate(c.axis.extent)
+            extent = hints.estimate(c.axis.extent)
             tasks *= -(-extent // c.chunk) if c.chunk else max(1, extent)
     busy = min(target.cores, max(1, tasks))
     share = busy / target.cores
@@ -57,9 +57,9 @@ def vector_seconds(form: Form, schedule: Schedule, target: Target) -> float:
     return max(slow, work / (ISSUE * busy)) + target.launch_seconds
 
 
-def _repeats(form: Form, schedule: Schedule) -> dict[int, int]:
+def _repeats(form: Form, schedule: Schedule, hints: SizeHints) -> dict[int, int]:
     """How often each item is computed again: once per step of the loops around it over classes that it does not use."""
-    trips = {c.axis: -(-estimate(c.axis.extent) // c.tile) for c in schedule.tiling.classes}
+    trips = {c.axis: -(-hints.estimate(c.axis.extent) // c.tile) for c in schedule.tiling.classes}
     return {
         k: sum(math.prod(trips[a] for a in loops if a not in form.items[k].axes) for loops in around)
         for k, around in _loops_around(form, schedule).items()
@@ -103,10 +103,10 @@ def _readers_first(form: Form, readers: Mapping[int, Sequence[int]]) -> list[int
     return ready
 
 
-def _instructions(item: Item, schedule: Schedule, width: int) -> float:
+def _instructions(item: Item, schedule: Schedule, width: int, hints: SizeHints) -> float:
     """Vector instructions of all evaluations of an item: each node once per point of the classes that it depends on,
     since lowering hoists it out of the other loops."""
-    total = points(item) / _vectors(item.axes, schedule, width)
+    total = points(item, hints) / _vectors(item.axes, schedule, width)
     seen: set[Expr] = set()
     for root in item.body:
         for x in walk(root):
@@ -114,13 +114,13 @@ def _instructions(item: Item, schedule: Schedule, width: int) -> float:
                 continue
             seen.add(x)
             axes = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
-            count = estimate(dims.prod(a.extent for a in axes))
+            count = hints.estimate(dims.prod(a.extent for a in axes))
             if x.op == "read":
                 total += count * _access(x.args[0], axes, schedule, width)
             else:
                 total += count * SCALARS[x.op].cost / _vectors(axes, schedule, width)
     if not item.is_fold:
-        total += points(item) * _access(item.offset, item.kept, schedule, width)
+        total += points(item, hints) * _access(item.offset, item.kept, schedule, width)
     return total
 
 
@@ -137,7 +137,7 @@ def _access(offset: Expr, axes: Sequence[Axis], schedule: Schedule, width: int) 
     return 1.0 / width if dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO) else STRIDED
 
 
-def traffic(form: Form) -> int:
+def traffic(form: Form, hints: SizeHints) -> int:
     """Bytes between memory and cores when each distinct access is made once per class that it uses (an estimate)."""
     total = 0
     seen: set[tuple[int, Expr]] = set()
@@ -148,9 +148,9 @@ def traffic(form: Form) -> int:
             seen.add((param, offset))
             value = form.params[param]
             if any(x.op == "read" for x in walk(offset)):
-                touched = points(item)
+                touched = points(item, hints)
             else:
                 used = axes_of(offset)
-                touched = estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
-            total += min(touched, 4 * max(1, estimate(value.numel))) * value.dtype.bytes
+                touched = hints.estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
+            total += min(touched, 4 * max(1, hints.estimate(value.numel))) * value.dtype.bytes
     return total

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from tilewright.analysis.contraction import SMALLEST, contraction, product_sides
 from tilewright.analysis.loop_segments import growth
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Axis, axes_of, axis
 from tilewright.ir.form import Form
@@ -38,7 +38,7 @@ WIDEST = 256
 """The longest class that one block holds whole."""
 
 
-def matmul_schedule(form: Form, target: Target) -> Schedule | None:
+def matmul_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule | None:
     """A schedule in which every sum of products is a product of blocks; None if `form` has no such sum, or if no
     parallel class can be the lane of all of them."""
     sums = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
@@ -46,7 +46,7 @@ def matmul_schedule(form: Form, target: Target) -> Schedule | None:
         return None
     if any(len(s[2]) > 1 or form.items[i].body[0].dtype is not f32 for i, s in sums.items()):
         return None
-    longest = [[max(side, key=lambda a: estimate(a.extent)) for side in s] for s in sums.values()]
+    longest = [[max(side, key=lambda a: hints.estimate(a.extent)) for side in s] for s in sums.values()]
     reduced = {a for i in form.items for a in i.reduce}
     grid = [a for a in form.classes() if a not in reduced and all(a in i.axes for i in form.items)]
     lane = next((a for a in grid if all(a in kept[:2] for kept in longest)), None)
@@ -68,7 +68,7 @@ def matmul_schedule(form: Form, target: Target) -> Schedule | None:
         extent = dims.static(a.extent)
         whole = extent is not None and tiles[a] > 1 and tiles[a] >= extent
         plans.append(ClassPlan(a, Role.RESIDENT if whole else Role.STREAMED, tiles[a]))
-    fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target)
+    fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target, hints)
     return Schedule(
         Tiling(tuple(plans), lane),
         Reductions(online=True, lane_states=False, max_chain=CHAIN, skip_hidden=True),
@@ -84,12 +84,14 @@ def _summed(form: Form, products: Collection[int]) -> set[Axis]:
     return added - {a for i in products for a in form.items[i].reduce}
 
 
-def _in_bands(form: Form, lane: Axis, streamed: list[Axis], target: Target) -> tuple[int, ...]:
+def _in_bands(
+    form: Form, lane: Axis, streamed: list[Axis], target: Target, hints: SizeHints
+) -> tuple[int, ...]:
     """Inputs from memory of which a step reads a few bytes of many rows: no machine sees what comes next."""
     cache = target.level(MemoryKind.L2)
     found: list[int] = []
     for param, offset in (x for i in form.folds.values() for x in i.accesses()):
-        size = estimate(form.sizes[param]) * form.params[param].dtype.bytes
+        size = hints.estimate(form.sizes[param]) * form.params[param].dtype.bytes
         walked = [a for a in streamed if axis(a) in axes_of(offset)]
         dense = any(dims.coefficient(offset, axis(a)) is dims.ONE for a in (*walked, lane))
         if walked and dense and axis(lane) in axes_of(offset) and cache and 2 * size >= cache.capacity:

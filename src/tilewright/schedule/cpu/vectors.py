@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, cost, is_const
 from tilewright.ir.form import Form, Item
@@ -42,9 +42,9 @@ KEEP = 12
 """Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
 
 
-def points(item: Item) -> int:
+def points(item: Item, hints: SizeHints) -> int:
     """Estimated evaluations of an item's body."""
-    return estimate(dims.prod(a.extent for a in item.axes))
+    return hints.estimate(dims.prod(a.extent for a in item.axes))
 
 
 def vector_lanes(target: Target) -> int:
@@ -52,22 +52,22 @@ def vector_lanes(target: Target) -> int:
     return last_power_of_two(target.vector_lanes(4))
 
 
-def vector_schedule(form: Form, target: Target) -> Schedule:
+def vector_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule:
     """Grid: classes that every item keeps. Lane: the class along which most memory is contiguous. The rest streams."""
     reduced = {a for i in form.items for a in i.reduce}
     scans = {i.scan for i in form.items if i.scan is not None}
     classes = form.classes()
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
-    lane = pick_lane(form, [a for a in classes if a not in scans])
+    lane = pick_lane(form, [a for a in classes if a not in scans], hints)
     width = vector_lanes(target)
-    across = _across(form, grid, lane, width)
+    across = _across(form, grid, lane, width, hints)
     if lane is not None and across is not None:
-        return _transposing(form, target, grid, *_turned_as_read(form, lane, across), width)
-    tile = _tile(form, grid, lane, target)
+        return _transposing(form, target, grid, *_turned_as_read(form, lane, across), width, hints)
+    tile = _tile(form, grid, lane, target, hints)
     if lane in grid and _short(form, lane, len(grid) == 1):
         grid.remove(lane)
     inner = nest_order(form, [a for a in classes if a not in grid], lane)
-    plans = [ClassPlan(a, Role.GRID) for a in _as_read(form, [a for a in grid if a != lane])]
+    plans = [ClassPlan(a, Role.GRID) for a in _as_read(form, [a for a in grid if a != lane], hints)]
     if lane in grid:
         assert lane is not None
         folded = any(i.is_fold for i in form.items)
@@ -79,17 +79,17 @@ def vector_schedule(form: Form, target: Target) -> Schedule:
     wide = tile if lane in grid else 1
     made = Schedule(
         Tiling(tuple(plans), lane, beside=inner[-1] if side > 1 else None),
-        memory=Memory(scratch_cost=_keep(form, target, wide), past_caches=_stream(form, target)),
+        memory=Memory(scratch_cost=_keep(form, target, wide, hints), past_caches=_stream(form, target)),
         math=Math(reciprocals=True),
     )
     return made.changed(next_point=_ahead(form, made, target))
 
 
-def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis | None:
+def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int, hints: SizeHints) -> Axis | None:
     """In a kernel without folds: the class that is contiguous where the lane is not, if such accesses weigh
     enough to be
     loaded along it and transposed in registers."""
-    if lane not in grid or any(i.is_fold for i in form.items) or estimate(lane.extent) < width:
+    if lane not in grid or any(i.is_fold for i in form.items) or hints.estimate(lane.extent) < width:
         return None
     weight: dict[Axis, int] = {}
     for item in form.items:
@@ -100,8 +100,8 @@ def _across(form: Form, grid: list[Axis], lane: Axis | None, width: int) -> Axis
             ):
                 continue
             for a in grid:
-                if dims.coefficient(offset, axis(a)) is dims.ONE and estimate(a.extent) >= width:
-                    weight[a] = weight.get(a, 0) + points(item)
+                if dims.coefficient(offset, axis(a)) is dims.ONE and hints.estimate(a.extent) >= width:
+                    weight[a] = weight.get(a, 0) + points(item, hints)
     return max(weight, key=lambda a: weight[a], default=None)
 
 
@@ -119,17 +119,17 @@ def _turned_as_read(form: Form, lane: Axis, across: Axis) -> tuple[Axis, Axis]:
 
 
 def _transposing(
-    form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int
+    form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int, hints: SizeHints
 ) -> Schedule:
     """Register tiles over the two classes. Where all that is written is contiguous along one of them: two registers
     along it, so that whole lines are written, and neighbouring tiles read the same lines' pages; else square blocks
     that a core's cache holds."""
     plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
     line = next((a for a in (across, lane) if _writes_along(form, a)), None)
-    if line is not None and estimate(line.extent) >= 2 * width:
+    if line is not None and hints.estimate(line.extent) >= 2 * width:
         other = lane if line == across else across
         rows, columns = max(TURNED[0], 2 * width), TURNED[1]
-        tasks = max(points(i) for i in form.outputs) / (rows * columns)
+        tasks = max(points(i, hints) for i in form.outputs) / (rows * columns)
         if tasks < TASKS * target.cores:
             rows, columns = 2 * width, 4 * BLOCK
         plans += [
@@ -151,15 +151,15 @@ def _writes_along(form: Form, a: Axis) -> bool:
     return all(dims.coefficient(i.offset, axis(a)) is dims.ONE for i in form.outputs)
 
 
-def _as_read(form: Form, grid: list[Axis]) -> list[Axis]:
+def _as_read(form: Form, grid: list[Axis], hints: SizeHints) -> list[Axis]:
     """Grid classes of a kernel without folds in the order in which its largest input lies in memory, where that is
     another one than the outputs': caches fetch ahead what is read in order, and stores do not wait."""
-    reads = [(points(i), offset) for i in form.outputs for p, offset in i.accesses() if p != i.param]
+    reads = [(points(i, hints), offset) for i in form.outputs for p, offset in i.accesses() if p != i.param]
     if any(i.is_fold for i in form.items) or not reads:
         return grid
     _, offset = max(reads, key=lambda r: r[0])
     steps = {a: dims.coefficient(offset, axis(a)) for a in grid}
-    sizes = {a: estimate(e) for a, e in steps.items() if e is not None}
+    sizes = {a: hints.estimate(e) for a, e in steps.items() if e is not None}
     if len(sizes) < len(grid) or 0 in sizes.values():
         return grid
     return sorted(grid, key=lambda a: -abs(sizes[a]))
@@ -171,7 +171,7 @@ def _short(form: Form, lane: Axis, alone: bool) -> bool:
     return not alone and extent is not None and extent <= 4 * CHUNK and not any(i.is_fold for i in form.items)
 
 
-def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target) -> int:
+def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target, hints: SizeHints) -> int:
     """Several registers per block where one chain of dependent merges would wait for itself; whole stretches of memory
     where every step of a fold reads another row."""
     if lane is None:
@@ -182,9 +182,9 @@ def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target) -> in
     limit = width
     if folds and all(i.reduction is not None and len(i.reduction.state) == 1 for i in folds):
         limit = 4 * width
-        rows = min(estimate(dims.prod(a.extent for a in i.reduce)) for i in folds)
+        rows = min(hints.estimate(dims.prod(a.extent for a in i.reduce)) for i in folds)
         if extent is not None and lane in grid and rows >= MANY:
-            others = estimate(dims.prod(a.extent for a in grid if a != lane))
+            others = hints.estimate(dims.prod(a.extent for a in grid if a != lane))
             while 2 * limit <= ROW and _even(others * -(-extent // (2 * limit)), target.cores):
                 limit *= 2
     while limit > width and extent is not None and extent < limit:
@@ -208,13 +208,13 @@ def _side(rows: Axis, tile: int, target: Target) -> int:
     return min(SIDE, STATES // tile)
 
 
-def pick_lane(form: Form, classes: list[Axis]) -> Axis | None:
+def pick_lane(form: Form, classes: list[Axis], hints: SizeHints) -> Axis | None:
     """The class along which most memory is contiguous, None if there is none."""
     score: dict[Axis, int] = {}
     for item in form.items:
         for _, offset in item.accesses():
             used = axes_of(offset)
-            weight = estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
+            weight = hints.estimate(dims.prod(a.extent for a in item.axes if axis(a) in used))
             for a in classes:
                 factor = dims.coefficient(offset, axis(a))
                 if factor is dims.ONE:
@@ -243,11 +243,11 @@ def nest_order(form: Form, classes: list[Axis], lane: Axis | None) -> list[Axis]
     return order
 
 
-def _keep(form: Form, target: Target, wide: int) -> int:
+def _keep(form: Form, target: Target, wide: int, hints: SizeHints) -> int:
     capacity = target.core.capacity
     reduced = {a for i in form.items for a in i.reduce}
     for i in form.items:
-        row = estimate(dims.prod(a.extent for a in (i.reduce if i.is_fold else i.kept) if a in reduced))
+        row = hints.estimate(dims.prod(a.extent for a in (i.reduce if i.is_fold else i.kept) if a in reduced))
         if 4 * row * wide > capacity:
             return 0
     return KEEP

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, axis
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
@@ -29,18 +29,18 @@ class Shape:
     """Bytes of the narrowest element that is accessed along the lane."""
 
 
-def shape_of(form: Form) -> Shape:
+def shape_of(form: Form, hints: SizeHints) -> Shape:
     """What `form` looks like."""
     reduced = {a for i in form.items for a in i.reduce}
     scans = {i.scan for i in form.items if i.scan is not None}
     classes = form.classes()
     grid = [a for a in classes if a not in reduced | scans and all(a in i.axes for i in form.items)]
     wide = [a for a in classes if a in grid or not is_narrow(a)]
-    lane = pick_lane(form, wide) or _stored_along(form, wide) or pick_lane(form, classes)
+    lane = pick_lane(form, wide, hints) or _stored_along(form, wide) or pick_lane(form, classes, hints)
     inner = nest_order(form, [a for a in classes if a not in grid], lane)
     across = None
     if lane in grid and not any(i.is_fold for i in form.items):
-        across = _across(form, grid, lane)
+        across = _across(form, grid, lane, hints)
     widths = [
         form.params[param].dtype.bytes
         for item in form.items
@@ -62,7 +62,7 @@ def _stored_along(form: Form, classes: Sequence[Axis]) -> Axis | None:
     return found[0] if found else None
 
 
-def _across(form: Form, grid: Sequence[Axis], lane: Axis | None) -> Axis | None:
+def _across(form: Form, grid: Sequence[Axis], lane: Axis | None, hints: SizeHints) -> Axis | None:
     """The class that is contiguous in accesses where the lane is not, if there are such accesses."""
     weight: dict[Axis, int] = {}
     for item in form.items:
@@ -71,5 +71,5 @@ def _across(form: Form, grid: Sequence[Axis], lane: Axis | None) -> Axis | None:
                 continue
             for a in grid:
                 if a != lane and dims.coefficient(offset, axis(a)) is dims.ONE:
-                    weight[a] = weight.get(a, 0) + estimate(dims.prod(x.extent for x in item.axes))
+                    weight[a] = weight.get(a, 0) + hints.estimate(dims.prod(x.extent for x in item.axes))
     return max(weight, key=lambda a: weight[a], default=None)

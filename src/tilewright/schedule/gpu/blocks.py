@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tilewright.analysis.contraction import SMALLEST
 from tilewright.analysis.loop_segments import growth
-from tilewright.analysis.size_hints import also_seen, estimate, likely
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import drop_implied, listed_tiles
 from tilewright.form.lane_softmax import one_each
 from tilewright.form.steps import take
@@ -99,23 +99,23 @@ SHORT_CHAIN = 16
 
 
 def block_schedule(
-    form: Form, target: Target, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING,
+    form: Form, target: Target, hints: SizeHints, limits: Mapping[Axis, int] | None = None, tuning: Tuning = NOTHING,
     odd: bool = False,
 ) -> Schedule:  # fmt: skip
     """A schedule of power-of-two blocks. `limits` are extents that classes of unknown extent do not exceed; `tuning`
     holds what was measured. `odd`: rows begin where no wide access may, although that is not known of all sizes."""
     lists, form = listed_tiles(form), drop_implied(form)
-    shape = shape_of(form)
+    shape = shape_of(form, hints)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
-    products = summed_blocks(form, shape.grid, shape.inner, most, target)
-    products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, lists)
+    products = summed_blocks(form, shape.grid, shape.inner, most, target, hints)
+    products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, hints, lists)
     if products is not None:
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
         return made.changed(descriptors=products.descriptors and target.descriptors)
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * ACCESSES
-    inner = _inner_tiles(form, shape, per_warp * WARPS, most)
-    kind, size, length = _kind(form, shape, inner, most)
+    inner = _inner_tiles(form, shape, per_warp * WARPS, most, hints)
+    kind, size, length = _kind(form, shape, inner, most, hints)
     differs = kind in ANYWHERE or (kind == "rows" and size > HALF)
     misaligned = (odd and differs) or _is_odd(form, shape, target)
     found = tuning.find(kind, size, length, misaligned)
@@ -123,14 +123,16 @@ def block_schedule(
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         beside = _product(t for a, t in inner.items() if a != shape.lane)
         held = found.elements // (CHOOSING if _chooses(form, shape.lane) else 1)
-        inner[shape.lane] = min(max(1, held // beside), _longest(shape.lane))
+        inner[shape.lane] = min(max(1, held // beside), _longest(shape.lane, hints))
         entry = replace(found, elements=per_warp * WARPS)
     elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
-        inner, entry = _chunk_blocks(shape, most, ODD_CELLS if misaligned else access, target)
-    elif found and found.kind == "columns" and not misaligned and _few_rows(form, shape, found, target):
-        inner, entry = _deep_blocks(shape, most, access, target)
+        inner, entry = _chunk_blocks(shape, most, ODD_CELLS if misaligned else access, target, hints)
+    elif (
+        found and found.kind == "columns" and not misaligned and _few_rows(form, shape, found, target, hints)
+    ):
+        inner, entry = _deep_blocks(shape, most, access, target, hints)
     elif found and found.kind == "columns":
-        wide = _beside(shape, target) if len(inner) == 1 else ENOUGH
+        wide = _beside(shape, target, hints) if len(inner) == 1 else ENOUGH
         if wide < ENOUGH:
             inner = {
                 a: next_power_of_two(most[a]) if t < most.get(a, 0) <= FEW_ROWS else t
@@ -145,7 +147,7 @@ def block_schedule(
                 found = replace(few if wide < ENOUGH else found, warps=0)
             entry = found
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
-    tiles = inner | _grid_tiles(form, shape, inner, entry, target)
+    tiles = inner | _grid_tiles(form, shape, inner, entry, target, hints)
     warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
     open_ = [a for a in inner if dims.static(a.extent) is None and inner[a] > 1]
     if kind in HELD and len(open_) > 1 and _product(tiles.values()) < SHARING * warps * target.lanes:
@@ -217,10 +219,10 @@ def _open(form: Form, tiles: Mapping[Axis, int]) -> bool:
 
 
 def _kind(
-    form: Form, shape: Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int]
+    form: Form, shape: Shape, inner: Mapping[Axis, int], most: Mapping[Axis, int], hints: SizeHints
 ) -> tuple[str, int, int]:
     """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
-    lane = likely(shape.lane.extent) if shape.lane is not None else None
+    lane = hints.likely(shape.lane.extent) if shape.lane is not None else None
     if not shape.inner:
         return "square" if shape.across is not None else "flat", shape.element, lane or UNSEEN
     if shape.lane not in shape.inner:
@@ -237,10 +239,10 @@ def _is_odd(form: Form, shape: Shape, target: Target) -> bool:
     return any(n is not None and n > 1 and n * size % target.vector_bytes for n, size in known)
 
 
-def misalignment(form: Form, target: Target) -> Expr | None:
+def misalignment(form: Form, target: Target, hints: SizeHints) -> Expr | None:
     """The condition on the sizes under which rows begin where no wide access may, or may not: that a step is no
     multiple of as many elements as an access has bytes, as aligned variants need it. None if it is known before."""
-    shape = shape_of(form)
+    shape = shape_of(form, hints)
     open_ = {step for step, _ in _steps(form, shape) if dims.static(step) is None}
     if not open_ or _is_odd(form, shape, target):
         return None
@@ -270,37 +272,41 @@ def _product(values: Iterable[int]) -> int:
     return result
 
 
-def buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Schedule]]:
+def buckets(
+    form: Form, target: Target, hints: SizeHints, tuning: Tuning = NOTHING
+) -> list[tuple[Expr, Schedule]]:
     """Schedules for rows of unknown extent that fit the registers, each with the condition under which it serves; the
     first one that serves is the best. None where a limit changes nothing."""
-    shape = shape_of(form)
+    shape = shape_of(form, hints)
     open_ = [a for a in shape.inner if dims.static(a.extent) is None]
     if shape.lane not in open_ or shape.scan not in (None, shape.lane):
         return []
     assert shape.lane is not None
     # What else a row goes over is no longer than it was when the program was traced, or about so.
-    most = {a: next_power_of_two(max(1, estimate(a.extent))) for a in open_ if a != shape.lane}
+    most = {a: next_power_of_two(max(1, hints.estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
-    open_ended = block_schedule(form, target, None, tuning)
-    seen = max(target.lanes, next_power_of_two(likely(shape.lane.extent) or LONGEST))
+    open_ended = block_schedule(form, target, hints, None, tuning)
+    seen = max(target.lanes, next_power_of_two(hints.likely(shape.lane.extent) or LONGEST))
     for b in (seen, *BUCKETS) if SHORT * seen <= BUCKETS[0] else BUCKETS:
         limits = most | {shape.lane: b}
         if _product(limits.values()) <= LONGEST:
             conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]
             fits = functools.reduce(lambda p, q: call("and", p, q), conditions)
-            even, odd = (block_schedule(form, target, limits, tuning, odd) for odd in (False, True))
+            even, odd = (block_schedule(form, target, hints, limits, tuning, odd) for odd in (False, True))
             if even == open_ended:  # as where products of blocks decide
                 continue
-            differs = misalignment(form, target) if odd != even else None
+            differs = misalignment(form, target, hints) if odd != even else None
             found += [] if differs is None else [(call("and", fits, differs), odd)]
             found.append((fits, even))
     return found
 
 
-def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tuple[Expr, Form, Schedule]]:
+def row_buckets(
+    form: Form, target: Target, hints: SizeHints, tuning: Tuning = NOTHING
+) -> list[tuple[Expr, Form, Schedule]]:
     """Schedules for few rows of products, where their number is not known, each with the condition under which it
     serves and the form that it is of; the first one that serves is the best."""
-    shape = shape_of(form)
+    shape = shape_of(form, hints)
     rows = open_rows(form, shape.grid, shape.inner)
     if rows is None:
         return []
@@ -309,16 +315,15 @@ def row_buckets(form: Form, target: Target, tuning: Tuning = NOTHING) -> list[tu
     few = {1, FEW // beside} | ({SMALLEST // beside, SMALLEST} if on_grid else set())
     found: list[tuple[int, Form, Schedule]] = []
     for n in sorted(n for n in few if n >= max(1, low)):
-        small = take("pack_rows", form, target, {a: n}) if on_grid else form
+        small = take("pack_rows", form, target, hints, {a: n}) if on_grid else form
         limits = {c: n * beside for c in small.classes() if c not in form.classes()} | {a: n}
-        with also_seen({repr(a.extent): n}):
-            made = block_schedule(small, target, limits, tuning)
+        made = block_schedule(small, target, hints.also({repr(a.extent): n}), limits, tuning)
         if not on_grid and made.plan(a).tile >= SMALLEST:
             continue
         if found and _height(found[-1][2]) == _height(made) and (small is not form or found[-1][1] is form):
             found.pop()  # more rows at the same cost
         found.append((n, small, made))
-    usual = block_schedule(form, target, None, tuning)
+    usual = block_schedule(form, target, hints, None, tuning)
     least = 0 if on_grid else 1 - low  # a row that a program takes for there has no mask
     return [(_so_many(a, n, least), small, made) for n, small, made in found if made != usual]
 
@@ -334,9 +339,9 @@ def _so_many(a: Axis, n: int, least: int) -> Expr:
     return call("and", call("ge", a.extent, dims.integer(least)), fits) if least > 0 else fits
 
 
-def fit_tile(a: Axis, most: int) -> int:
+def fit_tile(a: Axis, most: int, hints: SizeHints) -> int:
     """The largest tile of `a`, up to `most`, that wastes little past the extent; a much larger one may waste more."""
-    extent = likely(a.extent)
+    extent = hints.likely(a.extent)
     if extent is None:
         return most
     tiles = [1 << k for k in range(min(most, next_power_of_two(extent)).bit_length())][::-1]
@@ -346,13 +351,15 @@ def fit_tile(a: Axis, most: int) -> int:
     return close if close >= min(rough, ENOUGH) else rough
 
 
-def _inner_tiles(form: Form, shape: Shape, budget: int, most: Mapping[Axis, int]) -> dict[Axis, int]:
+def _inner_tiles(
+    form: Form, shape: Shape, budget: int, most: Mapping[Axis, int], hints: SizeHints
+) -> dict[Axis, int]:
     """Tiles of the classes that are not on the grid."""
     tiles = dict.fromkeys(shape.inner, 1)
     if not shape.inner:
         return tiles
     if shape.lane not in shape.inner:
-        near = max(shape.inner, key=lambda a: estimate(a.extent)) if shape.scan is None else shape.scan
+        near = max(shape.inner, key=lambda a: hints.estimate(a.extent)) if shape.scan is None else shape.scan
         if not is_narrow(near):
             tiles[near] = _rows(form, near, most) or COLUMN_STEP
         return tiles
@@ -366,18 +373,18 @@ def _inner_tiles(form: Form, shape: Shape, budget: int, most: Mapping[Axis, int]
         elif a != shape.scan or a == shape.lane:
             tiles[a] = min(
                 max(1, 2 * budget // held),
-                _longest(a) if a == shape.lane else next_power_of_two(estimate(a.extent)),
+                _longest(a, hints) if a == shape.lane else next_power_of_two(hints.estimate(a.extent)),
             )
         held *= tiles[a]
     return tiles
 
 
 def _chunk_blocks(
-    shape: Shape, most: Mapping[Axis, int], cells: int, target: Target
+    shape: Shape, most: Mapping[Axis, int], cells: int, target: Target, hints: SizeHints
 ) -> tuple[dict[Axis, int], Entry]:
     """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
-    wide = _side_by_side(shape, target)
-    near = max(shape.inner, key=lambda a: estimate(a.extent))
+    wide = _side_by_side(shape, target, hints)
+    near = max(shape.inner, key=lambda a: hints.estimate(a.extent))
     lanes = max(1, CHUNK_WARPS * target.lanes * cells // wide)
     lanes = min(lanes, next_power_of_two(most.get(near, lanes)))
     warps = max(1, wide * lanes // (cells * target.lanes))
@@ -385,27 +392,29 @@ def _chunk_blocks(
     return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
 
 
-def _few_rows(form: Form, shape: Shape, found: Entry, target: Target) -> bool:
+def _few_rows(form: Form, shape: Shape, found: Entry, target: Target, hints: SizeHints) -> bool:
     """Whether sums over a few rows, as is known, would keep few cores busy with the blocks of the table."""
     plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
-    blocks = _product(-(-estimate(a.extent) // (found.lane if a == shape.lane else 1)) for a in shape.grid)
+    blocks = _product(
+        -(-hints.estimate(a.extent) // (found.lane if a == shape.lane else 1)) for a in shape.grid
+    )
     rows = dims.static(shape.inner[0].extent) or 0 if len(shape.inner) == 1 else 0
     return plain and blocks < target.cores and FEW_ROWS < rows <= FEW_STEPS * DEEP
 
 
 def _deep_blocks(
-    shape: Shape, most: Mapping[Axis, int], access: int, target: Target
+    shape: Shape, most: Mapping[Axis, int], access: int, target: Target, hints: SizeHints
 ) -> tuple[dict[Axis, int], Entry]:
     """Tiles for such rows: a block for each core, with many of them under way."""
     (rows,) = shape.inner
-    wide, deep = _side_by_side(shape, target), min(DEEP, next_power_of_two(most.get(rows, DEEP)))
+    wide, deep = _side_by_side(shape, target, hints), min(DEEP, next_power_of_two(most.get(rows, DEEP)))
     warps = max(1, wide * deep // (FEW_STEPS * access * target.lanes))
     return {rows: deep}, Entry("columns", shape.element, 0, wide * deep, wide, warps)
 
 
-def _side_by_side(shape: Shape, target: Target) -> int:
+def _side_by_side(shape: Shape, target: Target, hints: SizeHints) -> int:
     """Columns of a block that are a line in memory, or half of one where few cores would have a block."""
-    share = _product(estimate(a.extent) for a in shape.grid) // target.cores
+    share = _product(hints.estimate(a.extent) for a in shape.grid) // target.cores
     return min(LINE // shape.element, max(LINE // 2 // shape.element, next_power_of_two(share + 1) // 2))
 
 
@@ -415,15 +424,15 @@ def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
     return rows if rows * ENOUGH <= LONGEST else 0
 
 
-def _beside(shape: Shape, target: Target) -> int:
+def _beside(shape: Shape, target: Target, hints: SizeHints) -> int:
     """Columns of a block that holds all rows or merges states: fewer where few cores would have a block, but a line."""
-    share = _product(estimate(a.extent) for a in shape.grid) // target.cores
+    share = _product(hints.estimate(a.extent) for a in shape.grid) // target.cores
     return min(ENOUGH, max(LINE // shape.element, next_power_of_two(share + 1) // 2))
 
 
-def _longest(a: Axis) -> int:
+def _longest(a: Axis, hints: SizeHints) -> int:
     """The longest tile that a class may want."""
-    extent = likely(a.extent)
+    extent = hints.likely(a.extent)
     return LONGEST if extent is None else next_power_of_two(extent)
 
 
@@ -433,26 +442,26 @@ def _cascaded(form: Form) -> bool:
 
 
 def _grid_tiles(
-    form: Form, shape: Shape, inner: dict[Axis, int], entry: Entry, target: Target
+    form: Form, shape: Shape, inner: dict[Axis, int], entry: Entry, target: Target, hints: SizeHints
 ) -> dict[Axis, int]:
     """Tiles of the grid's classes: the contiguous ones first, then whatever fills the block."""
     tiles = dict.fromkeys(shape.grid, 1)
     held, budget = _product(inner.values()), entry.elements
     if shape.across is not None and shape.lane is not None:
         side = entry.lane or SQUARE
-        tiles[shape.lane] = fit_tile(shape.lane, side)
-        tiles[shape.across] = fit_tile(shape.across, max(1, budget // side) if entry.lane else SQUARE)
+        tiles[shape.lane] = fit_tile(shape.lane, side, hints)
+        tiles[shape.across] = fit_tile(shape.across, max(1, budget // side) if entry.lane else SQUARE, hints)
         held *= tiles[shape.lane] * tiles[shape.across]
     elif shape.lane in tiles:
         assert shape.lane is not None
         wide = entry.lane or (max(target.lanes, COLUMN_BYTES // shape.element) if shape.inner else budget)
-        tiles[shape.lane] = fit_tile(shape.lane, wide)
+        tiles[shape.lane] = fit_tile(shape.lane, wide, hints)
         held *= tiles[shape.lane]
     spare = _spare(form, shape, target)
     for a in reversed(shape.grid):
         room = min(budget // held, spare // max(1, held)) if spare else budget // held
         if tiles[a] == 1 and room > 1:
-            tiles[a] = fit_tile(a, last_power_of_two(room))
+            tiles[a] = fit_tile(a, last_power_of_two(room), hints)
             held *= tiles[a]
     return tiles
 

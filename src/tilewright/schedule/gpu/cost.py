@@ -6,7 +6,7 @@ loop of dependent steps waits for memory once per step and stage.
 
 from __future__ import annotations
 
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import SCALARS, Expr, axes_of, axis, walk
 from tilewright.ir.form import Form
@@ -21,15 +21,15 @@ SPECIAL = 12
 """From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
 
 
-def block_seconds(form: Form, schedule: Schedule, target: Target) -> float:
+def block_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
     """Estimated seconds of one launch, symbols taken as typical sizes."""
-    moved = traffic(form)
+    moved = traffic(form, hints)
     cache = target.level(MemoryKind.L2)
     near = cache is not None and moved < cache.capacity // 2
     bandwidth = cache.bandwidth if near and cache is not None else target.device.bandwidth
     count, steps, held = 1, 1, 1
     for c in schedule.tiling.classes:
-        extent = max(1, estimate(c.axis.extent))
+        extent = max(1, hints.estimate(c.axis.extent))
         turns = -(-extent // c.tile)
         if c.role is Role.GRID:
             count *= turns
@@ -48,10 +48,10 @@ def block_seconds(form: Form, schedule: Schedule, target: Target) -> float:
     tail = -(-count // places) / waves if waves > 1 else 1.0
     waiting = steps * target.latency / schedule.launch.stages * max(1.0, waves)
     memory = moved / (bandwidth * share) * tail
-    products = product_seconds(form, schedule, target)
+    products = product_seconds(form, schedule, target, hints)
     if products is not None:
         return max(moved / (bandwidth * min(1.0, reached)), products) + target.launch_seconds
-    special, plain = _work(form)
+    special, plain = _work(form, hints)
     busy = min(1.0, count * threads / (target.cores * target.lanes * 4))
     working = max(special / target.special, plain / target.flops) / busy
     return max(memory, waiting, working * tail) + target.launch_seconds
@@ -67,12 +67,12 @@ def _side_by_side(form: Form) -> int:
     return max(found) // 2
 
 
-def _work(form: Form) -> tuple[float, float]:
+def _work(form: Form, hints: SizeHints) -> tuple[float, float]:
     """Special functions and plain operations of all evaluations."""
     special = plain = 0.0
     for item in form.items:
         seen: set[Expr] = set()
-        count = points(item)
+        count = points(item, hints)
         steps = item.reduction.step if item.reduction is not None else ()
         for x in (x for root in (*item.body, *steps) for x in walk(root)):
             if x in seen or x.op not in SCALARS or x.dtype is i64:

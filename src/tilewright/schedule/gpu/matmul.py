@@ -22,7 +22,7 @@ from tilewright.analysis.contraction import (
     stored_half,
 )
 from tilewright.analysis.loop_segments import growth
-from tilewright.analysis.size_hints import estimate, likely
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
@@ -96,15 +96,17 @@ class Products:
 
 
 def product_blocks(
-    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target, tuning: Tuning,
-    lists: Mapping[Axis, int] = MappingProxyType({}),
+    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target,
+    tuning: Tuning, hints: SizeHints, lists: Mapping[Axis, int] = MappingProxyType({}),
 ) -> Blocks | None:  # fmt: skip
     """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles. `most`
     are bounds of extents, `lists` lengths that tiles divide if they can."""
     found = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
     if not found:
         return None
-    tiled = dict.fromkeys(max(side, key=lambda x: estimate(x.extent)) for s in found.values() for side in s)
+    tiled = dict.fromkeys(
+        max(side, key=lambda x: hints.estimate(x.extent)) for s in found.values() for side in s
+    )
     passed = {a for s in found.values() for side in s[:2] for a in side} & {
         a for s in found.values() for a in s[2]
     }
@@ -128,7 +130,9 @@ def product_blocks(
         target.singles,
     )
     shared = target.level(MemoryKind.SHARED)
-    made = [c for c in _candidates(known) if shared is None or shared_bytes(known, c) <= shared.capacity]
+    made = [
+        c for c in _candidates(known, hints) if shared is None or shared_bytes(known, c) <= shared.capacity
+    ]
     if not made:
         return None
     held = [registers(known, c, target) for c in made]
@@ -137,13 +141,15 @@ def product_blocks(
     limit = max(2 * room if split else room, min(held))
     legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
     legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in lists.items())] or legal
-    beside = _calculating(known, target)
-    return _measured(known, legal, tuning) or min(legal, key=lambda c: seconds_of(known, c, target, beside))
+    beside = _calculating(known, target, hints)
+    return _measured(known, legal, tuning, hints) or min(
+        legal, key=lambda c: seconds_of(known, c, target, hints, beside)
+    )
 
 
-def _candidates(known: Products) -> Iterator[Blocks]:
+def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
     open_ = (*known.grid, *known.streamed)
-    ladders = [_ladder(a, PARALLEL if a in known.grid else STREAMED) for a in open_]
+    ladders = [_ladder(a, PARALLEL if a in known.grid else STREAMED, hints) for a in open_]
     for tiles in choices(*ladders):
         whole = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
         made = _contractions(known.form, known.sums, tuple(whole.items()))
@@ -152,7 +158,7 @@ def _candidates(known: Products) -> Iterator[Blocks]:
         spread = _spread(known, whole)
         halves = all(c.operand.is_half for c in made)
         split = [c.m for c in made if _is_split(known, c)]
-        if any(whole[a] < min(GROUP, estimate(a.extent)) and a in known.streamed for a in split):
+        if any(whole[a] < min(GROUP, hints.estimate(a.extent)) and a in known.streamed for a in split):
             continue
         stages = (1,) if not known.streamed else STAGES if halves else (1, *STAGES)
         wide = min((whole[a] for a in split if whole[a] >= GROUP), default=WARPS[-1] * SMALLEST)
@@ -160,9 +166,9 @@ def _candidates(known: Products) -> Iterator[Blocks]:
             yield Blocks(whole, warps, ahead, spread, halves)
 
 
-def _ladder(a: Axis, sizes: Sequence[int]) -> list[int]:
+def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
     """Tiles for a class: none that is more than the next power of two of its extent."""
-    extent = likely(a.extent)
+    extent = hints.likely(a.extent)
     if extent is None:
         return list(sizes)
     top = max(SMALLEST, next_power_of_two(extent))
@@ -260,7 +266,7 @@ def _alike(c: Blocks, product: Contraction) -> int:
 
 
 def seconds_of(
-    known: Products, c: Blocks, target: Target, beside: tuple[float, float] | None = None
+    known: Products, c: Blocks, target: Target, hints: SizeHints, beside: tuple[float, float] | None = None
 ) -> float:
     """Modelled seconds, memory apart; `beside` are those of `_calculating`, which are the same for all candidates."""
     threads = c.warps * target.lanes
@@ -274,9 +280,12 @@ def seconds_of(
     if near is not None:
         together = min(together, near.capacity // max(1, shared_bytes(known, c)))
     together = max(1, together)
-    count, steps = _turns(known, c)
+    count, steps = _turns(known, c, hints)
     share = min(1.0, count / target.cores)
-    parts = [_multiplying(known, c, target), *(w / share for w in beside or _calculating(known, target))]
+    parts = [
+        _multiplying(known, c, target, hints),
+        *(w / share for w in beside or _calculating(known, target, hints)),
+    ]
     waves = count / (target.cores * together)
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
@@ -310,7 +319,7 @@ def _part(known: Products) -> float:
     return 0.5 if any(growth(known.form.items, a) for a in known.grid) else 1.0
 
 
-def product_seconds(form: Form, schedule: Schedule, target: Target) -> float | None:
+def product_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float | None:
     """Modelled seconds of a schedule with products of blocks, memory apart; None if it has none."""
     tiles = {p.axis: p.tile for p in schedule.tiling.classes}
     sums = [i.id for i in form.folds.values() if contraction(i, form.params, tiles.__getitem__) is not None]
@@ -323,10 +332,11 @@ def product_seconds(form: Form, schedule: Schedule, target: Target) -> float | N
         known,
         Blocks(tiles, schedule.launch.warps, schedule.launch.stages, schedule.reductions.lane_states_of),
         target,
+        hints,
     )
 
 
-def _multiplying(known: Products, c: Blocks, target: Target) -> float:
+def _multiplying(known: Products, c: Blocks, target: Target, hints: SizeHints) -> float:
     """Seconds of the matrix units."""
     total = 0.0
     for item, product in _made(known, c):
@@ -334,14 +344,14 @@ def _multiplying(known: Products, c: Blocks, target: Target) -> float:
         width = c.tiles[product.n]
         waste = 1.0
         for a in (product.m, product.n, product.k):
-            extent = max(1, estimate(a.extent))
+            extent = max(1, hints.estimate(a.extent))
             waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
         rate = max(rates) * width / (width + FULL) if rates else target.flops * APART
-        total += 2 * points(item) * waste / rate
+        total += 2 * points(item, hints) * waste / rate
     return total
 
 
-def _calculating(known: Products, target: Target) -> tuple[float, float]:
+def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[float, float]:
     """Seconds of special functions and of plain operations; an expression that several folds share counts once."""
     special = plain = 0.0
     seen: set[Expr] = set()
@@ -352,7 +362,7 @@ def _calculating(known: Products, target: Target) -> tuple[float, float]:
             if x in seen or multiplied or x.op not in SCALARS or x.dtype is i64:
                 continue
             seen.add(x)
-            cost = SCALARS[x.op].cost * estimate(dims.prod(a.extent for a in item.axes if a in used))
+            cost = SCALARS[x.op].cost * hints.estimate(dims.prod(a.extent for a in item.axes if a in used))
             if SCALARS[x.op].cost >= SPECIAL:
                 special += cost / SPECIAL
             else:
@@ -360,13 +370,13 @@ def _calculating(known: Products, target: Target) -> tuple[float, float]:
     return special / target.special, plain / target.flops
 
 
-def _turns(known: Products, c: Blocks) -> tuple[int, int]:
+def _turns(known: Products, c: Blocks, hints: SizeHints) -> tuple[int, int]:
     """Grid points, and steps of each."""
     count = steps = 1
     form = known.form
     grid = [a for a in form.classes() if all(a in i.axes for i in form.items)]
     for a, tile in c.tiles.items():
-        turns = -(-max(1, estimate(a.extent)) // tile)
+        turns = -(-max(1, hints.estimate(a.extent)) // tile)
         if a in grid:
             count *= turns
         elif a in known.streamed or tile == 1:
@@ -409,22 +419,22 @@ def _volume(c: Blocks, axes: Sequence[Axis]) -> int:
     return size
 
 
-def kind_of(known: Products) -> tuple[str, int, int]:
+def kind_of(known: Products, hints: SizeHints) -> tuple[str, int, int]:
     """Kind, bytes of an operand and length, as `Tuning.find` takes them: kernels that add up products over their steps,
     or that fold the scores of each step; the length is that of the first product's folded class."""
     first = known.form.items[known.sums[0]]
     adding = any(set(known.form.items[i].reduce) & set(known.streamed) for i in known.sums)
     one = dict(known.fixed) | {a: STREAMED[1] for a in known.tiled if known.fixed[a] == 1}
     made = contraction(first, known.form.params, one.__getitem__)
-    folded = max(first.reduce, key=lambda a: estimate(a.extent))
+    folded = max(first.reduce, key=lambda a: hints.estimate(a.extent))
     size = made.operand.bytes if made is not None else first.body[0].dtype.bytes
-    return ("products" if adding else "scores"), size, estimate(folded.extent)
+    return ("products" if adding else "scores"), size, hints.estimate(folded.extent)
 
 
-def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning) -> Blocks | None:
+def _measured(known: Products, legal: Sequence[Blocks], tuning: Tuning, hints: SizeHints) -> Blocks | None:
     """What the table says, if it is among the candidates: `elements` on the grid, `lane` per step. Shorter classes,
     which fill no such tile, are another matter."""
-    kind, size, length = kind_of(known)
+    kind, size, length = kind_of(known, hints)
     found = tuning.find(kind, size, length)
     if found is None or found.length != next_power_of_two(length) or len(known.grid) != 1:
         return None

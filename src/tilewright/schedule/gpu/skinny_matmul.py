@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.analysis.contraction import factors, product_sides, stored
-from tilewright.analysis.size_hints import estimate
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.sizes import dims
@@ -36,11 +36,16 @@ WARPS, STAGES = 4, 3
 
 
 def summed_blocks(
-    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target
+    form: Form,
+    grid: Sequence[Axis],
+    inner: Sequence[Axis],
+    most: Mapping[Axis, int],
+    target: Target,
+    hints: SizeHints,
 ) -> Blocks | None:
     """Blocks for a form with products of a few rows whose results other folds read; None for others. `most` are bounds
     of extents."""
-    made = {i: m for i in form.folds.values() if (m := _matrix(i)) is not None}
+    made = {i: m for i in form.folds.values() if (m := _matrix(i, hints)) is not None}
     walked = _walked(form, made, inner)
     units = {u.operand for u in target.matrix_units}
     if walked is None or any(_taken(i, form, units) for i in made):
@@ -84,7 +89,7 @@ def _walked(form: Form, made: Mapping[Item, set[Axis]], inner: Sequence[Axis]) -
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _matrix(item: Item) -> set[Axis] | None:
+def _matrix(item: Item, hints: SizeHints) -> set[Axis] | None:
     """The classes of the largest factor of a sum of products, of which two or more use what is folded, if it is made of
     memory alone."""
     if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None or not item.reduce:
@@ -92,7 +97,7 @@ def _matrix(item: Item) -> set[Axis] | None:
     found = [f for f in factors(item.body[0]) if _classes(f) >= set(item.reduce)]
     if len(found) < 2:
         return None
-    largest = max(found, key=lambda f: estimate(dims.prod(a.extent for a in _classes(f))))
+    largest = max(found, key=lambda f: hints.estimate(dims.prod(a.extent for a in _classes(f))))
     return None if any(x.op == "value" for x in walk(largest)) else _classes(largest)
 
 

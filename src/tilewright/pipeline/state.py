@@ -1,0 +1,97 @@
+"""What a graph is compiled for, and how far it has come: what each phase is given, and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.ir.graph import Graph, Share
+from tilewright.ir.kernel import Cover
+from tilewright.options import Options
+from tilewright.partition.choose_kernels import ChosenRegions
+from tilewright.plan import Plan
+from tilewright.plan.coverage import Coverage, coverage_of
+from tilewright.plan.reports import CallReport, KernelReport
+from tilewright.runtime.cpu.kernels import NativeUnit
+from tilewright.runtime.cuda.kernels import CudaUnit
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.solver import Solver
+from tilewright.target import Target
+
+from .build import Kernels
+from .loops import Bodies
+from .place import Place
+from .trace import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What the phases behind capture hand to the executable."""
+
+    cover: Cover
+    plan: Plan
+    unit: NativeUnit | CudaUnit | None = None
+    kernels: tuple[KernelReport, ...] = ()
+    calls: tuple[CallReport, ...] = ()
+    bodies: tuple[Made, ...] = ()
+    """Of loops."""
+
+    def beside(self, found: Bodies[Made]) -> Made:
+        """The same with what the bodies of loops became."""
+        kernels = (*self.kernels, *(k for b in (*found.bodies, *found.more) for k in b.kernels))
+        calls = (*self.calls, *(c for b in found.bodies for c in b.calls))
+        return replace(self, kernels=kernels, calls=calls, bodies=tuple(found.bodies))
+
+    @property
+    def coverage(self) -> Coverage:
+        """Of the graph and of the bodies of its loops."""
+        covered = coverage_of(self.cover)
+        for body in self.bodies:
+            covered = covered + body.coverage
+        return covered
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What is asked for beside the graph: how, where, whose memory its outputs may be (`shares`), the sizes that it was
+    `traced` with. A caller who is `trusted` checks sizes and types on each call. A graph that is `repeated` runs step
+    by step, many times; `compile_body` makes such a one of the body of a loop."""
+
+    recorder: Recorder
+    options: Options
+    place: Place
+    shares: tuple[Share, ...]
+    traced: SizeHints
+    compile_body: Callable[[Request, Graph], tuple[Made, Executable]]
+    trusted: bool = False
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A graph on its way to code that runs. The `solver` decides at typical sizes, `grown` at those at which the
+    kernels of whole regions are chosen."""
+
+    request: Request
+    solver: Solver
+    grown: Solver
+    decisions: Decisions
+    captured: Graph
+    graph: Graph
+    """The captured one, as the phases so far have rewritten it."""
+    regions: ChosenRegions | None = None
+    bodies: Bodies[Made] = field(default_factory=lambda: Bodies[Made]())
+    cover: Cover | None = None
+    kernels: Kernels | None = None
+    plan: Plan | None = None
+
+    @property
+    def target(self) -> Target:
+        """The machine."""
+        return self.solver.target
+
+    def with_graph(self, graph: Graph) -> State:
+        """With the graph rewritten."""
+        return replace(self, graph=graph)

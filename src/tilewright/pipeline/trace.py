@@ -1,0 +1,59 @@
+"""What each phase of a compilation made, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPhase:
+    """One phase that ran: name, seconds, its result, and the seconds that processors worked for this process."""
+
+    name: str
+    seconds: float
+    result: object
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What each phase made, in order."""
+
+    phases: tuple[FinishedPhase, ...] = ()
+
+    def __getitem__(self, name: str) -> object:
+        """The result of phase `name`; raises KeyError if it did not run."""
+        for phase in self.phases:
+            if phase.name == name:
+                return phase.result
+        raise KeyError(name)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all phases together."""
+        return sum(p.seconds for p in self.phases)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{p.name:<12}{p.seconds * 1e3:9.1f} ms" for p in self.phases)
+
+
+class Recorder:
+    """Runs phases and writes the trace."""
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+
+    def __call__(
+        self, name: str, phase: Callable[[], T], shown: Callable[[T], object] = lambda made: made
+    ) -> T:
+        """Run one phase; what is `shown` of what it makes is kept."""
+        start, worked = time.perf_counter(), time.process_time()
+        made = phase()
+        done = FinishedPhase(name, time.perf_counter() - start, shown(made), time.process_time() - worked)
+        self.trace = replace(self.trace, phases=(*self.trace.phases, done))
+        return made
