@@ -69,6 +69,10 @@ class Request:
     repeated: bool = False
 
 
+def _no_bodies() -> Bodies[Made]:
+    return Bodies()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
     """A graph on its way to code that runs. The `solver` decides at typical sizes, `grown` at those at which the
@@ -82,7 +86,7 @@ class State:
     graph: Graph
     """The captured one, as the phases so far have rewritten it."""
     regions: ChosenRegions | None = None
-    bodies: Bodies[Made] = field(default_factory=lambda: Bodies[Made]())
+    bodies: Bodies[Made] = field(default_factory=_no_bodies)
     cover: Cover | None = None
     kernels: Kernels | None = None
     plan: Plan | None = None
