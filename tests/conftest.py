@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests import lighter
+from tilewright.pipeline.phases import check_phases
 from tilewright.runtime.stats import STATS
 
 # Torch makes every graph that it captures up as text for whoever listens to this logger, and pytest listens to all that
@@ -66,6 +67,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def two_threads() -> None:
     """Torch's thread count is a fact that plans may depend on; the suite fixes it."""
     torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def phases_verified() -> Iterator[None]:
+    """After each phase the graph obeys the laws of graphs."""
+    with check_phases(lambda name, state: state.graph.verify()):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

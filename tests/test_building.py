@@ -31,7 +31,7 @@ from tilewright.target import preset
 
 @pytest.mark.parametrize(
     ("name", "dynamic", "length", "once", "usual"),
-    [("softmax", True, 200, 1, 14), ("softmax", True, 208, 1, 14), ("softmax", False, 200, 1, 1)],
+    [("softmax", True, 200, 1, 11), ("softmax", True, 208, 1, 11), ("softmax", False, 200, 1, 1)],
 )
 def test_a_trial_builds_what_it_runs(
     monkeypatch: pytest.MonkeyPatch, name: str, dynamic: bool, length: int, once: int, usual: int
