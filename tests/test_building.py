@@ -22,6 +22,7 @@ from tilewright.errors import KernelRefused
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.pipeline import build as building
+from tilewright.pipeline.backends import cpu, cuda
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device
 from tilewright.runtime.store.decisions import Decisions
@@ -42,13 +43,13 @@ def test_a_trial_builds_what_it_runs(
         made.extend(sources)
         return [cast(Built, None)] * len(sources)
 
-    monkeypatch.setattr(building, "build_kernels", build)
-    monkeypatch.setattr(building, "device", lambda *_: cast(Device, None))
+    monkeypatch.setattr(cuda, "build_kernels", build)
+    monkeypatch.setattr(cuda, "driver_device", lambda *_: cast(Device, None))
     graph = capture(BY_NAME[name], dynamic)
     symbols = graph.symbols()
     hints = SizeHints(dict(zip(map(str, symbols), (33, length), strict=False)))
     solver = Solver(preset("sm_90"), Options(), hints=hints)
-    builder = building.Builder(building.in_silence, solver, cast(Decisions, None))
+    builder = building.Builder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
     cover = partition(graph, solver.price, hints)
     for exact, wanted in (True, once), (False, usual):
         made.clear()
@@ -115,7 +116,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]]
 @pytest.fixture
 def broken_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels with a hyperbolic tangent do not compile."""
-    printed = building.emit_units
+    printed = cpu.emit_units
 
     def broken(*given: Any) -> Sequence[Source]:
         return [
@@ -123,7 +124,7 @@ def broken_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
             if "tanh" in s.text else s for s in printed(*given)
         ]  # fmt: skip
 
-    monkeypatch.setattr(building, "emit_units", broken)
+    monkeypatch.setattr(cpu, "emit_units", broken)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -18,7 +18,7 @@ from tilewright.emit.triton.kernel import TritonSource
 from tilewright.errors import KernelRefused, UnsupportedError
 from tilewright.interp import run_graph
 from tilewright.options import Options
-from tilewright.pipeline import build, place
+from tilewright.pipeline.backends import cuda
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.cuda import triton_compat
@@ -40,8 +40,8 @@ class Nowhere:
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "gpu_target", lambda ordinal: preset("sm_90"))
-    monkeypatch.setattr(build, "device", lambda *_: Nowhere())
+    monkeypatch.setattr(cuda, "gpu_target", lambda ordinal: preset("sm_90"))
+    monkeypatch.setattr(cuda, "driver_device", lambda *_: Nowhere())
 
 
 def traced(function: Callable[..., object], *shapes: tuple[int, ...], host: int = -1,
@@ -102,7 +102,7 @@ def test_mixed_devices_run_as_captured() -> None:
 
 @pytest.mark.parametrize("lacking", ["Triton is not installed (pip install triton)", "no C++ compiler"])
 def test_without_a_builder_every_op_is_a_library_call(monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
-    monkeypatch.setattr(place, "missing", lambda device: lacking)
+    monkeypatch.setattr(cuda, "missing", lambda device: lacking)
     with pytest.warns(RuntimeWarning, match="every op runs as a library call") as seen:
         made = compile_fx(traced(rms, (64, 512), (512,)), Options(), trusted=True)
     assert len(seen) == 1 and lacking in str(seen[0].message)
@@ -164,7 +164,7 @@ TURNED = (2, 256, 128), (2, 256, 128), (32, 100)
 def test_a_loop_is_built_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stages are what it has too many of."""
     level = preset("sm_90").resized(capacities={MemoryKind.SHARED: 12 << 10})
-    monkeypatch.setattr(place, "gpu_target", lambda ordinal: level)
+    monkeypatch.setattr(cuda, "gpu_target", lambda ordinal: level)
     monkeypatch.setattr(shared_memory, "shared_bytes", lambda program, target: 0)
     with pytest.warns(RuntimeWarning, match=r"library calls.*bytes of shared memory"):
         assert compile_fx(traced(turned, *TURNED), Options(), trusted=True).calls
@@ -178,21 +178,21 @@ def test_a_loop_is_built_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_triton
 def test_triton_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another schedule, where there is one."""
-    printed = build.emit_triton
+    printed = cuda.emit_triton
 
     def broken(*given: Any) -> TritonSource:
         made = printed(*given)
         return replace(made, text=made.text + "    no_such_name\n") if "stages=3" in made.text else made
 
     assert "stages=3" in "".join(k.source for k in compiled(traced(turned, *TURNED)).kernels)
-    monkeypatch.setattr(build, "emit_triton", broken)
+    monkeypatch.setattr(cuda, "emit_triton", broken)
     made = compiled(traced(turned, *TURNED))
     assert not made.calls and "stages=3" not in "".join(k.source for k in made.kernels)
 
 
 @needs_triton
 def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = build.emit_triton
+    printed = cuda.emit_triton
 
     def broken(*given: Any) -> TritonSource:
         made = printed(*given)
@@ -201,7 +201,7 @@ def test_a_refused_kernel_costs_that_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(x) * 2, torch.exp(y) + 1
 
-    monkeypatch.setattr(build, "emit_triton", broken)
+    monkeypatch.setattr(cuda, "emit_triton", broken)
     gm = traced(two, (64, 512), (32, 100))
     with pytest.warns(RuntimeWarning, match=r"tanh.*library calls.*no_such_name is not defined"):
         made = compile_fx(gm, Options(), trusted=True)
@@ -223,7 +223,7 @@ def test_kernels_that_are_all_refused_are_no_fault_of_theirs(monkeypatch: pytest
     def three(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         return torch.tanh(x).sum(-1), torch.exp(y) + 1, (z * 2).sum(0)
 
-    monkeypatch.setattr(build, "build_kernels", refuse)
+    monkeypatch.setattr(cuda, "build_kernels", refuse)
     with pytest.warns(RuntimeWarning, match="runs as captured"):
         made = compile_fx(traced(three, (64, 512), (32, 100), (40, 7)), Options(), trusted=True)
     assert isinstance(made.executable, Captured) and len(builds) == 1 and builds[0] >= 3

@@ -14,7 +14,7 @@ import tilewright
 from tests.test_loops_rolled import loops, weights
 from tilewright.capture.loops import rolled
 from tilewright.ir.graph import Loop
-from tilewright.pipeline import loops as looping
+from tilewright.pipeline.backends.cpu import CpuBackend
 from tilewright.runtime.loops.call import LoopRunner
 
 STEPS = 20
@@ -150,13 +150,13 @@ def test_what_only_the_last_step_gives_is_not_kept_of_each(
 ) -> None:
     """Memory for the states of all steps is made only where something reads more than the last."""
     found: list[int] = []
-    plain = looping._on_cpu
+    plain = CpuBackend.loop_runner
 
-    def looked(loop: Loop, *args: Any, **named: Any) -> LoopRunner:
+    def looked(self: CpuBackend, loop: Loop, *args: Any, **named: Any) -> LoopRunner:
         found.append(loop.stacked)
-        return plain(loop, *args, **named)
+        return plain(self, loop, *args, **named)
 
-    monkeypatch.setattr(looping, "_on_cpu", looked)
+    monkeypatch.setattr(CpuBackend, "loop_runner", looked)
 
     def walked(x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         made: list[Tensor] = []

@@ -15,8 +15,7 @@ from tests.emit.triton_harness import build
 from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.pipeline import build as building
-from tilewright.pipeline import place
+from tilewright.pipeline.backends import cuda
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.runtime.cuda import triton_compat
 from tilewright.runtime.cuda.device import singles_may_round
@@ -33,8 +32,8 @@ class Nowhere:
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    monkeypatch.setattr(place, "gpu_target", lambda ordinal: preset("sm_90"))
-    monkeypatch.setattr(building, "device", lambda *_: Nowhere())
+    monkeypatch.setattr(cuda, "gpu_target", lambda ordinal: preset("sm_90"))
+    monkeypatch.setattr(cuda, "driver_device", lambda *_: Nowhere())
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)

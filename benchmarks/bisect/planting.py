@@ -22,7 +22,8 @@ from tilewright.ir.expr import call, const
 from tilewright.ir.graph import Graph, LibraryCall, Op
 from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.pattern import ExprRule, Rewriter, always, any_, apply
-from tilewright.pipeline import build, compiler
+from tilewright.pipeline import build, compiler, phases
+from tilewright.pipeline.backends import cpu
 from tilewright.plan import Launches
 from tilewright.rewrite.normal.identities import IEEE_RULES
 
@@ -127,7 +128,7 @@ def planted(bug: Bug, attempt: int) -> Generator[Planted]:
 
 @contextmanager
 def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
-    mine, emit, inside = _Counter(bug.graph), build.emit_units, [False]
+    mine, emit, inside = _Counter(bug.graph), cpu.emit_units, [False]
 
     class Watched(build.Builder):
         def built(self, *args: Any, **kwargs: Any) -> build.Kernels:
@@ -149,7 +150,7 @@ def _kernel(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
         return mine and launches[int(culprit.name[1:])].kernel == bug.place
 
     state.is_it = is_it
-    with mock.patch.object(compiler, "Builder", Watched), mock.patch.object(build, "emit_units", wrong):
+    with mock.patch.object(phases, "Builder", Watched), mock.patch.object(cpu, "emit_units", wrong):
         yield
 
 
@@ -229,7 +230,7 @@ def _call(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
 
 @contextmanager
 def _offset(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
-    mine, right = _Counter(bug.graph), compiler.partition
+    mine, right = _Counter(bug.graph), phases.partition
 
     def wrong(*args: Any, **kwargs: Any) -> Cover:
         cover = right(*args, **kwargs)
@@ -248,7 +249,7 @@ def _offset(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
         )
         return replace(cover, steps=tuple(steps))
 
-    with mock.patch.object(compiler, "partition", wrong):
+    with mock.patch.object(phases, "partition", wrong):
         yield
 
 
@@ -259,13 +260,14 @@ def _offset(bug: Bug, attempt: int, state: Planted) -> Generator[None]:
 def _after(name: str, bug: Bug, change: Callable[[Graph], Graph]) -> Generator[None]:
     """`change` what the phase `name` makes of the graph of the bug."""
     each = 2 if name == "normalise" else 1  # it is run again behind `specialise`
-    mine, right = _Counter(each * bug.graph), getattr(compiler, name)
+    owner = compiler if name == "from_fx" else phases
+    mine, right = _Counter(each * bug.graph), getattr(owner, name)
 
     def wrong(*args: Any, **kwargs: Any) -> Graph:
         made = right(*args, **kwargs)
         return change(made) if mine() else made
 
-    with mock.patch.object(compiler, name, wrong):
+    with mock.patch.object(owner, name, wrong):
         yield
 
 

@@ -127,7 +127,7 @@ class Oracle:
     def _steps(
         self, graph: Graph, sizes: Mapping[str, int]
     ) -> tuple[Solver, tuple[Step, ...], Mapping[Value, Layout]]:
-        asked = Request(Recorder(), self.options, Place(""), (), SizeHints(sizes), _no_loops)
+        asked = Request(Recorder(), self.options, Place("cpu"), (), SizeHints(sizes), _no_loops)
         phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
         state = run_phases(begin(asked, graph, Solver(self.target, self.options)), phases)
         solver, fuse = state.solver, self.options.fusion == "full"

@@ -15,7 +15,7 @@ from tilewright.capture.loops import rolled
 from tilewright.capture.loops.recurrent import MOST_UNROLLED
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes import dims
-from tilewright.pipeline import loops
+from tilewright.pipeline.backends.cpu import CpuBackend
 from tilewright.runtime.loops.call import LoopRunner
 
 STEPS, WIDTH = 20, 24
@@ -26,14 +26,14 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int | None, ...]]
     """The shapes of what each step of a loop stacks, by loop in the order in which they are compiled."""
     monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
     found: list[list[tuple[int | None, ...]]] = []
-    plain = loops._on_cpu
+    plain = CpuBackend.loop_runner
 
-    def looked(loop: Loop, *args: Any, **named: Any) -> LoopRunner:
+    def looked(self: CpuBackend, loop: Loop, *args: Any, **named: Any) -> LoopRunner:
         parts = [v for v in loop.body.outputs if isinstance(v, Value)][loop.carried :]
         found.append([tuple(map(dims.static, v.shape)) for v in parts])
-        return plain(loop, *args, **named)
+        return plain(self, loop, *args, **named)
 
-    monkeypatch.setattr(loops, "_on_cpu", looked)
+    monkeypatch.setattr(CpuBackend, "loop_runner", looked)
     tilewright.reset()
     torch.manual_seed(0)
     return found
@@ -146,6 +146,6 @@ def test_what_fails_in_us_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> LoopRunner:
         raise AssertionError("a defect of ours")
 
-    monkeypatch.setattr(loops, "_on_cpu", broken)
+    monkeypatch.setattr(CpuBackend, "loop_runner", broken)
     with pytest.raises(Exception, match="a defect of ours"):
         agrees(cell, *(torch.randn(s) / 5 for s in SHAPES))

@@ -16,7 +16,7 @@ from tilewright.ir.dtype import f32, i64
 from tilewright.ir.graph import Graph, Loop, Value
 from tilewright.ir.sizes import dims
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
-from tilewright.pipeline import loops
+from tilewright.pipeline.backends import cpu
 from tilewright.runtime.loops import rows as loop_rows
 from tilewright.target import preset
 
@@ -35,7 +35,7 @@ def bodies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Loop, Graph, int | Non
         found.append((loop, body, rows_of(loop, body)))
         return found[-1][2]
 
-    monkeypatch.setattr(loops, "rows_of", looked)
+    monkeypatch.setattr(cpu, "rows_of", looked)
     return found
 
 
@@ -148,7 +148,7 @@ def test_parts_change_no_bit(
         made = [parts(x=x * s) for s in (1, 2, 3)]
         assert by_rows
         assert set(by_rows) == {2}
-        monkeypatch.setattr(loops, "rows_of", lambda *_: None)
+        monkeypatch.setattr(cpu, "rows_of", lambda *_: None)
         whole = tilewright.compile(tmp_path / "m.onnx")
         for s, each in zip((1, 2, 3), made, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(each, whole(x=x * s), strict=True))

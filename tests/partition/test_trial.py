@@ -23,8 +23,9 @@ from tilewright.options import Options
 from tilewright.partition import choose_kernels as choosing
 from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
 from tilewright.pipeline import trial as trial_module
+from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import Builder, in_silence
-from tilewright.pipeline.trial import Trial, clock_of, machine
+from tilewright.pipeline.trial import Trial
 from tilewright.runtime.store.cache import Store
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
@@ -106,10 +107,10 @@ def test_covers_run_where_there_is_a_device(
     settled(replace(PRICES, timed=clock))
     options, target = Options(), host_target()
     covers = Decisions(target, Store(tmp_path), options, {})
-    trial = Trial(Builder(in_silence, Solver(target, options), covers), device)
+    trial = Trial(Builder(in_silence, BACKENDS[device], Solver(target, options), covers), device)
     times = trial(clock.asked[0])
     if device == "cuda" and not torch.cuda.is_available():
-        assert times is None and machine(device, options) == device
+        assert times is None and BACKENDS[device].machine(device, options) == device
     else:
         before = torch.get_rng_state()
         assert times is not None and len(times) == choosing.MOST and min(times) > 0
@@ -146,7 +147,9 @@ def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda, "device", Entered)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    assert clock_of("cuda:1")(lambda: entered.append("run") or entered.pop()) == 0.003
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    clock = BACKENDS["cuda"].clock("cuda:1")
+    assert clock is not None and clock(lambda: entered.append("run") or entered.pop()) == 0.003
     assert entered == ["cuda:1", "out"]
 
 

@@ -47,7 +47,7 @@ class Recorder:
     ) -> Kernels:
         """As `Builder.built`, without a unit."""
         steps = [(step, c.layouts) for c in covers for step in c.steps if isinstance(step, Kernel)]
-        scheduled = builder._solved(steps)
+        scheduled = builder.solved(steps)
         for cover in covers:
             self.cover(cover, scheduled, names_of(symbols), builder.solver.target)
         programs = list(dict.fromkeys(id(s.program) for s in scheduled))

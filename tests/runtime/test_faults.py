@@ -236,7 +236,7 @@ def test_an_entry_that_vanishes_before_it_is_loaded(tmp_path: Path, monkeypatch:
 
 
 def test_a_model_whose_library_vanishes_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.pipeline import build
+    from tilewright.pipeline.backends import cpu
     from tilewright.runtime.cpu import kernels
 
     real = kernels.load
@@ -248,7 +248,7 @@ def test_a_model_whose_library_vanishes_before_it_is_loaded(monkeypatch: pytest.
             path.unlink()
         return real(path)
 
-    assert build.NativeUnit is kernels.NativeUnit
+    assert cpu.NativeUnit is kernels.NativeUnit
     x = torch.randn(33)
     tilewright.compile(lambda x: torch.exp(x) - 1, (x,))  # pool and launcher are loaded before
     monkeypatch.setattr(kernels, "load", load)

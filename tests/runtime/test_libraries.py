@@ -13,6 +13,7 @@ from torch import Tensor
 
 import tilewright
 from tilewright.pipeline import build
+from tilewright.pipeline.backends import cpu
 from tilewright.plan.reports import KernelReport
 
 
@@ -37,7 +38,7 @@ def unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise AssertionError("the library was not recalled")
 
-    monkeypatch.setattr(build, "emit_units", refused)
+    monkeypatch.setattr(cpu, "emit_units", refused)
     monkeypatch.setattr(build.Solver, "solve", refused)
 
 

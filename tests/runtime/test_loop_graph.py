@@ -15,8 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
 from tilewright.options import Options
-from tilewright.pipeline import loops
-from tilewright.pipeline.place import Place
+from tilewright.pipeline.backends import cpu, cuda
 from tilewright.target import Target
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -53,8 +52,8 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Generator[Again]:
     """Loops that run through graphs."""
     made = Again()
 
-    monkeypatch.setattr(loops, "_on_cpu", loops._on_gpu)
-    monkeypatch.setattr(loops, "recorder", lambda unit, ordinal: made)
+    monkeypatch.setattr(cpu.CpuBackend, "loop_runner", cuda.CudaBackend.loop_runner)
+    monkeypatch.setattr(cuda, "recorder", lambda unit, ordinal: made)
     tilewright.reset()
     yield made
     tilewright.reset()
@@ -182,13 +181,13 @@ def drifting(x: Tensor, h: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 @pytest.fixture(params=[1, 4, 16])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """So many steps are one body."""
-    target = loops.machine_of
+    target = cpu.CpuBackend.target
     count = request.param
 
-    def machine(place: Place, options: Options) -> Target:
-        return replace(target(place, options), loop_steps=count)
+    def machine(self: cpu.CpuBackend, device: str, options: Options) -> Target:
+        return replace(target(self, device, options), loop_steps=count)
 
-    monkeypatch.setattr(loops, "machine_of", machine)
+    monkeypatch.setattr(cpu.CpuBackend, "target", machine)
     return count
 
 

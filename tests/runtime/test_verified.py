@@ -15,7 +15,7 @@ import tilewright
 from tilewright import accuracy
 from tilewright.emit.cpp import unit
 from tilewright.errors import BrokenPromise, WrongResult
-from tilewright.pipeline import build
+from tilewright.pipeline import executables
 from tilewright.plan.data import Launch
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.native import NativeLoop
@@ -41,7 +41,7 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.tanh(x * 1.5).sum(-1)
 
     assert torch.allclose(tilewright.compile(run, (x,), options=VERIFY)(x), run(x), rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr("tilewright.pipeline.build.emit_units", wrong_units)
+    monkeypatch.setattr("tilewright.pipeline.backends.cpu.emit_units", wrong_units)
     fast = tilewright.compile(run, (x,), options=VERIFY | {"cache": False})
     with pytest.raises(WrongResult, match="sum gave another result in the inference graph.*kernel 0") as told:
         fast(x)
@@ -86,7 +86,7 @@ def test_what_a_kernel_leaves_unwritten_is_not_right_by_chance(
 
     monkeypatch.setattr(Checks, "around_launch", once)
     levels = partial(checks_of, level=level)
-    monkeypatch.setattr(build, "checks_of", lambda cover, plan, _, kind: levels(cover, plan, kind=kind))
+    monkeypatch.setattr(executables, "checks_of", lambda cover, plan, _, kind: levels(cover, plan, kind=kind))
     fast = tilewright.compile(lambda x: (x * 1.5).tanh().exp(), (x,), options={"fusion": "none"})
     assert bool(fast(x).isfinite().all())
     if level is True:
@@ -239,7 +239,9 @@ def test_a_right_loop_passes_and_runs_without_python(monkeypatch: pytest.MonkeyP
 
 def test_a_wrong_kernel_inside_a_loop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     prints = iter([wrong_units])  # the body's kernels are printed before those around the loop
-    monkeypatch.setattr("tilewright.pipeline.build.emit_units", lambda *given: next(prints, EMIT)(*given))
+    monkeypatch.setattr(
+        "tilewright.pipeline.backends.cpu.emit_units", lambda *given: next(prints, EMIT)(*given)
+    )
     wrong = "in step 0 of a loop, .* gave another result in the loop graph.*kernel 0"
     with pytest.raises(WrongResult, match=wrong) as told:
         walked(cache=False)

@@ -24,8 +24,6 @@ from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx
 from tilewright.capture.placement.moved import moved
 from tilewright.capture.symbols import Ranges
-from tilewright.emit.cpp.unit import emit_unit
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares
@@ -33,7 +31,6 @@ from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
 from tilewright.library.cost import call_seconds
 from tilewright.library.select import keep_as_calls, library_cover
-from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.plan import Home, Plan, build_plan
 from tilewright.plan.coverage import Coverage
@@ -45,9 +42,9 @@ from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
-from tilewright.target import Target
 
-from .build import Refused, executable, names_of, number_kernels
+from .build import Refused, names_of, number_kernels
+from .executables import executable
 from .phases import PHASES, begin, check_strict, run_phases
 from .place import find_missing, machine_of, place_of
 from .state import Made, Request, State
@@ -237,7 +234,11 @@ def _attempted(asked: Request, graph: Graph) -> Made:
     STATS.kernels += state.kernels.programs
     kernels = number_kernels(state.cover, state.kernels.numbers)
     sizes, scheduled = asked.traced.sizes, state.kernels.scheduled
-    printer = _printer(names_of(state.graph.symbols()), state.target)
+    names, backend = names_of(state.graph.symbols()), asked.place.backend
+
+    def printer(program: TileProgram) -> str:
+        return backend.show_source(program, names, state.target)
+
     reports = tuple(
         report_of(k, state.cover, n, sizes, partial(scheduled.__getitem__, i), printer)
         for i, (k, (n, _)) in enumerate(kernels.items())
@@ -284,13 +285,6 @@ def _call_seconds(state: State, step: LibraryStep, ops: Sequence[Op]) -> float:
         if region.routine is not None and any(op.call is step.op.call for op in region.routine.ops):
             return region.seconds
     return call_seconds(ops, step.op.outputs, state.target, state.solver.hints)
-
-
-def _printer(symbols: Sequence[str], target: Target) -> Callable[[TileProgram], str]:
-    """What shows the source of a program."""
-    if target.language == "triton":
-        return lambda program: emit_triton(program, symbols, target, variants(program)[0], "kernel").text
-    return lambda program: emit_unit([program], symbols, target).text
 
 
 def _check_places(plan: Plan, outputs: Sequence[int]) -> None:

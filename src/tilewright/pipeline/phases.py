@@ -38,7 +38,7 @@ from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 
 from .build import Builder, names_of, number_kernels
-from .loops import compile_loops
+from .loops import Bodies, Looping, compile_loops
 from .prices import choose_region_kernels
 from .state import Request, State
 
@@ -112,7 +112,7 @@ def _freeze(state: State) -> State:
 def _choose_region_kernels(state: State) -> State:
     asked = state.request
     found = choose_region_kernels(
-        state.graph, state.solver, state.grown, asked.options, state.decisions, asked.place.device
+        state.graph, state.solver, state.grown, asked.options, state.decisions, asked.place
     )
     return replace(state, graph=found.graph, regions=found)
 
@@ -137,9 +137,14 @@ def _specialise(state: State) -> State:
 
 def _compile_loops(state: State) -> State:
     asked = state.request
-    graph, bodies = compile_loops(
-        state.graph, lambda body: asked.compile_body(asked, body), asked.options, asked.place
+    found = Looping(
+        lambda body: asked.compile_body(asked, body),
+        asked.options,
+        state.target,
+        asked.place.ordinal,
+        Bodies(),
     )
+    graph, bodies = compile_loops(state.graph, asked.place.backend, found)
     return replace(state, graph=graph, bodies=bodies)
 
 
@@ -168,7 +173,7 @@ def _partition(state: State) -> State:
 def _make_kernels(state: State) -> State:
     assert state.cover is not None
     asked = state.request
-    builder = Builder(asked.recorder, state.solver, state.decisions, asked.place.ordinal)
+    builder = Builder(asked.recorder, asked.place.backend, state.solver, state.decisions, asked.place.ordinal)
     return replace(state, kernels=builder.built([state.cover], state.graph.symbols()))
 
 

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.placement.device import graph_device, host_inputs
+from tilewright.errors import UnsupportedError
 from tilewright.options import Options
-from tilewright.runtime.cpu.toolchain import find_compiler, host_target
-from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
+from tilewright.runtime.cpu.toolchain import find_compiler
 from tilewright.target import Target
+
+from .backends import backend_of
+from .build import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,18 @@ class Place:
     host: tuple[int, ...] = ()
     late: bool = False
     """Whether memory is taken when it is needed: a pass of training on a GPU."""
+
+    @property
+    def backend(self) -> Backend:
+        """What makes code run there. Raises UnsupportedError where nothing does."""
+        found = backend_of(self.device)
+        if found is None:
+            raise UnsupportedError(
+                f"no code is generated for {self.device}",
+                phase="target",
+                hint="move the model to a CPU or a GPU",
+            )
+        return found
 
     @property
     def ordinal(self) -> int:
@@ -47,13 +62,10 @@ def find_missing(options: Options, where: str) -> str:
     CPU, launches on a GPU."""
     if find_compiler(options) is None:
         return "no C++ compiler was found (install g++ or clang++)"
-    return missing(where) if where != "cpu" else ""
+    backend = backend_of(where)
+    return backend.missing(where) if backend is not None else f"no code is generated for {where}"
 
 
 def machine_of(place: Place, options: Options) -> Target:
     """The target behind a place, as the options let it compute."""
-    if place.device == "cpu":
-        return host_target()
-    target = gpu_target(place.ordinal)
-    rounds = singles_may_round() if options.tf32 is None else options.tf32
-    return target.rounding_singles() if rounds else target
+    return place.backend.target(place.device, options)

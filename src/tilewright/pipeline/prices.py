@@ -28,7 +28,8 @@ from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 
 from .build import Builder, in_silence
-from .trial import Trial, machine
+from .place import Place
+from .trial import Trial
 
 LARGER = 8
 """How many times as large as what kernels store a value is that they spare."""
@@ -54,11 +55,11 @@ def choose_region_kernels(
     grown: Solver,
     options: Options,
     decisions: Decisions,
-    device: str = "",
+    place: Place,
 ) -> ChosenRegions:
     """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
-    are none, the graph stays as it is. Covers that the model takes for nearly equal are timed on `device`, if one is
-    named."""
+    are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at
+    `place`."""
     inside, short = options.contractions == "inside", grown.target.lanes > 1
     if options.contractions == "library" or not may_have_regions(
         graph, grown.hints, anywhere=inside, short=short
@@ -66,9 +67,10 @@ def choose_region_kernels(
         return ChosenRegions(graph)
     prices = _prices(grown, None if grown is usual else _prices(usual))
     memory: Memory = decisions
-    if device and options.measure and options.fusion == "full":
-        prices = replace(prices, timed=Trial(Builder(in_silence, grown, decisions), device))
-        memory = _Measured(decisions, f"measured on {machine(device, options)}")
+    if options.measure and options.fusion == "full":
+        builder = Builder(in_silence, place.backend, grown, decisions)
+        prices = replace(prices, timed=Trial(builder, place.device))
+        memory = _Measured(decisions, f"measured on {place.backend.machine(place.device, options)}")
     changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
     cores = grown.target.cores

@@ -13,9 +13,8 @@ from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.plan import Plan
 from tilewright.plan.coverage import Coverage, coverage_of
 from tilewright.plan.reports import CallReport, KernelReport
-from tilewright.runtime.cpu.kernels import NativeUnit
-from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.launch import Unit
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
@@ -32,7 +31,7 @@ class Made:
 
     cover: Cover
     plan: Plan
-    unit: NativeUnit | CudaUnit | None = None
+    unit: Unit | None = None
     kernels: tuple[KernelReport, ...] = ()
     calls: tuple[CallReport, ...] = ()
     bodies: tuple[Made, ...] = ()

@@ -15,13 +15,12 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
-from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.plan import build_plan
-from tilewright.runtime.own.timer import processor
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 
-from .build import Builder, executable, names_of, number_kernels
+from .build import Builder, Clock, names_of, number_kernels
+from .executables import executable
 
 ROOM = 4 << 30
 """Bytes of a region's operands and results up to which it is timed."""
@@ -47,24 +46,24 @@ class Trial:
     def __call__(self, covers: Sequence[Graph]) -> list[float] | None:
         """The best time of each graph, whose ops have the numbers of their kernels, in seconds; None where they cannot
         be built, or run, here."""
-        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+        clock = self.builder.backend.clock(self.device)
+        if clock is None:
             return None
         try:
             with torch.no_grad():
-                return self._times(covers)
+                return self._times(covers, clock)
         except (TilewrightError, RuntimeError, MemoryError) as refused:
             LOG.info("covers are not timed: %s", refused)
         except Exception:
             LOG.exception("timing covers failed in a way that nobody expects; the model decides")
         return None
 
-    def _times(self, covers: Sequence[Graph]) -> list[float] | None:
+    def _times(self, covers: Sequence[Graph], clock: Clock) -> list[float] | None:
         graph = covers[0]
         values = [v for v in (*graph.inputs, *graph.outputs) if isinstance(v, Value)]
         if sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values) > ROOM:
             return None
         runs = self._runs(covers)
-        clock = clock_of(self.device)
         start = time.perf_counter()
         first: list[float] = []
         for run in runs:
@@ -107,37 +106,3 @@ class Trial:
         shape, laid = (list(map(self.builder.hints.estimate, x)) for x in (v.shape, strides))
         t = torch.empty_strided(shape, laid, dtype=torch_dtype(v.dtype), device=self.device)
         return drawn(t) if v.dtype.is_float else t.zero_()
-
-
-def machine(device: str, options: Options) -> str:
-    """Where times hold: the device, and on a CPU the number of threads."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
-    return f"{processor()} with {options.threads or torch.get_num_threads()} threads"
-
-
-def clock_of(device: str) -> Callable[[Callable[[], object]], float]:
-    """What times one run on `device`, whichever device is the current one, in seconds."""
-    if torch.device(device).type != "cuda":
-        return _on_cpu
-
-    def on_gpu(run: Callable[[], object]) -> float:
-        with torch.cuda.device(device):
-            return _on_gpu(run)
-
-    return on_gpu
-
-
-def _on_cpu(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _on_gpu(run: Callable[[], object]) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before.record()
-    run()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after) / 1e3

@@ -1,0 +1,194 @@
+"""Triton for NVIDIA's GPUs: one module for each kernel and variant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch._dispatch.python import no_python_dispatcher
+
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.emit.triton.kernel import TritonSource, emit_triton
+from tilewright.errors import KernelRefused, SharedMemoryExceeded
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Loop
+from tilewright.ir.kernel import Scheduled
+from tilewright.ir.program import TileProgram
+from tilewright.ir.sizes.host import number
+from tilewright.lower.variants import Variant, variants
+from tilewright.options import Options
+from tilewright.partition.loops.call import distinct
+from tilewright.partition.loops.steps import steps_together, unroll_steps
+from tilewright.pipeline.build import (
+    Builder,
+    Clock,
+    Kernels,
+    PlacedKernel,
+    Refused,
+    Runnable,
+    kernels_behind,
+    name_refused,
+    names_of,
+    programs_of,
+)
+from tilewright.pipeline.loops import Looping, M
+from tilewright.runtime.cuda.build import build_kernels
+from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_round
+from tilewright.runtime.cuda.driver import device as driver_device
+from tilewright.runtime.cuda.executable import CudaExecutable
+from tilewright.runtime.cuda.graph import Graphs
+from tilewright.runtime.cuda.kernels import CudaUnit, needed, usual
+from tilewright.runtime.loops.body import LoopBody
+from tilewright.runtime.loops.call import LoopRunner
+from tilewright.runtime.loops.cuda_graph import recorder
+from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.store.cache import Store, default_root
+from tilewright.schedule.solver import Solver, kernel_key
+from tilewright.target import Target
+
+ATTEMPTS = 4
+"""How often a kernel is built until it fits the shared memory."""
+
+
+class CudaBackend:
+    """See `pipeline.build.Backend`."""
+
+    dense_slices = False
+
+    def missing(self, device: str) -> str:
+        """Triton, or a device that it knows."""
+        return missing(device)
+
+    def target(self, device: str, options: Options) -> Target:
+        """With TF32 where torch's switch, or the option, lets products of fp32 read fewer bits."""
+        found = gpu_target(torch.device(device).index or 0)
+        rounds = singles_may_round() if options.tf32 is None else options.tf32
+        return found.rounding_singles() if rounds else found
+
+    def built(
+        self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
+    ) -> Kernels:
+        """With the schedules that they got: a kernel that needs more shared memory than was estimated, or that Triton
+        refuses, gets another."""
+        run, solver, names = builder.run, builder.solver, names_of(symbols)
+        target, store = solver.target, Store(default_root(solver.options))
+        build = partial(build_kernels, target=target, store=store)
+        scheduled = run("schedule", lambda: builder.solved(steps))
+        tries: Counter[str] = Counter()
+        while True:
+            programs = programs_of(scheduled)
+
+            def printed(
+                kernel: int, variant: Variant, programs: list[TileProgram] = programs
+            ) -> TritonSource:
+                return emit_triton(programs[kernel], names, target, variant, f"k{kernel}")
+
+            at_typical = _at_typical_sizes(solver.hints, scheduled, programs)
+            wanted = at_typical if once else _variants(scheduled, programs)
+            sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
+            try:
+                built = run("build", lambda: build(sources))  # noqa: B023
+            except KernelRefused as refused:
+                behind = [programs[wanted[k][0]] for k in refused.kernels]
+                of = {kernel_key(*step): step for step in kernels_behind(steps, scheduled, behind)}
+                tries.update(list(of))
+                named = name_refused(refused, steps, scheduled, behind)
+                if not _cramped(solver, of, tries, refused, isinstance(named, Refused)):
+                    raise named from refused
+                scheduled = builder.solved(steps)
+                continue
+            known = dict(zip(wanted, zip(sources, built, strict=True), strict=True))
+            gpu = run("load", lambda: driver_device(builder.ordinal, store, solver.options))
+            number_of = {id(p): k for k, p in enumerate(programs)}
+            places = [number_of[id(s.program)] for s in scheduled]
+            buckets = {k: [(when, number_of[id(p)]) for when, p in s.buckets]
+                       for k, s in zip(places, scheduled, strict=True)}  # fmt: skip
+            unit = CudaUnit(programs, names, printed, build, gpu, known, buckets)
+            return Kernels(scheduled, unit, places, len(programs))
+
+    def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
+        """Its first variant."""
+        return emit_triton(program, symbols, target, variants(program)[0], "kernel").text
+
+    def executable(self, parts: Runnable) -> Executable:
+        """Through CUDA graphs where the options ask for them."""
+        gpu = parts.unit.device if isinstance(parts.unit, CudaUnit) else None
+        checks = parts.checks
+        # no step of a replay can be looked at
+        replays = parts.options.cuda_graphs and (checks is None or not checks.values)
+        graphs = Graphs(parts.plan, gpu, parts.saves) if replays else None
+        return CudaExecutable(
+            parts.plan, parts.held, parts.unit, trusted=parts.trusted, conditions=parts.conditions,
+            graphs=graphs, checks=checks,
+        )  # fmt: skip
+
+    def loop_runner(self, loop: Loop, meaning: Callable[..., object] | None, found: Looping[M]) -> LoopRunner:
+        """As graphs of some steps; with a body that does a few at once, where that takes fewer kernels than one by
+        one."""
+        _, order, made, runs = found.step(loop)
+        together: LoopBody | None = None
+        unit = made.unit
+        count = 1 if found.options.verify is True else steps_together(loop, found.target)
+        if count > 1:
+            body, each = distinct(unroll_steps(loop, count))
+            more, run_several = found.made_of(body)
+            if len(more.kernels) < count * len(made.kernels):
+                found.bodies.more.append(more)
+                unit = more.unit
+                together = LoopBody(each, run_several, count)
+        records = recorder(made.unit or unit, found.ordinal)
+        return LoopRunner(loop, order, runs, recorder=records, meaning=meaning, together=together)
+
+    def clock(self, device: str) -> Clock | None:
+        """Events of the current stream."""
+        if not torch.cuda.is_available():
+            return None
+
+        def seconds(run: Callable[[], object]) -> float:
+            with torch.cuda.device(device):
+                return _seconds(run)
+
+        return seconds
+
+    def machine(self, device: str, options: Options) -> str:
+        """The name of the device."""
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    run()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1e3
+
+
+def _variants(scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]) -> list[tuple[int, Variant]]:
+    """What is built before calls ask."""
+    serves = {id(p): when for s in scheduled for when, p in s.buckets}
+    return [(k, v) for k, p in enumerate(programs) for v in usual(p, serves.get(id(p)))]
+
+
+def _at_typical_sizes(
+    hints: SizeHints, scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]
+) -> list[tuple[int, Variant]]:
+    """What calls of typical sizes run."""
+    number_of = {id(p): k for k, p in enumerate(programs)}
+    runs = [next((p for when, p in s.buckets if number(when, hints.sizes)), s.program) for s in scheduled]
+    return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, hints.sizes)))
+
+
+def _cramped(
+    solver: Solver, refused: Mapping[str, PlacedKernel], tries: Mapping[str, int], why: KernelRefused, theirs: bool
+) -> bool:  # fmt: skip
+    """Whether all kernels that were `refused` have other schedules now, with less shared memory: they want too much
+    of it, or it is `theirs` what Triton refused, and may go with it, which is tried once."""
+    exceeds = isinstance(why, SharedMemoryExceeded)
+    share, most = (why.limit / why.needed, ATTEMPTS - 1) if exceeds else (1 / 2, 1)
+    if not (refused and (exceeds or theirs)):
+        return False
+    with no_python_dispatcher():
+        return all(tries[k] <= most and solver.cramp(*step, share) for k, step in refused.items())
