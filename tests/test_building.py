@@ -180,8 +180,8 @@ def test_a_compiler_that_refuses_all_is_no_fault_of_a_kernel(monkeypatch: pytest
     def refuse(*_: object) -> Path:
         raise KernelRefused("it is broken")
 
-    monkeypatch.setattr(building, "build", refuse)
-    monkeypatch.setattr(building, "build_texts", refuse)
+    monkeypatch.setattr(cpu, "build", refuse)
+    monkeypatch.setattr(cpu, "build_texts", refuse)
     tilewright.reset()
     run = torch.compile(several, backend="tilewright", options={"cache": False})
     given = torch.randn(7, 9), torch.randn(5), torch.randn(6, 11)
