@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tilewright"
 
 # Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "target", "allocate", "arrays"),
+    ("errors", "options", "target", "tuning", "allocate", "arrays"),
     ("ir",),
     ("interp", "accuracy"),
     ("capture",),

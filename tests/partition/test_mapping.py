@@ -23,20 +23,13 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition import candidates as mapping
-from tilewright.partition.candidates import (
-    MOST_PRICED,
-    MOST_TRIED,
-    Candidate,
-    _between,
-    _Paths,
-    candidates,
-    choices,
-)
+from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
 from tilewright.partition.choose_kernels import Prices, choose_kernels
 from tilewright.partition.regions import find_regions
 from tilewright.pipeline.prices import _prices
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
+from tilewright.tuning.search_limits import CANDIDATES
 
 SHAPES = ((2, 64, 8), (2, 64, 8), (2, 64, 8))
 
@@ -142,7 +135,7 @@ def test_a_product_that_all_layers_read_is_no_region() -> None:
 def test_pairs_of_stores_and_cuts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(with_columns)
     freely = candidates(graph, work, 1)
-    monkeypatch.setattr(mapping, "MOST_TRIED", freely.tried - 1)
+    monkeypatch.setattr(mapping, "CANDIDATES", replace(mapping.CANDIDATES, max_tried_pairs=freely.tried - 1))
     bounded = candidates(graph, work, 1)
     assert 0 < bounded.tried < freely.tried
     assert choices(graph, bounded.kept, 1)
@@ -244,7 +237,7 @@ def test_refused_kernels_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) 
             raise IllegalSchedule("no form", law="none")
         return work(kernel)
 
-    monkeypatch.setattr(mapping, "MOST_PRICED", 4)
+    monkeypatch.setattr(mapping, "CANDIDATES", replace(mapping.CANDIDATES, max_priced_kernels=4))
     few = candidates(graph, price, 1, guess=lambda kernel: 1.0 if is_legal(kernel) else 0.1)
     (again,) = choices(graph, few.kept)
     assert again.seconds == best.seconds
@@ -260,10 +253,13 @@ def test_of_many_kernels_few_are_priced() -> None:
         return work(kernel)
 
     whole = candidates(graph, price, 1)
-    assert len(asked) > 2 * MOST_PRICED
+    assert len(asked) > 2 * CANDIDATES.max_priced_kernels
     asked.clear()
     guessed = candidates(graph, price, 1, guess=lambda kernel: work(kernel) / 3)
-    assert len(asked) <= MOST_PRICED and guessed.tried == whole.tried <= MOST_TRIED
+    assert (
+        len(asked) <= CANDIDATES.max_priced_kernels
+        and guessed.tried == whole.tried <= CANDIDATES.max_tried_pairs
+    )
     (best,), (found,) = choices(graph, whole.kept), choices(graph, guessed.kept)
     assert found.seconds == best.seconds
 

@@ -9,19 +9,7 @@ from types import MappingProxyType
 
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes import dims
-
-TYPICAL = 64
-"""What a size is taken for that nobody has seen."""
-
-WORTH_A_LAUNCH = 1 << 20
-"""Elements that the largest tensor of unknown size has at least where alternatives are weighed. Of smaller ones every
-kernel takes as long as its launch, so that whatever saves a launch would win: a row's statistics for each of its
-elements, say, which never ends at the sizes that a program of unknown sizes is meant for. (4 MiB of fp32 take a
-core some 0.2 ms and a fast GPU 1 us.)"""
-
-EARNEST = 1024
-"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: between two
-contractions work grows with the square of a size, and a form that is fine at small ones may recompute without end."""
+from tilewright.tuning.thresholds import SIZES
 
 _seen: ContextVar[Mapping[str, int]] = ContextVar("seen", default=MappingProxyType({}))
 
@@ -44,9 +32,12 @@ def also_seen(sizes: Mapping[str, int]) -> Generator[None]:
 
 
 def estimate(e: Expr) -> int:
-    """A number for an index expression over symbols: the size seen, or `TYPICAL`, for a symbol, within its range."""
+    """A number for an index expression over symbols: the size seen, or `SIZES.unseen_size`, for a symbol, within its
+    range."""
     seen = _seen.get()
-    return dims.evaluate(e, {repr(s): _within(s, seen.get(repr(s), TYPICAL)) for s in dims.symbols_of(e)})
+    return dims.evaluate(
+        e, {repr(s): _within(s, seen.get(repr(s), SIZES.unseen_size)) for s in dims.symbols_of(e)}
+    )
 
 
 def likely(e: Expr) -> int | None:
@@ -63,14 +54,14 @@ def raise_sizes(sizes: Mapping[str, int], least: int, symbols: Iterable[Expr]) -
 
 def representative(counts: Iterable[Expr], traced: Mapping[str, int]) -> Mapping[str, int]:
     """Sizes to weigh alternatives at, for tensors of so many elements: those that a program was `traced` with, or, if
-    all tensors of unknown size were tiny, the smallest of these raised together until one has `WORTH_A_LAUNCH`
-    elements. So what is decided does not depend on a tiny first call."""
+    all tensors of unknown size were tiny, the smallest of these raised together until one has
+    `SIZES.min_largest_tensor_elements`. So what is decided does not depend on a tiny first call."""
     unknown = [n for n in dict.fromkeys(counts) if dims.symbols_of(n)]
     symbols = dict.fromkeys(s for n in unknown for s in dims.symbols_of(n))
     sizes, least = traced, 1
-    while unknown and least < WORTH_A_LAUNCH:
+    while unknown and least < SIZES.min_largest_tensor_elements:
         with seen_sizes(sizes):
-            if max(map(estimate, unknown)) >= WORTH_A_LAUNCH:
+            if max(map(estimate, unknown)) >= SIZES.min_largest_tensor_elements:
                 break
         least *= 2
         sizes = raise_sizes(traced, least, symbols)

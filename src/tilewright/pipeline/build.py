@@ -43,11 +43,8 @@ from tilewright.runtime.store.cache import Store, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
+from tilewright.tuning.search_limits import BUILDING
 
-ATTEMPTS = 4
-"""How often a kernel is built until it fits the shared memory."""
-PROBES = 32
-"""How many builds at most find out which kernels of a library are refused."""
 EMPTY_UNIT = 'extern "C" int answer() { return 42; }\n'
 
 T = TypeVar("T")
@@ -190,7 +187,7 @@ class Builder:
         """Whether all kernels that were `refused` have other schedules now, with less shared memory: they want too much
         of it, or it is `theirs` what Triton refused, and may go with it, which is tried once."""
         exceeds = isinstance(why, SharedMemoryExceeded)
-        share, most = (why.limit / why.needed, ATTEMPTS - 1) if exceeds else (1 / 2, 1)
+        share, most = (why.limit / why.needed, BUILDING.max_kernel_attempts - 1) if exceeds else (1 / 2, 1)
         if not (refused and (exceeds or theirs)):
             return False
         with seen_sizes(self.sizes), no_python_dispatcher():
@@ -240,7 +237,7 @@ def _refused_programs(
             continue
         for half in (group[: len(group) // 2], group[len(group) // 2 :]):
             probes += 1
-            if probes > PROBES:
+            if probes > BUILDING.max_refusal_probes:
                 return []
             if not compiles([source.text for source in emit_units(half, symbols, target)]):
                 groups.append(half)

@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
-from tilewright.analysis.size_hints import EARNEST, raise_sizes, representative, seen_sizes
+from tilewright.analysis.size_hints import raise_sizes, representative, seen_sizes
 from tilewright.capture.aliasing.shares import output_shares, placed_by_size
 from tilewright.capture.autograd.saved import first_saved
 from tilewright.capture.environment import shape_env, traced_sizes
@@ -70,6 +70,8 @@ from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
+from tilewright.tuning.search_limits import BUILDING
+from tilewright.tuning.thresholds import SIZES
 
 from .build import Builder, Refused, executable, names_of, number_kernels
 from .loops import Bodies, compile_loops
@@ -140,9 +142,6 @@ class Compiled:
         """As in `Compilation`."""
         return self.compilation.cuda_graphs
 
-
-MOST_REFUSALS = 4
-"""How often a graph is compiled again without the kernels that were refused."""
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, Tensor], Compiled, Options], Compiled]
 """Is shown each captured graph with its frozen tensors and what it became, and gives what is to run."""
@@ -267,7 +266,7 @@ def _generated(
     trusted: bool, *, repeated: bool = False,
 ) -> _Made:  # fmt: skip
     """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
-    for _ in range(MOST_REFUSALS):
+    for _ in range(BUILDING.max_graph_attempts):
         try:
             return _attempted(run, graph, options, place, shares, sizes, trusted, repeated=repeated)
         except Refused as refused:
@@ -397,7 +396,7 @@ def _normal(
         timer = Timer(target, store, options, traced) if options.measure else None
         plain = normal
         normal = run("specialise", lambda: normalise(specialise(plain, target, own, timer), evaluate))
-    grown = raise_sizes(sizes, EARNEST, graph.symbols())
+    grown = raise_sizes(sizes, SIZES.min_region_size, graph.symbols())
     return run("windows", lambda: with_windows(normal, solver, grown))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilewright.analysis.size_hints import EARNEST, estimate, raise_sizes, seen_sizes
+from tilewright.analysis.size_hints import estimate, raise_sizes, seen_sizes
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Value
 from tilewright.ir.kernel import Kernel, LibraryStep, Note
@@ -26,12 +26,10 @@ from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import PARTITION, SIZES
 
 from .build import Builder, in_silence
 from .trial import Trial, machine
-
-LARGER = 8
-"""How many times as large as what kernels store a value is that they spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def choose_region_kernels(
 ) -> ChosenRegions:
     """The kernels around contractions settled. If there are none, the graph stays as it is. Covers that the model takes
     for nearly equal are timed on `device`, if one is named."""
-    grown = raise_sizes(sizes, EARNEST, graph.symbols())
+    grown = raise_sizes(sizes, SIZES.min_region_size, graph.symbols())
     with seen_sizes(grown):
         inside, short = options.contractions == "inside", solver.target.lanes > 1
         if options.contractions == "library" or not may_have_regions(graph, anywhere=inside, short=short):
@@ -113,7 +111,7 @@ def _prices(solver: Solver, sizes: Mapping[str, int], usual: Prices | None = Non
         with seen_sizes(sizes):
             stored = _largest((v for k in kernels for v in k.outputs), region)
             held = _largest((op.output for op in region.ops if is_contraction(op)), region)
-        return held / solver.target.device.capacity if held > LARGER * stored else 0.0
+        return held / solver.target.device.capacity if held > PARTITION.min_spared_ratio * stored else 0.0
 
     return Prices(kernel, library, ideal, usual, routine, refused, spared, guess)
 

@@ -356,7 +356,7 @@ class GpuColumnThresholds:
     row_bytes: int
     step_rows: int
     chunk_warps: int
-    misaligned_columns: int
+    odd_columns: int
     max_resident_rows: int
     deep_step_rows: int
     max_deep_steps: int
