@@ -36,7 +36,7 @@ class LinearFormLimits:
     terms with each step, so what has more stays a sum or product of its parts, which is an atom of what is made of
     it."""
     max_factors: int = 16
-    """Atoms of such a term: repeated squares have few terms, but twice the atoms with each step."""
+    """Atoms of a term that axes or data decide: repeated squares have few terms, but twice the atoms with each step."""
     max_size_terms: int = 256
     """Terms, and atoms of a term, that sizes alone decide: a join of many parts has one for each, and whether sizes
     are equal is asked of all."""
@@ -75,7 +75,7 @@ class FactLimits:
     max_sign_rounds: int = 24
     """Rounds in which the signs of a fold's state are to settle."""
     exact_sign_rounds: int = 2
-    """Rounds after which bounds of such a state that still move are widened."""
+    """Rounds after which bounds of a fold's state that still move are widened."""
     max_loop_levels: int = 8
     """Levels of loops whose ends depend on the loop around them."""
     max_numbers: int = 16
