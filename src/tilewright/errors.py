@@ -6,7 +6,7 @@ what to do next. It renders as one line, so that a log or a terminal keeps it wh
 
 from __future__ import annotations
 
-from tilewright.tuning.input_limits import TEXTS
+from tilewright.tuning.text_limits import TEXTS
 
 
 def shown(text: str, most: int) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.tuning.input_limits import TEXTS
+from tilewright.tuning.text_limits import TEXTS
 
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
 Cell = str | int | float | None

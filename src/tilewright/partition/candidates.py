@@ -24,8 +24,8 @@ from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
-from tilewright.tuning.input_limits import TEXTS
 from tilewright.tuning.search_limits import CANDIDATES
+from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.thresholds import REGION_STORES
 
 from .regions import is_product, makes_as_much

@@ -13,7 +13,8 @@ from torch import Tensor
 from tilewright.capture.onnx.values.run import Value
 from tilewright.capture.onnx.values.traced import Val
 from tilewright.errors import ModelError, shown
-from tilewright.tuning.input_limits import MODEL_FILES, TEXTS
+from tilewright.tuning.input_limits import MODEL_FILES
+from tilewright.tuning.text_limits import TEXTS
 
 from .registry import OpDef
 
