@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -533,9 +534,9 @@ def launch_overhead() -> str:
     torch.set_default_device(None)  # its mode would see every call, and take its time
     x = torch.randn(512, 512, device="cuda")
     bundled, first = _per_kernel(x)
-    kernels.LEAST_BUNDLE = 0
+    kernels.GPU_WORK = replace(kernels.GPU_WORK, min_bundled_launches=0)
     plain, second = _per_kernel(x)
-    kernels.LEAST_BUNDLE = 4
+    kernels.GPU_WORK = replace(kernels.GPU_WORK, min_bundled_launches=4)
     graphs = tilewright.compile(_softmaxes(20), (x,), options={"cuda_graphs": True})
     for _ in range(4):
         graphs(x)

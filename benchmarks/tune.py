@@ -33,8 +33,8 @@ from benchmarks import gpu_clock, record
 from tilewright.errors import IllegalSchedule, TilewrightError
 from tilewright.runtime.cuda.device import gpu_target
 from tilewright.schedule import solver, table
-from tilewright.schedule.gpu import matmul
 from tilewright.schedule.table import Entry, Tuning
+from tilewright.tuning.search_limits import MATMUL_BLOCKS
 
 MEBIBYTES = 128
 """Size of the largest input."""
@@ -231,9 +231,13 @@ def candidates(case: Case) -> list[Entry]:
     powers = lambda low, high: [1 << k for k in range(low, high + 1)]  # noqa: E731
     if case.multiplies:
         half = case.bytes == 2
-        stages = matmul.STAGES if half else (1, *matmul.STAGES)
+        stages = MATMUL_BLOCKS.stages if half else (1, *MATMUL_BLOCKS.stages)
         tried = product(
-            matmul.PARALLEL, matmul.STREAMED, matmul.WARPS, stages, (False, True) if half else (False,)
+            MATMUL_BLOCKS.grid_tiles,
+            MATMUL_BLOCKS.streamed_tiles,
+            MATMUL_BLOCKS.warps,
+            stages,
+            (False, True) if half else (False,),
         )
         return [Entry(case.kind, case.bytes, case.length, *numbers) for numbers in tried]
     found: list[tuple[int, int, int]] = []

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tilewright"
 
 # Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "target", "allocate", "arrays"),
+    ("errors", "options", "target", "tuning", "allocate", "arrays"),
     ("ir",),
     ("interp", "accuracy"),
     ("capture",),
@@ -61,6 +61,61 @@ MODEL_WORDS = re.compile(
     r"|gemma|qwen|mistral|vit|deit|whisper|yolo|unet|rapidocr|paddleocr|efficientnet|vgg|alexnet|densenet)(?![a-z])",
     re.IGNORECASE,
 )
+
+# Where a number may stand in a module. Everywhere else but in NUMBERED it is a choice, and belongs into tuning/.
+NUMBERED = frozenset({"tuning", "target"})
+DEFINITIONS: Mapping[str, str] = {
+    "accuracy.QUANTILE": "the rule of accuracy defines it",
+    "accuracy.FLOAT64_ULPS": "the rule of accuracy defines it",
+    "analysis.dependence.dependency.NO_CLASS": "a mark, no number",
+    "analysis.runtime_checks.INDEX_ERROR": "a code that kernels write",
+    "analysis.runtime_checks.DIVISION_ERROR": "a code that kernels write",
+    "capture.aten.view._END": 'the largest int64 stands for "to the end"',
+    "capture.loops.recurrent._HALF": "bits of half an int64",
+    "capture.onnx.ops.cast._E4M3_LIMIT": "the definition of a float8",
+    "capture.onnx.ops.vision._CUBIC": "the definition of an op",
+    "capture.placement.sides.DEVICE": "a remainder of two, no size",
+    "capture.symbols._LIMIT": "the end of int64",
+    "emit.cpp.expr.INT32": "the end of int32",
+    "emit.cpp.expr.EXACT_PRIMES": "the primes of exact arithmetic",
+    "emit.triton.statements.LARGEST": "Triton's largest block",
+    "form.lane_softmax.LARGEST": "the largest float32",
+    "interp.exact.TRACELESS": "follows from 53 bits of a float64",
+    "interp.modular.P0": "a prime of exact arithmetic",
+    "interp.modular.COFACTORS": "follow from the primes of exact arithmetic",
+    "ir.sizes.linear_form._LARGEST": "the largest int64",
+    "ir.sizes.linear_form._ANY": "beyond int64",
+    "ir.sizes.linear_form._UNKNOWN": "half of the bits of int64",
+    "ir.sizes.linear_form._FAR": "a definition of the analysis of int64",
+    "ir.sizes.linear_form._SIZE": "a definition of the analysis of int64",
+    "lower.descriptors.DIMS": "a fact of tensor descriptors",
+    "lower.descriptors.GRANULE": "a fact of tensor descriptors",
+    "lower.descriptors.LONGEST": "a fact of tensor descriptors",
+    "lower.descriptors.WIDEST": "a fact of tensor descriptors",
+    "lower.evaluate.TINIEST": "follows from the exponents of float32",
+    "lower.variants.ALIGNMENT": "what a variant promises; 16 bytes are the widest access",
+    "lower.variants.NARROW_LIMIT": "the end of int32, less a block",
+    "plan.portable.FORMAT": "the version of a file format",
+    "rewrite.split.origins.LARGE": "half of the exponents of float32",
+    "runtime.cpu.huge_pages.PAGE": "a fact of the machine: a large page",
+    "runtime.cpu.native_call.MOST": "the size of an array in native code",
+    "runtime.cpu.pool.VERSION": "the version of a binary interface",
+    "runtime.cuda.binary._VALUE": "a number of the file format",
+    "runtime.cuda.binary._FRAME": "a number of the file format",
+    "runtime.cuda.binary._REGISTERS": "a number of the file format",
+    "runtime.cuda.descriptors.BYTES": "a fact of the driver's interface",
+    "runtime.cuda.descriptors.ALIGNED": "a fact of the driver's interface",
+    "runtime.cuda.descriptors.MOST_ELEMENTS": "a fact of the driver's interface",
+    "runtime.cuda.descriptors.MOST_BYTES": "a fact of the driver's interface",
+    "runtime.cuda.driver.NO_MEMORY": "a code of the driver",
+    "runtime.cuda.kernels.MOST_BLOCKS": "a fact of the machine: blocks of one launch",
+    "runtime.cuda.kernels.UNBUILT": "a code of the native side",
+    "runtime.own.product.MOST_TAPS": "the size of an array in native code",
+    "runtime.own.product._NOT_FINITE": "a bit of the native side",
+    "runtime.own.product._DENORMAL": "a bit of the native side",
+}
+"""Numbers that nobody chose: codes, formats, facts of a language, of arithmetic or of a driver."""
+
 BANNED_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"})
 BANNED_CALLS = frozenset({"hasattr", "eval", "torch.load", "torch.save"})
 
@@ -239,7 +294,41 @@ def _untyped(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"{node.name} has no return type"
 
 
-CHECKS = (wrong_arrows, cycles, too_long, too_wide, banned, foreign_names, undocumented)
+def numeric_constants(sources: Sources) -> list[str]:
+    """Constants of modules that are numbers or tuples of numbers, outside the rooms for them."""
+    return [
+        f"{name}:{line}: {constant} is a number: it belongs into tuning/"
+        for name, text in sources.items()
+        if name.split(".")[0] not in NUMBERED
+        for constant, line in _numbers(parsed(text, name))
+        if f"{name}.{constant}" not in DEFINITIONS
+    ]
+
+
+def _numbers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        else:
+            pairs = [(target, node.value)]
+        yield from ((ast.unparse(name), node.lineno) for name, value in pairs if _is_numeric(value))
+
+
+def _is_numeric(value: ast.expr) -> bool:
+    """Whether an expression is made of numbers, operators and tuples only."""
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, int | float) and not isinstance(value.value, bool)
+    if isinstance(value, ast.BinOp):
+        return _is_numeric(value.left) and _is_numeric(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return _is_numeric(value.operand)
+    return isinstance(value, ast.Tuple | ast.List) and bool(value.elts) and all(map(_is_numeric, value.elts))
+
+
+CHECKS = (numeric_constants, wrong_arrows, cycles, too_long, too_wide, banned, foreign_names, undocumented)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -376,3 +465,29 @@ def test_documented_code_is_fine() -> None:
         DOC + 'class A:\n    """D."""\n    def f(self, x: int) -> None: ...\ndef _g(y: int) -> int: return y'
     )
     assert not undocumented({"errors": text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MOST = 3",
+        "SHARE: float = 1 / 8",
+        "A, B = 1 << 20, -2.5",
+        "SIZES = (4, (8, 16))",
+        "NAME, MOST = 'x', 3",
+    ],
+)
+def test_numbers_that_somebody_chose_are_found(text: str) -> None:
+    assert numeric_constants({"form.exp2": text}) and not numeric_constants({"tuning.thresholds": text})
+
+
+@pytest.mark.parametrize(
+    "text", ["ON = True", "NAME = 'x'", "ALL = ()", "def f():\n    most = 3", "P = 6 * Q + 1"]
+)
+def test_other_constants_are_fine(text: str) -> None:
+    assert not numeric_constants({"form.exp2": text})
+
+
+def test_definitions_are_there() -> None:
+    found = {f"{m}.{name}" for m, text in read_package().items() for name, _ in _numbers(parsed(text, m))}
+    assert found >= DEFINITIONS.keys()

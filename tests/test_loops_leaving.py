@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ Ending = Callable[[list[Tensor], Tensor, Tensor], tuple[Tensor, ...]]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps than usual are a loop: those that stay apart take long to compile."""
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
+    monkeypatch.setattr(rolled, "LOOPS", replace(rolled.LOOPS, max_unrolled_steps=16))
     tilewright.reset()
     torch.manual_seed(0)
 

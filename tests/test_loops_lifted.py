@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 @pytest.fixture(autouse=True)
 def bodies(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Fewer steps than usual are a loop. What each body that is made calls."""
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
+    monkeypatch.setattr(rolled, "LOOPS", replace(rolled.LOOPS, max_unrolled_steps=16))
     found: list[list[str]] = []
     plain = Scan.__init__
 

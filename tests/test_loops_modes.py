@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ STEPS = 20
 @pytest.fixture(autouse=True)
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps than usual are a loop."""
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
+    monkeypatch.setattr(rolled, "LOOPS", replace(rolled.LOOPS, max_unrolled_steps=16))
     tilewright.reset()
     torch.manual_seed(0)
 

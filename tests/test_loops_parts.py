@@ -4,6 +4,7 @@ of another type, precision that is switched around them, steps that are checkpoi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps than usual are a loop."""
     tilewright.reset()
     torch.manual_seed(0)
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 8)
+    monkeypatch.setattr(rolled, "LOOPS", replace(rolled.LOOPS, max_unrolled_steps=8))
 
 
 def loops() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def fresh() -> None:
 @pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps than usual are a loop: torch writes each of them out first, and we compile those that stay apart."""
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
+    monkeypatch.setattr(rolled, "LOOPS", replace(rolled.LOOPS, max_unrolled_steps=16))
 
 
 def loops() -> int:

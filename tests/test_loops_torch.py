@@ -11,7 +11,8 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
-from tilewright.capture.loops.recurrent import MOST_UNROLLED, SCANS_DIFFERENTIATE
+from tilewright.capture.loops.recurrent import SCANS_DIFFERENTIATE
+from tilewright.tuning.thresholds import LOOPS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -80,7 +81,7 @@ def test_a_while_loop_asks_before_its_first_step() -> None:
 def test_a_recurrent_layer_over_many_steps_is_a_loop(
     kind: type[torch.nn.RNNBase], how: dict[str, int]
 ) -> None:
-    layer, x = kind(8, 12, **how), torch.randn(MOST_UNROLLED + 6, 3, 8)
+    layer, x = kind(8, 12, **how), torch.randn(LOOPS.max_unrolled_steps + 6, 3, 8)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(layer, backend="tilewright")(x)[0], layer(x)[0])
     (made,) = loops()
@@ -88,7 +89,7 @@ def test_a_recurrent_layer_over_many_steps_is_a_loop(
 
 
 def test_a_layer_trains_through_its_loop() -> None:
-    layer, x = torch.nn.GRU(8, 12), torch.randn(MOST_UNROLLED + 6, 3, 8)
+    layer, x = torch.nn.GRU(8, 12), torch.randn(LOOPS.max_unrolled_steps + 6, 3, 8)
     layer(x)[0].square().sum().backward()
     wanted = [p.grad for p in layer.parameters()]
     for p in layer.parameters():
@@ -101,7 +102,7 @@ def test_a_layer_trains_through_its_loop() -> None:
 
 def test_weights_in_one_piece_of_memory_are_a_loop() -> None:
     """As layers for a GPU have them."""
-    layer, x = torch.nn.GRU(8, 12), torch.randn(MOST_UNROLLED + 6, 3, 8)
+    layer, x = torch.nn.GRU(8, 12), torch.randn(LOOPS.max_unrolled_steps + 6, 3, 8)
     flat, at = torch.cat([p.detach().reshape(-1) for p in layer.parameters()]), 0
     for p in layer.parameters():
         p.data = flat[at : at + p.numel()].view_as(p)

@@ -19,6 +19,7 @@ from tilewright import measure
 from tilewright.errors import TilewrightError
 from tilewright.measure import Built, Prepared, Timing, Unavailable, Workload
 from tilewright.peak_memory import PeakMemory
+from tilewright.tuning.search_limits import MEASUREMENT
 
 
 def test_summary_of_known_samples() -> None:
@@ -60,7 +61,7 @@ def test_contestants_take_turns_after_one_untimed_call() -> None:
     def contestant(name: str) -> Callable[[], None]:
         def run() -> None:
             calls.append(name)
-            time.sleep(1.5 * measure.BLOCK)
+            time.sleep(1.5 * MEASUREMENT.min_sample_seconds)
 
         return run
 
@@ -77,7 +78,8 @@ def test_contestants_take_turns_after_one_untimed_call() -> None:
     assert "".join(after_trial) == "aabbcc" + "bbccaa" + "ccaabb"
     assert list(timings) == names and reports == [1, 2, 3]
     assert all(
-        len(timing.samples) == 3 and timing.minimum >= 1.5 * measure.BLOCK for timing in timings.values()
+        len(timing.samples) == 3 and timing.minimum >= 1.5 * MEASUREMENT.min_sample_seconds
+        for timing in timings.values()
     )
 
 

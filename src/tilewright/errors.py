@@ -6,9 +6,7 @@ what to do next. It renders as one line, so that a log or a terminal keeps it wh
 
 from __future__ import annotations
 
-MOST_OF_A_MESSAGE = 4000
-MOST_OF_A_PLACE = 400
-"""Characters of each part of an error that are shown."""
+from tilewright.tuning.text_limits import TEXTS
 
 
 def shown(text: str, most: int) -> str:
@@ -37,9 +35,11 @@ class TilewrightError(Exception):
 
     def __str__(self) -> str:
         """One line: `[phase] message (op X, at Y). Hint: Z`."""
-        op, place, hint = (shown(part, MOST_OF_A_PLACE) for part in (self.op, self.place, self.hint))
+        op, place, hint = (
+            shown(part, TEXTS.max_place_characters) for part in (self.op, self.place, self.hint)
+        )
         where = [text for text in (op and f"op {op}", place and f"at {place}") if text]
-        text = f"[{self.phase}] {shown(self.message.rstrip('.'), MOST_OF_A_MESSAGE)}"
+        text = f"[{self.phase}] {shown(self.message.rstrip('.'), TEXTS.max_message_characters)}"
         if where:
             text += f" ({', '.join(where)})"
         if hint:

@@ -32,14 +32,13 @@ from tilewright.runtime.call.fallback import Region
 from tilewright.runtime.call.fast_path import Short
 from tilewright.runtime.call.graph_breaks import Pieces
 from tilewright.runtime.plan.steps import CALLED
+from tilewright.tuning.input_limits import MODELS
 
 from .errors import InputError, ModelError, TilewrightError, UnsupportedError
 from .options import Options
 
 LOG = logging.getLogger("tilewright")
 
-MOST_NODES = 20_000
-"""A model of more nodes runs eagerly: compiling it would take minutes."""
 
 _RAISED = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError)
 """What ops raise of their arguments."""
@@ -87,11 +86,11 @@ class Graphs:
         for way in self.ways:
             if way.admits(inputs):
                 return way
-        return self._eager() if len(self._nodes) > MOST_NODES else self._traced(inputs, equal)
+        return self._eager() if len(self._nodes) > MODELS.max_file_nodes else self._traced(inputs, equal)
 
     def _eager(self) -> Region:
         """The whole model as a library region. Raises UnsupportedError under `strict`."""
-        why = f"more than {MOST_NODES} nodes"
+        why = f"more than {MODELS.max_file_nodes} nodes"
         if self._options.strict:
             raise UnsupportedError(
                 f"the model has {len(self._nodes)} nodes",

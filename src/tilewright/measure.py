@@ -30,22 +30,10 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from tilewright.tuning.search_limits import MEASUREMENT
+
 from .errors import TilewrightError
 from .peak_memory import PeakMemory
-
-PAUSE = 0.03
-"""Seconds of silence before a sample: with nothing running in this process."""
-LONGEST_PAUSE = 0.5
-"""Seconds after which threads that never sleep are waited for no longer."""
-QUIET = 0.1
-"""The part of a core that a process uses at most whose threads sleep."""
-
-BLOCK = 1e-3
-"""Calls shorter than this are timed several at once, so that the clock's own cost stays below a thousandth.
-"""
-
-SLACK = 0.05
-"""How far below its lower bound a timing may lie before it counts as impossible."""
 
 Run = Callable[[], object]
 Call = Callable[..., tuple[torch.Tensor, ...]]
@@ -202,14 +190,14 @@ def measure(
     *,
     seconds: float = 2.0,
     rounds: tuple[int, int] = (7, 200),
-    pause: float = PAUSE,
+    pause: float = MEASUREMENT.pause_seconds,
     report: Report = lambda done, most: None,
 ) -> dict[str, Timing]:
     """Time each contestant in turn and return its samples, in the mapping's order.
 
     Rounds go on until about `seconds` per contestant are spent, at least `rounds[0]`, at most `rounds[1]`.
-    A sample is one call, or the mean of a block of calls if one is shorter than `BLOCK`. `report(done,
-    most)` is called after each round. Calls run with the caller's settings: wrap in `settings(threads)`.
+    A sample is one call, or the mean of a block of calls if one is shorter than `MEASUREMENT.min_sample_seconds`.
+    `report(done, most)` is called after each round. Calls run with the caller's settings: wrap in `settings(threads)`.
     """
     names = list(contestants)
     calls = {name: _calls_per_sample(contestants[name]) for name in names}
@@ -237,24 +225,27 @@ def _calls_per_sample(run: Run) -> int:
     start = time.perf_counter()
     run()
     once = max(time.perf_counter() - start, 1e-7)
-    if once >= BLOCK:
+    if once >= MEASUREMENT.min_sample_seconds:
         return 1
     start = time.perf_counter()
-    count = math.ceil(BLOCK / once)
+    count = math.ceil(MEASUREMENT.min_sample_seconds / once)
     for _ in range(count):
         run()
-    return max(1, math.ceil(BLOCK * count / (time.perf_counter() - start)))
+    return max(1, math.ceil(MEASUREMENT.min_sample_seconds * count / (time.perf_counter() - start)))
 
 
-def silence(pause: float = PAUSE) -> None:
+def silence(pause: float = MEASUREMENT.pause_seconds) -> None:
     """Wait `pause` seconds, and longer until no thread of this process runs any more, or is about to: some runtimes let
     theirs spin for 50 ms after a call, on the cores that the next one wants."""
     start = time.perf_counter()
     time.sleep(pause)
-    while time.perf_counter() < start + LONGEST_PAUSE:
+    while time.perf_counter() < start + MEASUREMENT.max_pause_seconds:
         used, since = time.process_time(), time.perf_counter()
         time.sleep(pause / 3)
-        if time.process_time() - used <= QUIET * (time.perf_counter() - since) and not _others_are_ready():
+        if (
+            time.process_time() - used <= MEASUREMENT.max_quiet_core_ratio * (time.perf_counter() - since)
+            and not _others_are_ready()
+        ):
             break
 
 
@@ -294,13 +285,14 @@ def lower_bound(
 
 
 def is_possible(seconds: float, bound: float) -> bool:
-    """Whether a timing is at most `SLACK` below its lower bound. One that is not measured something else."""
-    return seconds >= bound * (1 - SLACK)
+    """Whether a timing is at most `MEASUREMENT.bound_slack_ratio` below its lower bound. One that is not measured
+    something else."""
+    return seconds >= bound * (1 - MEASUREMENT.bound_slack_ratio)
 
 
 def require_possible(name: str, timing: Timing, bound: float) -> Timing:
     """Return `timing`; raise `TilewrightError` if its fastest sample lies below `bound` seconds by more than
-    `SLACK`.
+    `MEASUREMENT.bound_slack_ratio`.
     """
     if is_possible(timing.minimum, bound):
         return timing

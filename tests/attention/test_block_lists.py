@@ -36,8 +36,8 @@ COUNTS = "some"
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are made whatever that costs."""
-    monkeypatch.setattr(mask_windows, "WORTH", 0)
-    monkeypatch.setattr(mask_windows, "ROOM", 0)
+    monkeypatch.setattr(mask_windows, "MASKS", replace(mask_windows.MASKS, min_times_as_long=0))
+    monkeypatch.setattr(mask_windows, "MASKS", replace(mask_windows.MASKS, min_times_as_large=0))
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, some: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def test_places_are_compared_by_windows() -> None:
 
 
 def test_lists_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_windows, "ROOM", 1 << 20)
+    monkeypatch.setattr(mask_windows, "MASKS", replace(mask_windows.MASKS, min_times_as_large=1 << 20))
     inputs = [*matrices(512), table("random", 512)]
     made = compiled(blocked, inputs)
     assert not any(listed(k.program) for k in made.kernels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ D = 32
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows are found whatever that costs."""
-    monkeypatch.setattr(mask_windows, "WORTH", 0)
+    monkeypatch.setattr(mask_windows, "MASKS", replace(mask_windows.MASKS, min_times_as_long=0))
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
@@ -252,7 +253,7 @@ def test_windows_of_masks_put_on_one_after_the_other() -> None:
 
 
 def test_only_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_windows, "WORTH", 1 << 20)
+    monkeypatch.setattr(mask_windows, "MASKS", replace(mask_windows.MASKS, min_times_as_long=1 << 20))
     inputs = given(documents, 200, "sorted")
     made = compiled(documents, inputs)
     assert not any(ended(k.program) for k in made.kernels)

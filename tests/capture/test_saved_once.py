@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from torch._higher_order_ops.scan import scan
 
 import tilewright
 from tilewright.capture.loops import rolled
-from tilewright.capture.loops.recurrent import MOST_UNROLLED
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes import dims
 from tilewright.pipeline.backends.cpu import CpuBackend
 from tilewright.runtime.loops.call import LoopRunner
+from tilewright.tuning.thresholds import LOOPS
 
 STEPS, WIDTH = 20, 24
 
@@ -24,7 +25,7 @@ STEPS, WIDTH = 20, 24
 @pytest.fixture(autouse=True)
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int | None, ...]]]:
     """The shapes of what each step of a loop stacks, by loop in the order in which they are compiled."""
-    monkeypatch.setattr(rolled, "MOST_UNROLLED", 16)
+    monkeypatch.setattr(rolled, "LOOPS", replace(rolled.LOOPS, max_unrolled_steps=16))
     found: list[list[tuple[int | None, ...]]] = []
     plain = CpuBackend.loop_runner
 
@@ -78,7 +79,7 @@ def test_no_weight_is_saved_for_each_step(stacks: list[list[tuple[int | None, ..
 
 def test_a_layer_of_torchs(stacks: list[list[tuple[int | None, ...]]]) -> None:
     layer = nn.GRU(8, WIDTH)
-    x = torch.randn(MOST_UNROLLED + 6, 3, 8)
+    x = torch.randn(LOOPS.max_unrolled_steps + 6, 3, 8)
     found: list[list[Tensor]] = []
     with torch._dynamo.config.patch(allow_rnn=True):
         for f in (torch.compile(layer, backend="tilewright"), layer):

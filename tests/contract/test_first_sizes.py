@@ -10,9 +10,10 @@ from tests.attention.device import compiled
 from torch import Tensor
 
 import tilewright
-from tilewright.analysis.size_hints import WORTH_A_LAUNCH, SizeHints, representative
+from tilewright.analysis.size_hints import SizeHints, representative
 from tilewright.ir.expr import Expr, integer, symbol
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import SIZES
 
 Dims = dict[str, dict[int, str]]
 
@@ -119,7 +120,7 @@ def test_sizes_that_mean_work_are_kept() -> None:
 
 def test_a_declared_range_bounds_them() -> None:
     few, many = symbol("few", 2, 8), symbol("many", 2)
-    assert sizes((few, many), few=2, many=2) == {"few": 8, "many": WORTH_A_LAUNCH // 8}
+    assert sizes((few, many), few=2, many=2) == {"few": 8, "many": SIZES.min_largest_tensor_elements // 8}
     assert sizes((few,), few=2) == {"few": 8}
     assert SizeHints({"few": 2, "other": 3}).raised(1024, [few]) == SizeHints({"few": 8, "other": 3})
     assert SizeHints({"few": 100}).estimate(few) == 8

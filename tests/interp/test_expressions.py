@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def plain(t: TensorExpr) -> list[np.ndarray]:
 @pytest.mark.parametrize("form", ["pointwise", "reduce", "scan"])
 def test_against_a_loop(form: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values agree; where the loop fails, the interpreter raises too. Blocks of any size give the same."""
-    monkeypatch.setattr(evaluate, "MAX_POINTS", limit)
+    monkeypatch.setattr(evaluate, "PIECES", replace(evaluate.PIECES, evaluated_points=limit))
 
     @settings(max_examples=250)
     @given(bodies(), st.sampled_from(KINDS), st.permutations([I, J, R, S]))

@@ -119,7 +119,7 @@ def matmul_graph(m: int, k: int, n: int) -> Graph:
 
 @pytest.mark.parametrize("limit", [1 << 22, 40])
 def test_contractions_whole_and_in_blocks(limit: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evaluate_module, "MAX_POINTS", limit)
+    monkeypatch.setattr(evaluate_module, "PIECES", replace(evaluate_module.PIECES, evaluated_points=limit))
     x, y = RNG.random((9, 11), np.float32), RNG.random((11, 6), np.float32)
     assert np.allclose(run_graph(matmul_graph(9, 11, 6), [x, y])[0], x @ y, rtol=1e-5)
     count, mean, _ = one_reduction(reduction.moments(f64), x.astype(np.float64), f64)

@@ -16,8 +16,9 @@ from tilewright.capture.trace import trace
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Loop, Value
 from tilewright.partition.loops.call import distinct
-from tilewright.partition.loops.steps import MOST_OPS, steps_together, unroll_steps
+from tilewright.partition.loops.steps import steps_together, unroll_steps
 from tilewright.target import preset
+from tilewright.tuning.search_limits import GROUPS
 
 Step = Callable[..., list[Tensor]]
 GPU = preset("sm_90")
@@ -49,7 +50,7 @@ def calls(t: Tensor, h: Tensor, g: Tensor, x: Tensor, y: Tensor, k: Tensor) -> l
 
 
 def long(t: Tensor, h: Tensor, g: Tensor, x: Tensor, y: Tensor, k: Tensor) -> list[Tensor]:
-    for _ in range(MOST_OPS // 8):
+    for _ in range(GROUPS.max_joined_step_ops // 8):
         h = (h + x).sin()
     return [h, g + y, h.clone(), g.clone()]
 
@@ -117,4 +118,4 @@ def test_which_loops_take_several_steps_at_once() -> None:
     assert steps_together(replace(loop, conditional=True), GPU) == 1
     assert steps_together(loop_of(products), GPU) == steps_together(loop_of(calls), GPU) == 1
     few = steps_together(loop_of(long), GPU)
-    assert 1 < few < 16 and few * len(loop_of(long).body.ops) <= MOST_OPS
+    assert 1 < few < 16 and few * len(loop_of(long).body.ops) <= GROUPS.max_joined_step_ops

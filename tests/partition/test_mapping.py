@@ -24,20 +24,13 @@ from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition import candidates as mapping
-from tilewright.partition.candidates import (
-    MOST_PRICED,
-    MOST_TRIED,
-    Candidate,
-    _between,
-    _Paths,
-    candidates,
-    choices,
-)
+from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
 from tilewright.partition.choose_kernels import Prices, choose_kernels
 from tilewright.partition.regions import find_regions
 from tilewright.pipeline.prices import _prices
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
+from tilewright.tuning.search_limits import CANDIDATES
 
 SHAPES = ((2, 64, 8), (2, 64, 8), (2, 64, 8))
 
@@ -261,10 +254,13 @@ def test_of_many_kernels_few_are_priced() -> None:
         return work(kernel)
 
     whole = candidates(graph, price, 1, NO_HINTS)
-    assert len(asked) > 2 * MOST_PRICED
+    assert len(asked) > 2 * CANDIDATES.max_priced_kernels
     asked.clear()
     guessed = candidates(graph, price, 1, NO_HINTS, guess=lambda kernel: work(kernel) / 3)
-    assert len(asked) <= MOST_PRICED and guessed.tried == whole.tried <= MOST_TRIED
+    assert (
+        len(asked) <= CANDIDATES.max_priced_kernels
+        and guessed.tried == whole.tried <= CANDIDATES.max_tried_pairs
+    )
     (best,), (found,) = choices(graph, whole.kept), choices(graph, guessed.kept)
     assert found.seconds == best.seconds
 

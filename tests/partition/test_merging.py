@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.emit.harness import host_target
@@ -115,7 +116,7 @@ def test_paths_are_found_as_by_a_search_of_everything(seed: int) -> None:
 
 
 def test_labels_are_drawn_anew_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topological_order, "ROOM", 2)
+    monkeypatch.setattr(topological_order, "GROUPS", replace(topological_order.GROUPS, label_distance=2))
     for seed in range(6):
         test_paths_are_found_as_by_a_search_of_everything(seed)
 
@@ -168,7 +169,7 @@ def test_operands_that_change_places_are_not_alike() -> None:
 
 
 def test_a_search_that_ends_early_keeps_groups_apart_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topological_order, "FARTHEST", 1)
+    monkeypatch.setattr(topological_order, "GROUPS", replace(topological_order.GROUPS, max_path_edges=1))
     graph = graph_of(chain(12))
     cover = partition(graph, Solver(host_target(), Options()).price, NO_HINTS)
     reasons = [s.reason for s in cover.steps if isinstance(s, Kernel)]

@@ -29,6 +29,7 @@ from tilewright.pipeline.trial import Trial
 from tilewright.runtime.store.cache import Store
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.search_limits import TRIAL
 
 PRICES = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
 
@@ -53,15 +54,15 @@ def kernels(mapped: ChosenRegions) -> list[list[str]]:
 
 
 def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "NEAR", 4.0)
-    monkeypatch.setattr(choosing, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     by_model = kernels(settled(PRICES))
     chosen: list[list[list[str]]] = []
-    for place in range(choosing.MOST):
+    for place in range(TRIAL.max_timed_covers):
         clock = Clock(place)
         made = settled(replace(PRICES, timed=clock))
         (covers,) = clock.asked
-        assert len(covers) == choosing.MOST and made.regions[0].notes[0].startswith("measured: ")
+        assert len(covers) == TRIAL.max_timed_covers and made.regions[0].notes[0].startswith("measured: ")
         chosen.append(kernels(made))
         want = run_graph(
             graph_of(with_columns), inputs := [t.numpy() for t in Case("", with_columns, SHAPES).inputs()]
@@ -74,8 +75,8 @@ def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "NEAR", 4.0)
-    monkeypatch.setattr(choosing, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     memory, clock = Remembered(), Clock(1)
     first = settled(replace(PRICES, timed=clock), memory)
     again = settled(replace(PRICES, timed=clock), memory)
@@ -85,14 +86,14 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
 
 def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
-    monkeypatch.setattr(choosing, "LONGEST", 1e30)
-    monkeypatch.setattr(choosing, "NEAR", 1.0)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=1.0))
     settled(replace(PRICES, timed=clock))
-    monkeypatch.setattr(choosing, "NEAR", 4.0)
-    monkeypatch.setattr(choosing, "LEAST", 1e30)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, min_seconds_to_time=1e30))
     settled(replace(PRICES, timed=clock))
-    monkeypatch.setattr(choosing, "LEAST", 0.0)
-    monkeypatch.setattr(choosing, "LONGEST", 0.0)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, min_seconds_to_time=0.0))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=0.0))
     settled(replace(PRICES, timed=clock))
     assert not clock.asked
 
@@ -101,8 +102,8 @@ def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPat
 def test_covers_run_where_there_is_a_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "NEAR", 4.0)
-    monkeypatch.setattr(choosing, "LONGEST", 1e30)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     clock = Clock(0)
     settled(replace(PRICES, timed=clock))
     options, target = Options(), host_target()
@@ -113,9 +114,9 @@ def test_covers_run_where_there_is_a_device(
         assert times is None and BACKENDS[device].machine(device, options) == device
     else:
         before = torch.get_rng_state()
-        assert times is not None and len(times) == choosing.MOST and min(times) > 0
+        assert times is not None and len(times) == TRIAL.max_timed_covers and min(times) > 0
         trial(clock.asked[0])
-        monkeypatch.setattr(trial_module, "LONGEST", -1.0)
+        monkeypatch.setattr(trial_module, "TRIAL", replace(trial_module.TRIAL, max_first_runs_seconds=-1.0))
         assert trial(clock.asked[0]) is None, "the first run took longer than all may take"
         assert torch.equal(torch.get_rng_state(), before), "the program's random numbers stay as they were"
 
@@ -154,8 +155,8 @@ def test_a_gpu_is_timed_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_compilation_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "LEAST", 0.0)
-    monkeypatch.setattr(choosing, "NEAR", 4.0)
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, min_seconds_to_time=0.0))
+    monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
     given = tuple(torch.randn(2, 64, 8) for _ in range(3))
     inside = {"contractions": "inside", "cache_dir": str(tmp_path)}
 

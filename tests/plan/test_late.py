@@ -14,7 +14,7 @@ from tilewright.options import Options
 from tilewright.pipeline import compiler
 from tilewright.pipeline.compiler import Compiled, compile_fx
 from tilewright.plan import Home, Plan
-from tilewright.plan.late import LARGE_BYTES
+from tilewright.tuning.thresholds import MEMORY
 
 SIDE = 1024
 
@@ -78,7 +78,7 @@ def test_small_ones_stay_in_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = (t[:64, :64].contiguous() for t in inputs())
     made = compile_fx(make_fx(chain, tracing_mode="fake")(x, w), Options(), trusted=True, kind="forward")
     homes = [b.home for b in plan_of(made).buffers if b.home is not Home.INPUT]
-    assert Home.ARENA in homes and 64 * 64 * 4 < LARGE_BYTES
+    assert Home.ARENA in homes and 64 * 64 * 4 < MEMORY.min_late_buffer_bytes
     for got, want in zip(made.executable([x, w]), chain(x, w), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

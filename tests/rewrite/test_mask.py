@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def test_other_tensors_are_refused(t: Tensor):
 def test_large_tensors_are_left_alone(monkeypatch: pytest.MonkeyPatch):
     keep = torch.ones(64, 64).tril()
     assert recognise(keep, f32) is not None
-    monkeypatch.setattr(frozen_masks, "LARGEST", 4095)
+    monkeypatch.setattr(frozen_masks, "MODELS", replace(frozen_masks.MODELS, max_mask_elements=4095))
     assert recognise(keep, f32) is None
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,7 +221,7 @@ def test_old_leftovers_are_removed(store: Store) -> None:
 
 
 def test_a_large_store_drops_what_is_unused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LIMIT_BYTES", 10_000)
+    monkeypatch.setattr(cache, "STORE", replace(cache.STORE, max_bytes=10_000))
     keys = [digest(str(i)) for i in range(6)]
     for age, key in enumerate(keys):
         folder = store.put(key, {"unit.so": bytes(2500)})

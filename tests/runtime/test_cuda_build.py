@@ -140,7 +140,7 @@ def test_a_kernel_that_a_pass_refuses_is_built_without(
 
 
 def test_a_worker_that_hangs_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "BUILD_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "BUILD_LIMITS", replace(workers.BUILD_LIMITS, max_triton_seconds=0.2))
     with pytest.raises(BuildError, match="took over"):
         only(store, replace(scaled(), text="import time\ntime.sleep(60)\n" + scaled().text))
 

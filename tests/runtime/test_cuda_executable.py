@@ -29,6 +29,7 @@ from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
 from tilewright.runtime.plan.launch import Launching
 from tilewright.runtime.plan.verified import checks_of
+from tilewright.tuning.input_limits import KEPT_MEMORY
 
 N = symbol("n")
 
@@ -128,7 +129,7 @@ def test_streams_are_bounded(lines: dict[str, int]) -> None:
     for stream in range(100):
         lines["stream"] = stream
         run([torch.ones(5)])
-    assert len(spaces(run)) <= executable.STREAMS
+    assert len(spaces(run)) <= KEPT_MEMORY.max_streams
 
 
 def test_checks_of_earlier_calls(lines: dict[str, int]) -> None:

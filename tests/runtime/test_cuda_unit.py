@@ -327,7 +327,7 @@ def test_without_bundles(
     assert len(launches(fake)) == 16 and number(fake, "graphs_alive").value == 0
     number(fake, "fail_graph").value = 0
     few = some.prepare(row * 3, array("Q", [0, 0]), array("q", [0, 32]))
-    monkeypatch.setattr(kernels, "LEAST_BUNDLE", 0)
+    monkeypatch.setattr(kernels, "GPU_WORK", replace(kernels.GPU_WORK, min_bundled_launches=0))
     never = some.prepare(row * 9, array("Q", [0, 0]), array("q", [0, 32]))
     for _ in range(4):
         assert few() == never() == 0

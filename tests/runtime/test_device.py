@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,7 +259,7 @@ def test_not_a_library(tmp_path: Path) -> None:
 
 def test_compiler_that_hangs(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = 'case "$1" in --version) echo slow;; *) exec sleep 60;; esac'
-    monkeypatch.setattr(toolchain, "BUILD_SECONDS", 0.3)
+    monkeypatch.setattr(toolchain, "BUILD_LIMITS", replace(toolchain.BUILD_LIMITS, max_cpp_seconds=0.3))
     with pytest.raises(BuildError, match="took over"):
         toolchain.build_texts([ANSWER, ANSWER], (), store, Options(compiler=fake_compiler(tmp_path, program)))
 

@@ -20,8 +20,9 @@ from tilewright.ir.sizes import dims
 from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import host_target
-from tilewright.runtime.own.timer import TRIALS, Timer
+from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.store.cache import Store
+from tilewright.tuning.search_limits import TIMER
 
 ROWS = symbol("rows")
 X = Value(0, (ROWS, dims.integer(256)), f32)
@@ -55,7 +56,7 @@ def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
         entrant("c", slow(0.009)),
         entrant("d", fail),
     ]
-    for _ in range(TRIALS):  # on a busy machine one is not enough
+    for _ in range(TIMER.max_measurements):  # on a busy machine one is not enough
         assert timer(store).measure("task", ways) == "b"
     assert timer(store).verdict("task") == "b"
     assert timer(Store(tmp_path / "kernels")).verdict("task") == "b"
@@ -71,7 +72,7 @@ def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
 def test_a_noisy_verdict_is_not_final() -> None:
     store = Store(None)
     ways = [entrant("a", disturbed(0.002)), entrant("b", slow(0.05))]
-    for _ in range(TRIALS - 1):
+    for _ in range(TIMER.max_measurements - 1):
         assert timer(store).measure("task", ways) == "a"
         assert measuring(store).verdict("task") is None
     timer(store).measure("task", ways)
@@ -119,7 +120,7 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
 
 def test_other_threads_are_another_verdict() -> None:
     store = Store(None)
-    for _ in range(TRIALS):
+    for _ in range(TIMER.max_measurements):
         timer(store).measure("task", [entrant("a", slow(0.001))])
     assert timer(store).verdict("task") == "a"
     many = Timer(host_target(), store, Options.make({"threads": 7}), {})

@@ -19,8 +19,9 @@ from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.partition.kernel_ops import Parts
 from tilewright.schedule import solver
-from tilewright.schedule.equal_kernels import ALIGNED, at_first_step
+from tilewright.schedule.equal_kernels import at_first_step
 from tilewright.schedule.solver import Solver, kernel_key
+from tilewright.tuning.thresholds import GPU_BLOCKS
 
 
 def scan(steps: int) -> Graph:
@@ -65,7 +66,9 @@ def rows(first: int, width: int) -> Kernel:
 
 @pytest.mark.parametrize(("width", "step"), [(64, 1), (16, 4), (20, 16), (7, 64)])
 def test_kernels_begin_elsewhere_only_by_whole_lines_and_not_at_the_front(width: int, step: int) -> None:
-    keys = {n: kernel_key(at_first_step(rows(n, width), {}, ALIGNED), {}) for n in range(90)}
+    keys = {
+        n: kernel_key(at_first_step(rows(n, width), {}, GPU_BLOCKS.begin_multiple), {}) for n in range(90)
+    }
     assert len(set(keys.values())) == min(2 * step, 90)
     assert all(keys[n] == keys[n % step + step] for n in range(step, 90))
     assert all(kernel_key(rows(n, width), {}) == keys[n] for n in range(min(2 * step, 90)))

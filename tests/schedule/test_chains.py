@@ -21,9 +21,10 @@ from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.program import Loop
 from tilewright.ir.schedule import ClassPlan, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
-from tilewright.lower.legality import LANE_CHAIN, block_lengths
+from tilewright.lower.legality import block_lengths
 from tilewright.lower.lower import lower
-from tilewright.schedule.cpu.vectors import ROW, vector_schedule
+from tilewright.schedule.cpu.vectors import vector_schedule
+from tilewright.tuning.thresholds import CPU_VECTORS, SUM_LEVELS
 
 
 def columns(rows: int, width: int) -> Case:
@@ -68,7 +69,7 @@ def test_without_a_tree_a_chain_of_a_block_is_short(shape: tuple[int, ...]) -> N
         for n, a in enumerate(fold.reduce):
             if block_lengths(a, [fold], schedule):
                 chain[n] = 1
-        assert (max(*chain, prod(chain) // 2) > LANE_CHAIN) is long
+        assert (max(*chain, prod(chain) // 2) > SUM_LEVELS.max_lane_chain) is long
 
 
 def test_short_and_exact_sums_run_in_one_go() -> None:
@@ -102,8 +103,10 @@ def test_columns_are_read_in_whole_stretches() -> None:
     form = form_of(columns(4096, 4096))
     made = vector_schedule(form, host_target(), NO_HINTS)
     assert made.tiling.lane is not None
-    assert made.plan(made.tiling.lane).tile == ROW
-    assert [s.tile for s in lower(form, made).statements() if isinstance(s, Loop)].count(ROW) == 1
+    assert made.plan(made.tiling.lane).tile == CPU_VECTORS.max_task_row_elements
+    assert [s.tile for s in lower(form, made).statements() if isinstance(s, Loop)].count(
+        CPU_VECTORS.max_task_row_elements
+    ) == 1
     few = form_of(columns(4096, 128))
     made = vector_schedule(few, replace(host_target(), cores=2), NO_HINTS)
     assert made.tiling.lane is not None

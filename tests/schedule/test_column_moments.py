@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,8 @@ from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments
-from tilewright.rewrite.split.row_chunks import CHUNK
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import ROW_CHUNKS
 
 OF_CHUNKS = moments.moments_of_chunks(f32)
 
@@ -147,7 +147,7 @@ def check(made: Sequence[Tensor], x: Tensor) -> None:
 
 def test_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of columns of each kind; those with infinities have them where eager does."""
-    monkeypatch.setattr(moments, "PARTS", (8,))
+    monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(8,)))
     width = 16
     odd = Data("not finite").columns(1999, width, torch.float32)
     odd[0, 0], odd[1998, 1], odd[3, 2], odd[0, 3], odd[0, 4] = (
@@ -173,7 +173,7 @@ def test_the_mean_of_equal_elements_is_that_element(
     count: int, dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a sum over the number it would be next to it. A variance beside it is nothing."""
-    monkeypatch.setattr(moments, "PARTS", (count,))
+    monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(count,)))
     x = torch.randn(1, 21, generator=torch.Generator().manual_seed(1)).expand(301, 21).contiguous()
     (made,) = run(tmp_path, Columns("columns", statistics, ((301, 21),), ({0: "n", 1: "c"},)), [x], dynamic)
     assert torch.equal(made[0], x[0]) and not torch.equal(x.sum(0) / 301, x[0])
@@ -189,7 +189,7 @@ def test_what_columns_are_made_of_is_not_stored_for_their_first_element() -> Non
 
 @pytest.mark.parametrize("kind", [Columns, HalfColumns])
 def test_any_size(kind: type[Columns], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "PARTS", (4,))
+    monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(4,)))
     sizes = ((300, 70), (257, 64), (64, 130), (33, 5))
     tensors = [Data("apart", 3.0).columns(*size, kind.dtype) for size in sizes]
     for x, made in zip(
@@ -202,7 +202,7 @@ def test_any_size(kind: type[Columns], tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_tail_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known sizes: the last part has rows of its own number, and columns end within a block."""
-    monkeypatch.setattr(moments, "PARTS", (4,))
+    monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(4,)))
     x = Data("apart", 3.0).columns(301, 67, torch.float16)
     (made,) = run(tmp_path, HalfColumns("columns", statistics, ((301, 67),)), [x], False)
     check(made, x)
@@ -210,7 +210,7 @@ def test_a_tail_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_whole_steps_count_once_for_all_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells have counts of their own only in the step in which a part ends."""
-    monkeypatch.setattr(moments, "PARTS", (16,))
+    monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(16,)))
     for rows in (8192, 8200):
         _, made = kernels(HalfColumns("columns", statistics, ((rows, 4096),)), False)
         program = made[0].program
@@ -234,7 +234,7 @@ def test_large_columns_are_read_once_without_a_division_per_element(dynamic: boo
     source = emit_triton(program, [str(s) for s in graph.symbols()], HOPPER, variants(program)[0], "k0")
     loops = [s for s in program.loops() if any(isinstance(u, Update) for u in s.body)]
     assert len(loops) == 1 + dynamic
-    assert source.text.count("tl.load(p0") == 1 + CHUNK * len(loops)  # the first row, too
+    assert source.text.count("tl.load(p0") == 1 + ROW_CHUNKS.rows * len(loops)  # the first row, too
     built = build(tmp_path, source)
     assert built.accesses[128] and not built.facts.spills, built.accesses
     assert built.text.count("div.full.f32") < 10 < built.text.count("fma.rn.f32")

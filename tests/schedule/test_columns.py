@@ -11,8 +11,9 @@ from tests.schedule.test_classes import form_of
 from tests.schedule.test_corpus import check
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.schedule import Schedule
-from tilewright.schedule.cpu.vectors import ROW, SIDE, STATES, vector_schedule
+from tilewright.schedule.cpu.vectors import vector_schedule
 from tilewright.target import Target
+from tilewright.tuning.thresholds import CPU_VECTORS
 
 
 def columns(rows: int, width: int) -> Case:
@@ -29,14 +30,20 @@ def decided(rows: int, width: int, target: Target) -> tuple[int, int]:
 
 def test_pieces_are_long_and_rows_go_side_by_side() -> None:
     target = host_target().resized(cores=2)
-    assert decided(4096, 4096, target) == (ROW, STATES // ROW)
-    assert decided(4096, 2048, target) == (ROW // 2, SIDE)
+    assert decided(4096, 4096, target) == (
+        CPU_VECTORS.max_task_row_elements,
+        CPU_VECTORS.max_states // CPU_VECTORS.max_task_row_elements,
+    )
+    assert decided(4096, 2048, target) == (
+        CPU_VECTORS.max_task_row_elements // 2,
+        CPU_VECTORS.max_rows_side_by_side,
+    )
 
 
 def test_no_core_is_idle_for_long_pieces() -> None:
     target = host_target().resized(cores=2)
     width, _ = decided(4096, 3 * 2048, target)  # three long pieces would keep one of two cores waiting
-    assert width == ROW // 2
+    assert width == CPU_VECTORS.max_task_row_elements // 2
 
 
 def test_short_pieces_go_one_by_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from tilewright.rewrite.split.moments import split_moments
 from tilewright.rewrite.split.reduction import split_reductions
 from tilewright.schedule.solver import Solver
 from tilewright.target import preset
+from tilewright.tuning.thresholds import SPLIT_MOMENTS
 
 HOPPER = preset("sm_90")
 
@@ -86,10 +88,12 @@ def cut(graph: Graph) -> Graph:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_same_meaning_in_parts(case: Case, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "LEAST", 1)
-    for part, count in ((moments.PART, 1), (64, 4)):
-        monkeypatch.setattr(moments, "PART", part)
-        monkeypatch.setattr(moments, "PARTS", (count,))
+    monkeypatch.setattr(moments, "SPLIT_MOMENTS", replace(moments.SPLIT_MOMENTS, min_column_part_rows=1))
+    for part, count in ((SPLIT_MOMENTS.max_row_part_elements, 1), (64, 4)):
+        monkeypatch.setattr(
+            moments, "SPLIT_MOMENTS", replace(moments.SPLIT_MOMENTS, max_row_part_elements=part)
+        )
+        monkeypatch.setattr(moments, "CASCADE_PARTS", replace(moments.CASCADE_PARTS, of_columns=(count,)))
         graph = capture(case, dynamic)
         parted = cut(graph)
         parted.verify()

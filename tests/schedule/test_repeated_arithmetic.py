@@ -12,7 +12,8 @@ import tilewright
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axis, integer, read, symbol, walk
 from tilewright.ir.sizes import dims
-from tilewright.ir.sizes.linear_form import MOST_TERMS, linear, may_wrap
+from tilewright.ir.sizes.linear_form import linear, may_wrap
+from tilewright.tuning.search_limits import LINEAR_FORMS
 
 PLACE = axis(Axis("i", integer(1000)))
 DATA = read(0, [PLACE], i64)
@@ -41,7 +42,7 @@ def _repeated(step: Callable[[Expr], Expr], x: Expr, steps: int) -> Expr:
 def test_expressions_grow_with_their_steps(step: Callable[[Expr], Expr], start: Expr) -> None:
     # Numbers only: pytest would write out an expression of a comparison that fails.
     few, many = (len(walk(_repeated(step, start, steps))) for steps in (60, 120))
-    assert many < 2.5 * few + MOST_TERMS
+    assert many < 2.5 * few + LINEAR_FORMS.max_terms
 
 
 @pytest.mark.parametrize("step", [_squares, _parts])
@@ -58,9 +59,9 @@ def test_sums_and_products_that_are_atoms_may_wrap_and_have_sound_bounds() -> No
     far = _repeated(_squares, PLACE, 12)
     wraps, bounds = may_wrap(far), dims.bounds(far)
     assert wraps and bounds == (None, None)
-    axes = [axis(Axis(f"a{k}", integer(5))) for k in range(2 * MOST_TERMS)]
+    axes = [axis(Axis(f"a{k}", integer(5))) for k in range(2 * LINEAR_FORMS.max_terms)]
     near = dims.add(*(dims.mul(a, integer(k + 1)) for k, a in enumerate(axes)))
-    assert len(linear(near)) <= MOST_TERMS and not may_wrap(near)
+    assert len(linear(near)) <= LINEAR_FORMS.max_terms and not may_wrap(near)
     assert dims.int_range(near) == (0, sum(4 * (k + 1) for k in range(len(axes))))
 
 

@@ -14,9 +14,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, axes_of, call, is_const
 from tilewright.ir.form import Item
 from tilewright.ir.graph import Value
-
-SMALLEST = 16
-"""The shortest side of a block that matrix units take."""
+from tilewright.tuning.thresholds import CONTRACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def contraction(item: Item, params: Sequence[Value], tile: Callable[[Axis], int]
         return None
     large = lambda a: tile(a) > 1  # noqa: E731
     folded, kept = [a for a in item.reduce if large(a)], [a for a in item.kept if large(a)]
-    if len(folded) != 1 or len(kept) != 2 or min(map(tile, (*folded, *kept))) < SMALLEST:
+    if len(folded) != 1 or len(kept) != 2 or min(map(tile, (*folded, *kept))) < CONTRACTION.min_block_side:
         return None
     (k,), (m, n) = folded, kept
     left: list[_Factor] = []

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import FACTS
 
 from .runtime_checks import divisor
-
-MOST_REPEATED = 1024
-"""Times that one kernel computes, under other conditions, what may fail and is computed already: beyond this many its
-text has no end worth waiting for, and ops are better apart."""
 
 Needed = Mapping[Expr, frozenset[Expr]]
 
@@ -138,9 +135,9 @@ class _Count:
         if any(under[:k] in before for k in range(len(under) + 1)):
             return False
         self.again += bool(before)
-        if self.again > MOST_REPEATED:
+        if self.again > FACTS.max_repeated_checks:
             raise IllegalSchedule(
-                f"what may fail would be computed again under more than {MOST_REPEATED} conditions",
+                f"what may fail would be computed again under more than {FACTS.max_repeated_checks} conditions",
                 law="a kernel ends",
             )
         before.add(under)

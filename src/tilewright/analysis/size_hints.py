@@ -8,31 +8,19 @@ from types import MappingProxyType
 
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes import dims
-
-TYPICAL = 64
-"""What a size is taken for that nobody has seen."""
-
-WORTH_A_LAUNCH = 1 << 20
-"""Elements that the largest tensor of unknown size has at least where alternatives are weighed. Of smaller ones every
-kernel takes as long as its launch, so that whatever saves a launch would win: a row's statistics for each of its
-elements, say, which never ends at the sizes that a program of unknown sizes is meant for. (4 MiB of fp32 take a
-core some 0.2 ms and a fast GPU 1 us.)"""
-
-EARNEST = 1024
-"""At least this is what an unknown size is taken for where kernels of a whole region are chosen: between two
-contractions work grows with the square of a size, and a form that is fine at small ones may recompute without end."""
+from tilewright.tuning.thresholds import SIZES
 
 
 @dataclass(frozen=True, slots=True)
 class SizeHints:
-    """What unknown sizes are taken for, by name of symbol; others count as `TYPICAL`, within their ranges."""
+    """What unknown sizes are taken for, by name of symbol; others count as `SIZES.unseen_size`, within their ranges."""
 
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def estimate(self, e: Expr) -> int:
         """A number for an index expression over symbols."""
         return dims.evaluate(
-            e, {repr(s): _within(s, self.sizes.get(repr(s), TYPICAL)) for s in dims.symbols_of(e)}
+            e, {repr(s): _within(s, self.sizes.get(repr(s), SIZES.unseen_size)) for s in dims.symbols_of(e)}
         )
 
     def likely(self, e: Expr) -> int | None:
@@ -55,13 +43,13 @@ NO_HINTS = SizeHints()
 
 def representative(counts: Iterable[Expr], traced: SizeHints) -> SizeHints:
     """Sizes to weigh alternatives at, for tensors of so many elements: those that a program was `traced` with, or, if
-    all tensors of unknown size were tiny, the smallest of these raised together until one has `WORTH_A_LAUNCH`
-    elements. So what is decided does not depend on a tiny first call."""
+    all tensors of unknown size were tiny, the smallest of these raised together until one has
+    `SIZES.min_largest_tensor_elements`. So what is decided does not depend on a tiny first call."""
     unknown = [n for n in dict.fromkeys(counts) if dims.symbols_of(n)]
     symbols = dict.fromkeys(s for n in unknown for s in dims.symbols_of(n))
     hints, least = traced, 1
-    while unknown and least < WORTH_A_LAUNCH:
-        if max(map(hints.estimate, unknown)) >= WORTH_A_LAUNCH:
+    while unknown and least < SIZES.min_largest_tensor_elements:
+        if max(map(hints.estimate, unknown)) >= SIZES.min_largest_tensor_elements:
             break
         least *= 2
         hints = traced.raised(least, symbols)

@@ -18,7 +18,7 @@ with what the forward pass saved. In a state in which one pass is compiled and t
 in the last bit, and the gradient is NaN without a defect: then the search names the op at which the two part.
 """
 
-from .search import MOST, Bisection, Finding, bar, excess
+from .search import Bisection, Finding, bar, excess
 from .states import Candidate
 
-__all__ = ["MOST", "Bisection", "Candidate", "Finding", "bar", "excess"]
+__all__ = ["Bisection", "Candidate", "Finding", "bar", "excess"]

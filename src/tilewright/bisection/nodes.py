@@ -17,11 +17,9 @@ from tilewright.interp.graph import run_values
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Result
+from tilewright.tuning.search_limits import BISECTION
 
 from .states import Candidate, Lowering
-
-NEAR = 1e-2
-"""Relative differences below this are rounding: the same call of the same library."""
 
 
 class _Recording(fx.Interpreter):
@@ -86,4 +84,8 @@ def _is_near(ours: np.ndarray, made: np.ndarray) -> bool:
         return bool((ours == made).all())
     wide, other = ours.astype(np.float64), made.astype(np.float64)
     scale = float(np.nan_to_num(np.abs(other), posinf=0.0).max(initial=0.0))
-    return bool(np.allclose(wide, other, rtol=NEAR, atol=NEAR * scale, equal_nan=True))
+    return bool(
+        np.allclose(
+            wide, other, rtol=BISECTION.rounding_ratio, atol=BISECTION.rounding_ratio * scale, equal_nan=True
+        )
+    )

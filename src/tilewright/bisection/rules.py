@@ -13,9 +13,8 @@ from tilewright.ir.expr import Expr, const, transform, walk
 from tilewright.ir.graph import Graph
 from tilewright.ir.pattern import ExprRule, Rewriter
 from tilewright.rewrite.normal.normalise import compose_views, rules_in_use
+from tilewright.tuning.search_limits import BISECTION
 
-SAMPLES = 16
-"""Assignments of numbers that an application is tried on."""
 LEAVES = ("read", "axis", "symbol", "slot")
 
 
@@ -52,7 +51,7 @@ def wrong_rules(graph: Graph) -> tuple[str, ...]:
 def _differ(old: Expr, new: Expr) -> bool:
     rng = np.random.default_rng(0)
     leaves = list(dict.fromkeys(x for e in (old, new) for x in walk(e) if x.op in LEAVES))
-    for _ in range(SAMPLES):
+    for _ in range(BISECTION.rule_samples):
         numbers = {x: _number(x, rng) for x in leaves}
         try:
             a, b = (

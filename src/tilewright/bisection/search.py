@@ -17,14 +17,12 @@ from tilewright.pipeline.compiler import Compiled, watch_compilations
 from tilewright.runtime.call.fallback import Captured
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Executable, Result
+from tilewright.tuning.search_limits import BISECTION
 
 from .nodes import Compared
 from .states import Candidate, Lowering
 
 Runs = Callable[[list[Argument], Sequence[Tensor] | None], list[Result]]
-
-MOST = 1e6
-"""An error of more than this many times what is allowed is as good as infinite."""
 
 
 def excess(verdict: TreeVerdict) -> float:
@@ -38,7 +36,7 @@ def excess(verdict: TreeVerdict) -> float:
 
 def bar(found: float) -> float:
     """Errors above this are nearer to one that was `found`, in the logarithm, than to what is allowed."""
-    return math.sqrt(min(found, MOST))
+    return math.sqrt(min(found, BISECTION.max_excess_ratio))
 
 
 @dataclass(frozen=True, slots=True)

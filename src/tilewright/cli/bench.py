@@ -10,15 +10,14 @@ from torch import Tensor
 
 from tilewright import measure
 from tilewright.errors import InputError, TilewrightError
+from tilewright.tuning.search_limits import MEASUREMENT
 
 from .model import load
-from .request import OK, Request
+from .request import ExitCode, Request
 from .show import Cell, Json, size
 from .work import Compiled, compile_for, inputs_of, show_compiled, threads_of
 
 OURS = "tilewright"
-NOISY = 0.05
-"""Coefficient of variation above which a timing is called noisy."""
 LATENCY = ("min", "mean", "median", "p90", "p95", "p99")
 
 
@@ -86,7 +85,7 @@ def bench_model(request: Request, against: str, seconds: float) -> int:
         timings = measure.compare(ready, workload, threads, seconds=seconds)
     show_compiled(request, compiled[-1])
     _show(request, workload, ready, timings, missing, threads)
-    return OK
+    return ExitCode.OK
 
 
 def _peers(against: str) -> list[str]:
@@ -153,7 +152,7 @@ def _show(
     for name, reason in missing.items():
         screen.line(f"{name}: {reason}")
     for name, timing in timings.items():
-        if timing.variation > NOISY:
+        if timing.variation > MEASUREMENT.noisy_variation_ratio:
             screen.line(f"warning: {name} varies by {timing.variation:.0%}: a noisy machine", style="yellow")
     screen.facts |= {"environment": measure.environment(), "threads": threads, "contestants": facts}
     screen.facts["not_available"] = dict(missing)

@@ -18,7 +18,7 @@ from tilewright.errors import InputError
 from . import training
 from .model import Model, load, typical_inputs
 from .reproduction import CASE, Case, written
-from .request import CHECK_FAILED, OK, Request
+from .request import ExitCode, Request
 from .work import Compiled, compile_for, inputs_of, threads_of
 
 
@@ -72,8 +72,8 @@ def _inferred(request: Request, model: Model, inputs: tuple[Tensor, ...]) -> Tri
 def check_model(
     request: Request, k: float | None, *, backward: bool = False, bisect: bool = False, file: str = CASE
 ) -> int:
-    """`check`: the fp64 rule for every output, or for what a training step makes; CHECK_FAILED if one fails. With
-    `bisect`, what makes it fail is searched, and `file` gets a program that shows it."""
+    """`check`: the fp64 rule for every output, or for what a training step makes; `CHECK_FAILED` if one fails.
+    With `bisect`, what makes it fail is searched, and `file` gets a program that shows it."""
     found: Finding | None = None
     with request.progress(f"checking {request.model}"), measure.settings(threads_of(request)):
         model = load(request.model)
@@ -97,7 +97,7 @@ def check_model(
         place = written(Path(file), Case.of(request, k, backward, found))
         request.screen.line(f"run it again with: python {place}")
         request.screen.facts["reproduction"] = str(place)
-    return OK if verdict.passed else CHECK_FAILED
+    return ExitCode.OK if verdict.passed else ExitCode.CHECK_FAILED
 
 
 def _show(request: Request, trial: Trial, verdict: TreeVerdict) -> None:

@@ -11,7 +11,7 @@ import click
 
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 
-from .request import FAILED, UNSUPPORTED, WRONG_USE, Request
+from .request import ExitCode, Request
 from .show import Screen
 
 P = ParamSpec("P")
@@ -93,14 +93,14 @@ def _finish(screen: Screen, body: Callable[[], int]) -> int:
         screen.err.print(
             f"error: cannot write {screen.json_path}: {error.strerror}", style="red", markup=False
         )
-        return WRONG_USE
+        return ExitCode.WRONG_USE
     return code
 
 
 def _exit_code(error: TilewrightError) -> int:
     if isinstance(error, UnsupportedError):
-        return UNSUPPORTED
-    return WRONG_USE if isinstance(error, InputError | ModelError) else FAILED
+        return ExitCode.UNSUPPORTED
+    return ExitCode.WRONG_USE if isinstance(error, InputError | ModelError) else ExitCode.FAILED
 
 
 @cli.command("compile")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tilewright.bisection import MOST, Finding
+from tilewright.bisection import Finding
 from tilewright.errors import InputError
+from tilewright.tuning.search_limits import BISECTION
 
 from .request import Asked, Request
 from .show import Screen
@@ -50,7 +51,7 @@ class Case(Asked):
         """The case of a request, and more of the culprit."""
         case = Case(
             **request.asked(), k=k, backward=backward, culprit=str(found.culprit), number=found.number,
-            error=min(found.wrong, MOST),
+            error=min(found.wrong, BISECTION.max_excess_ratio),
         )  # fmt: skip
         return case, found.culprit.detail
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any
 
 from .show import Screen
 
-OK, FAILED, WRONG_USE, UNSUPPORTED, CHECK_FAILED = 0, 1, 2, 3, 4
+
+class ExitCode(IntEnum):
+    """What a verb answers with."""
+
+    OK = 0
+    FAILED = 1
+    WRONG_USE = 2
+    UNSUPPORTED = 3
+    CHECK_FAILED = 4
 
 
 @dataclass(frozen=True, slots=True)

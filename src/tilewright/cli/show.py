@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.tuning.text_limits import TEXTS
+
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
 Cell = str | int | float | None
-
-WIDTH = 200
-"""Columns of a table where the output is no terminal, so that nothing is folded in a log."""
 
 
 class Screen:
@@ -30,7 +29,7 @@ class Screen:
         self.json_path = json_path
         self.facts: dict[str, Json] = {}
         out = sys.stderr if json_path == "-" else sys.stdout
-        width = None if out.isatty() else WIDTH
+        width = None if out.isatty() else TEXTS.table_columns
         self.out = Console(file=out, width=width, highlight=False)
         self.err = Console(stderr=True, highlight=False)
 

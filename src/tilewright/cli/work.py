@@ -24,7 +24,7 @@ from tilewright.tilegraph.edge import TileGraph
 from tilewright.tilegraph.traffic import traffic
 
 from .model import Model, inputs_for, load, parse_pairs, parse_shape
-from .request import OK, Request
+from .request import ExitCode, Request
 from .show import Cell, Json, size
 
 
@@ -273,7 +273,7 @@ def compile_model(request: Request) -> int:
     plan = next((phase.result for phase in compiled.trace.phases if phase.name == "plan"), None)
     if isinstance(plan, Plan):
         request.screen.facts["plan"] = to_json(plan)
-    return OK
+    return ExitCode.OK
 
 
 def run_model(request: Request, save: str | None) -> int:
@@ -297,7 +297,7 @@ def run_model(request: Request, save: str | None) -> int:
     request.screen.facts |= {"coverage": str(compiled.coverage), "outputs": facts}
     if save is not None:
         _save(outputs, Path(save))
-    return OK
+    return ExitCode.OK
 
 
 STATISTICS = ("min", "mean", "max", "not finite")
@@ -337,4 +337,4 @@ def explain_model(request: Request, with_source: bool) -> int:
         for kernel in compiled.kernels:
             request.screen.line(f"\n// {kernel.name}", style="bold")
             request.screen.block(kernel.source)
-    return OK
+    return ExitCode.OK

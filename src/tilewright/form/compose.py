@@ -14,7 +14,6 @@ from tilewright.analysis.runtime_checks import checked_index, checked_where, ins
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import (
-    MOST_WRITTEN,
     Axis,
     Expr,
     axis,
@@ -35,6 +34,7 @@ from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.identities import CASTS, SETTLED
+from tilewright.tuning.search_limits import EXPRESSIONS
 
 JUMPS = frozenset({"eq", "ne", "floor", "ceil", "trunc", "round", "mod", "fmod", "floordiv", "truncdiv"})
 """Functions of floats that jump."""
@@ -213,7 +213,7 @@ def _moved(body: Expr, table: Mapping[Expr, Expr]) -> Expr:
     """`body` at another place. Raises IllegalSchedule where an index becomes too long by it."""
     moved = substitute(body, table)
     longest = longest_index(_places(moved))
-    if longest > MOST_WRITTEN and longest > longest_index(_places(body)):
+    if longest > EXPRESSIONS.max_written_index_nodes and longest > longest_index(_places(body)):
         raise IllegalSchedule(
             f"an index would be written out in {longest} terms", law="indices are short", phase="schedule"
         )

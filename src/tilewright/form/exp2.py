@@ -16,11 +16,10 @@ from tilewright.analysis.contraction import factors, product_sides, stored_half
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, axes_of, call, const, is_const, make, rebuild, transform, walk
 from tilewright.ir.form import Form, Item
+from tilewright.tuning.thresholds import FORMS
 
 LOG2E = math.log2(math.e)
 
-MOST_FACTORS = 3
-"""Factors of what varies most in an exponent: more are as many operations as the program has."""
 
 _INFINITE = (math.inf, -math.inf)
 
@@ -39,7 +38,7 @@ def power_of_two(
             sign = "add" if k > 0 else "sub"
             wide[abs(k)] = call(sign, wide[abs(k)], t) if abs(k) in wide else t if k > 0 else call("neg", t)
     narrow = [(t, k) for t, k in terms if size(t) < most]
-    if not narrow or len(wide) > MOST_FACTORS:
+    if not narrow or len(wide) > FORMS.max_exponent_factors:
         return call("exp", x)
     result = named(_total([_scaled(*t) for t in narrow]))
     for factor, t in reversed(wide.items()):

@@ -15,9 +15,7 @@ from tilewright.analysis.contraction import product_sides
 from tilewright.ir.expr import Axis, Expr, axis, make, substitute, transform, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.sizes import dims
-
-MOST = 32
-"""Rows of one product at most: more have tiles of their own."""
+from tilewright.tuning.thresholds import FORMS
 
 
 def pack_rows(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Form:
@@ -26,7 +24,7 @@ def pack_rows(form: Form, most: Mapping[Axis, int] = MappingProxyType({})) -> Fo
     rows = _rows(form)
     known = {a: n for a in rows if (n := most.get(a, dims.static(a.extent))) is not None}
     live = [a for a in rows if a.extent is not dims.ONE]
-    if len(live) != 2 or len(known) < len(rows) or math.prod(known.values()) > MOST:
+    if len(live) != 2 or len(known) < len(rows) or math.prod(known.values()) > FORMS.max_packed_rows:
         return form
     first, second = sorted(live, key=lambda a: (a in most, known[a]), reverse=True)
     number = 1 + max(int(a.name[1:]) for a in form.classes())

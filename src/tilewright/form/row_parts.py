@@ -24,15 +24,10 @@ from tilewright.ir.form import Form, Item
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.target import Target
+from tilewright.tuning.thresholds import FORMS
 
 from .classes import drop_dead, split_class
 from .companions import links_of
-
-PART = 4096
-"""Elements of a part at most: the nearest caches hold it between its two folds."""
-
-LEAST = 256
-"""Elements of a part at least: merging pairs is scalar work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,14 @@ def _part(c: Axis, target: Target) -> int | None:
     extent = dims.static(c.extent)
     if extent is None or 4 * extent <= target.core.capacity:
         return None
-    return next((n for n in range(min(PART, extent // 4), LEAST - 1, -1) if extent % n == 0), None)
+    return next(
+        (
+            n
+            for n in range(min(FORMS.max_part_elements, extent // 4), FORMS.min_part_elements - 1, -1)
+            if extent % n == 0
+        ),
+        None,
+    )
 
 
 def _cascade(form: Form, second: Item) -> _Cascade | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from tilewright.analysis.contraction import SMALLEST, factors, stored
+from tilewright.analysis.contraction import factors, stored
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, make, transform, walk
 from tilewright.ir.form import Form, Item
 from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
 from tilewright.target import Target
+from tilewright.tuning.thresholds import CONTRACTION
 
 
 def with_unit_row(form: Form, target: Target, hints: SizeHints) -> Form:
@@ -50,7 +51,7 @@ def _vector(item: Item, params: Sequence[Value], units: Collection[str], hints: 
     none of a short sum, which needs no matrix unit."""
     if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None:
         return None
-    if hints.estimate(dims.prod(a.extent for a in item.reduce)) <= SMALLEST:
+    if hints.estimate(dims.prod(a.extent for a in item.reduce)) <= CONTRACTION.min_block_side:
         return None
     sides = factors(item.body[0])
     used = [axes_of(f) & {axis(a) for a in item.kept} for f in sides]

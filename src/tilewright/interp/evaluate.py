@@ -13,14 +13,13 @@ from tilewright.ir.expr import Axis, Expr, Symbol, slot, walk
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
+from tilewright.tuning.input_limits import PIECES
 
 from .algebra import Algebra, Array
 
 Condition = tuple[tuple[Expr, bool], ...]
 Symbols = Mapping[str, int | float]
 
-MAX_POINTS = 1 << 22
-"""Evaluations of a body that are held at once; larger grids are cut."""
 
 _DIVISIONS = ("floordiv", "mod", "truncdiv", "fmod")
 
@@ -154,7 +153,7 @@ class TensorEvaluator:
         if 0 in shape:
             return [self.algebra.empty(shape, t) for t in expr.dtypes]
         free = [a for a in expr.axes if a is not expr.scan and ranges[a][1] - ranges[a][0] > 1]
-        if free and self._points(ranges) > MAX_POINTS:
+        if free and self._points(ranges) > PIECES.evaluated_points:
             widest = max(free, key=lambda a: ranges[a][1] - ranges[a][0])
             parts = [self._outputs(half) for half in _halves(ranges, widest)]
             return [self.algebra.join(two, expr.axes.index(widest)) for two in zip(*parts, strict=True)]
@@ -211,7 +210,7 @@ class TensorEvaluator:
         if 0 in over:
             return [self._spread(Evaluator(algebra).value(i), kept) for i in reduction.identity]
         wide = [a for a in expr.reduce if ranges[a][1] - ranges[a][0] > 1]
-        if wide and self._points(ranges) > MAX_POINTS:
+        if wide and self._points(ranges) > PIECES.evaluated_points:
             first, second = (self._state(half, reduction) for half in _halves(ranges, wide[0]))
             return over_slots(algebra, reduction.merge, reduction, a=first, b=second)
         block = self._block(ranges)

@@ -11,6 +11,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.tuning.thresholds import INTERPRETER
+
 Words = NDArray[np.uint64]
 
 P0 = 4503599627370353
@@ -85,15 +87,11 @@ def _by_small(a: Words, b: Words | np.uint64, p: Words) -> Words:
     return np.where(rest >= signed, rest - signed, rest).view(np.uint64)
 
 
-SMALL = 1 << 12
-"""Up to this many elements Python's own pow is faster than 59 rounds over arrays."""
-
-
 def power(base: Words, exponent: Words, word: int) -> Words:
     """base ** exponent mod PRIMES[word]."""
     p = moduli(word)
     base, exponent = np.broadcast_arrays(base, exponent)
-    if base.size <= SMALL:
+    if base.size <= INTERPRETER.max_python_power_elements:
         prime = PRIMES[word]
         flat = [
             pow(b, e, prime) for b, e in zip(base.ravel().tolist(), exponent.ravel().tolist(), strict=True)

@@ -11,6 +11,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.ir.expr import Axis, Expr
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
+from tilewright.tuning.input_limits import PIECES
 
 from .algebra import Array, Floats
 
@@ -20,9 +21,6 @@ Index = tuple[Array, ...]
 FOLDS: Mapping[str, Callable[..., Array]] = {
     "add": np.sum, "mul": np.prod, "maximum": np.max, "minimum": np.min,
 }  # fmt: skip
-
-MAX_POINTS = 1 << 23
-"""Elements that are evaluated at once; more are refused."""
 
 
 @dataclass
@@ -60,7 +58,10 @@ class Points:
             if extent is None:
                 raise UnsupportedError("a sum of unknown length", phase="interp", op=op.name)
             env[a] = np.arange(extent).reshape((1,) * (rank + k) + (extent,) + (1,) * (count - k - 1))
-        if np.prod(np.broadcast_shapes(*(x.shape for x in env.values())), dtype=np.int64) > MAX_POINTS:
+        if (
+            np.prod(np.broadcast_shapes(*(x.shape for x in env.values())), dtype=np.int64)
+            > PIECES.max_exact_elements
+        ):
             raise UnsupportedError("too many elements at once", phase="interp", op=op.name)
         made = self._value(e.body[0], env, op, {})
         if e.reduction is None:

@@ -35,6 +35,7 @@ from tilewright.ir.program import (
     value_of,
 )
 from tilewright.ir.reduction import lowest, sum_
+from tilewright.tuning.input_limits import PIECES
 
 from .algebra import FLOATS, Algebra, Array
 from .evaluate import Evaluator, merge_last, prefixes
@@ -60,15 +61,11 @@ def run_program(
     extents = [range(run.number(g.extent)) for g in program.grid]
     every = list(itertools.product(*extents))
     points = np.array(every, np.int64).reshape(len(every), len(extents))
-    for low in range(0, len(points), AT_ONCE):
-        run.points(points[low : low + AT_ONCE])
+    for low in range(0, len(points), PIECES.interpreted_grid_points):
+        run.points(points[low : low + PIECES.interpreted_grid_points])
     if run.failed:
         raise IndexOutOfRange(f"check {min(run.failed)} failed", phase="interp")
     return [run.memory[b.name] for b in program.params]
-
-
-AT_ONCE = 256
-"""Grid points that run in step."""
 
 
 class _Diverged(Exception):

@@ -422,11 +422,6 @@ def written(e: Expr) -> int:
     return e.written_memo
 
 
-MOST_WRITTEN = 512
-"""Nodes of an index written out, up to which indices are put into each other: kernels and their texts name no parts
-of an index, and each place divided by a size and joined again is used several times by the next."""
-
-
 def longest_index(indices: Iterable[Expr]) -> int:
     """Nodes of the longest of some indices written out; 0 for those that data decide, which are computed by parts."""
     return max((written(i) for i in indices if all(x.op != "read" for x in walk(i))), default=0)

@@ -27,6 +27,8 @@ from typing import cast
 import torch
 from torch._ops import OpOverload
 
+from tilewright.tuning.search_limits import EXPRESSIONS
+
 from .expr import Expr, unsettled
 
 VERSION = "identity 1"
@@ -40,8 +42,6 @@ _LABEL = "label"
 LABEL: Mapping[str, object] = types.MappingProxyType({_LABEL: True})
 """The `metadata` of a field of numbers that only say which objects belong together (negative: to none)."""
 
-_KEPT = 1 << 15
-"""Objects whose parts are remembered."""
 
 _PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -162,7 +162,7 @@ def _remembered(x: object) -> _Parts:
 
 
 def _remember(x: object, parts: _Parts) -> None:
-    if len(_memo) >= _KEPT:
+    if len(_memo) >= EXPRESSIONS.memo_objects:
         _memo.clear()
     _memo[id(x)] = (x, parts)
 

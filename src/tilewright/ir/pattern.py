@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Generic, Literal, TypeVar
 
 from tilewright.errors import VerifyError
+from tilewright.tuning.search_limits import EXPRESSIONS
 
 from .expr import Const, Expr, rebuild, walk
 
@@ -119,12 +120,6 @@ class Rule(Generic[S, M]):
 
 ExprRule = Rule[Expr, Captures]
 
-MEMO = 1 << 16
-"""Results that a rewriter remembers; when there are more, it starts anew."""
-
-MAX_STEPS = 200
-"""Rewrites of one node before the rule set is called divergent."""
-
 
 class Rewriter:
     """Applies a set of rules bottom up to a fixpoint; results are remembered across calls.
@@ -153,13 +148,13 @@ class Rewriter:
     def _finished(self, e: Expr) -> Expr:
         """`e`, of which all that is inside is done."""
         found = self._settle(e)
-        if len(self._done) > MEMO:
+        if len(self._done) > EXPRESSIONS.memo_rewrites:
             self._done.clear()
         self._done[e] = self._done[found] = found
         return found
 
     def _settle(self, e: Expr) -> Expr:
-        for _ in range(MAX_STEPS):
+        for _ in range(EXPRESSIONS.max_rewrites_of_a_node):
             if e.args:
                 e = rebuild(e, tuple(self(a) for a in e.args))
             new = self._once(e)

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Op, Value
 from tilewright.target import MemoryKind, Target
-
-KEPT = 32 << 20
-"""Bytes from which on usual allocators give memory back at once (mallopt(3), M_MMAP_THRESHOLD)."""
-
-REACHED = 0.8
-"""Share of the peak that a library's product of large matrices reaches."""
+from tilewright.tuning.thresholds import LIBRARY
 
 
 def call_seconds(
@@ -31,7 +26,7 @@ def call_seconds(
         for op in ops
         if op.expr is not None and op.expr.reduction is not None and op.expr.reduction.combiner == "add"
     )
-    return max(moved / bandwidth, work / REACHED) + target.launch_seconds
+    return max(moved / bandwidth, work / LIBRARY.reached_peak_ratio) + target.launch_seconds
 
 
 def touch_seconds(values: Sequence[Value], target: Target, hints: SizeHints) -> float:
@@ -39,7 +34,7 @@ def touch_seconds(values: Sequence[Value], target: Target, hints: SizeHints) -> 
     if not target.first_touch:
         return 0.0
     sizes = [hints.estimate(v.numel) * v.dtype.bytes for v in values]
-    return sum(n for n in sizes if n >= KEPT) / target.first_touch
+    return sum(n for n in sizes if n >= LIBRARY.min_unkept_bytes) / target.first_touch
 
 
 def matrix_flops(op: Op, target: Target, *, splits: bool = False) -> float:

@@ -16,13 +16,11 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.spare import followed
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import interpret
+from tilewright.tuning.search_limits import CALLS
 
 from .frozen_operands import Frozen
 
 LOG = logging.getLogger("tilewright")
-
-LONGEST = 8
-"""Pointwise ops that may become one epilogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ class Run:
     def grow(self) -> list[Op]:
         """Take ops in, nearest first; returns them."""
         todo = list(self.finder.consumers.get(self.start, []))
-        while todo and len(self.ops) < LONGEST:
+        while todo and len(self.ops) < CALLS.max_epilogue_ops:
             op = min(todo, key=lambda o: self.finder.position[o])
             todo.remove(op)
             if op in self.ops or not self._take(op):

@@ -27,14 +27,10 @@ from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.target import Target
+from tilewright.tuning.search_limits import CALLS
+from tilewright.tuning.thresholds import LIBRARY
 
 from .select import is_contraction
-
-SPREADS = (1.0, 30.0, 1000.0)
-"""Standard deviations of the scores that are tried: caps and clamps show at large ones."""
-
-FEWEST = 256
-"""Queries from which on the library reaches its rate."""
 
 SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "div", "neg", "exp"})
 FOLDED = frozenset({"add", "maximum"})
@@ -45,12 +41,6 @@ COMPARISONS: Mapping[str, Callable[[Expr, Expr], tuple[Expr, Expr]]] = {
     "gt": lambda a, b: (a, dims.add(b, dims.ONE)), "lt": lambda a, b: (b, dims.add(a, dims.ONE)),
 }  # fmt: skip
 """Comparisons of places as (first, second) with first >= second."""
-
-CLOSE = 1e-9
-"""Relative difference of results that counts as rounding of fp64."""
-
-PLACES = 2
-"""Rows that are compared at each spread, beside the first two and the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +96,9 @@ def routine_of(region: Graph, target: Target) -> Routine | None:
     if not all(v.dtype is result.dtype and v.dtype.is_half for v in inputs):
         return None
     try:
-        found = [r for r in _guesses(region, result) if _number(r.q.sizes()[2]) >= FEWEST]
+        found = [
+            r for r in _guesses(region, result) if _number(r.q.sizes()[2]) >= LIBRARY.min_attention_queries
+        ]
         if not found or not _uniform(region, found[0]):
             return None
         return next((r for r in found if _same(region, result, r)), None)
@@ -357,15 +349,17 @@ def _same(region: Graph, result: Value, r: Routine) -> bool:
     if [_number(s) for s in r.v.sizes()] != [batch, heads, keys, wide]:
         return False
     rng = np.random.default_rng(0)
-    for seed, spread in enumerate(SPREADS):
-        rows = sorted({0, 1, queries - 1, *(int(n) for n in rng.integers(0, queries, PLACES))})
+    for seed, spread in enumerate(CALLS.score_deviations):
+        rows = sorted({0, 1, queries - 1, *(int(n) for n in rng.integers(0, queries, CALLS.random_rows))})
         lead = [(n - 1) if not seed else int(rng.integers(0, n)) for n in (batch, heads)]
         inputs = _Inputs(r, seed, spread / (r.scale * math.sqrt(depth)))
         points = Points(region, inputs.read)
         for row in rows:
             b, h, i = (np.full((1,), n) for n in (*lead, row))
             made = points.at(result, r.out.index((b, h, i, np.arange(wide)))).reshape(-1)
-            if not np.allclose(made, inputs.row(b, h, i), rtol=CLOSE, atol=CLOSE):
+            if not np.allclose(
+                made, inputs.row(b, h, i), rtol=CALLS.equal_result_ratio, atol=CALLS.equal_result_ratio
+            ):
                 return False
     return True
 

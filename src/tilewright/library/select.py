@@ -11,6 +11,7 @@ from tilewright.ir.graph import Graph, LibraryCall, Op, Origin, Value
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.normalise import binds, bound_symbols
+from tilewright.tuning.thresholds import LIBRARY
 
 from .frozen_operands import Frozen
 
@@ -57,11 +58,6 @@ def _slides(op: Op, call: LibraryCall) -> bool:
     if e is None or e.reduction is None or call.reason != "convolution":
         return False
     return len(_product(e.body[0])) > 1 and any(a.extent is not dims.ONE for a in e.axes[2:])
-
-
-SMALL_STEP = 1 << 22
-"""Operations (2 x multiply-adds) up to which a product that no weight is frozen of is generated in the body of a loop:
-a call of the library would need Python in each step."""
 
 
 def select(graph: Graph, *, repeated: bool = False, small: float = 0.0) -> Graph:
@@ -140,7 +136,7 @@ def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     if _packs(op, call, frozen):
         return True
     work = _operations(op)
-    return is_contraction(op) and work is not None and work > SMALL_STEP
+    return is_contraction(op) and work is not None and work > LIBRARY.max_generated_step_work
 
 
 def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:

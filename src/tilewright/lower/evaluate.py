@@ -38,12 +38,10 @@ from tilewright.ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
+from tilewright.tuning.thresholds import LOWERING
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
-
-SHARED = 12
-"""Cost from which on a value that is used twice is held and not computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,9 @@ class Evaluation(ABC):
                 chosen = self.part(e.args[1] if asked.value else e.args[2], guard)
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
-                return self.named(chosen) if e in self.shared and cost(e) >= SHARED else chosen
+                return (
+                    self.named(chosen) if e in self.shared and cost(e) >= LOWERING.min_held_cost else chosen
+                )
             one = (
                 merge_selects(rebuild(e, (asked, *e.args[1:]))) if self.schedule.math.merged_selects else None
             )

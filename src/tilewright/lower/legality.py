@@ -12,24 +12,9 @@ from tilewright.ir.form import Form, Item, folds_read, producers_first
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import SUM_LEVELS
 
 from .passes import pass_numbers
-
-WHOLE = 4096
-"""Elements from which on a block that is added as a tree in each step needs no second level for rows of unknown length:
-a chain over the longest rows that memory holds errs less than one over its lanes, and levels take registers."""
-
-SIDE = 16
-"""Lanes from which on rows of unknown length get two levels of states and no third: what a lane adds up of the longest
-rows that memory holds is short enough, and each level takes as many registers as the states."""
-
-FEW = 4
-"""Most single elements that are added up in one chain, where loops step by one: eager adds up four parts of a sum side
-by side, so that one chain of 16 elements would round 1.4 times as much."""
-
-LANE_CHAIN = 16
-"""Most singles that each lane of a block adds up in one chain, for each lane that a tree adds to it: without a tree, as
-where a block holds several rows and walks along them, the chain is all there is."""
 
 _NEST = "a class that a fold keeps is outside those it reduces or runs along"
 
@@ -123,19 +108,22 @@ def block_lengths(
     step = tile * prod(schedule.plan(a).tile for a in others)
     singly = step == 1 and schedule.tiling.peel
     if not schedule.tiling.peel and any(d is not f64 for r in merged for d in r.state):
-        chain = min(chain, LANE_CHAIN * step)
-    most = FEW if singly else 2 * chain
+        chain = min(chain, SUM_LEVELS.max_lane_chain * step)
+    most = SUM_LEVELS.max_single_chain if singly else 2 * chain
     inside = 1
     for a in others:
         if order.index(a) > order.index(c):
             steps = max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
             inside *= chain if nested and steps > most else steps
     extent = dims.static(c.extent)
-    if extent is None and (step >= WHOLE or all(t.reduction is not None and t.reduction.step for t in sums)):
+    if extent is None and (
+        step >= SUM_LEVELS.min_tree_elements
+        or all(t.reduction is not None and t.reduction.step for t in sums)
+    ):
         return ()
     if extent is None:
         first = tile * max(1, (chain // 2 if singly else chain) // inside)
-        return (first,) if tile >= SIDE else (first * chain, first)
+        return (first,) if tile >= SUM_LEVELS.min_two_level_lanes else (first * chain, first)
     steps = -(-extent // tile)
     if steps * inside <= most:
         return ()

@@ -23,6 +23,7 @@ from tilewright.ir.program import (
     usual_statements,
 )
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import FACTS
 
 ALIGNMENT = 16
 """What an `aligned` variant knows pointers (in bytes) and some sizes (as numbers) to be multiples of."""
@@ -80,7 +81,7 @@ def reach(program: TileProgram) -> tuple[Expr, ...] | None:
 
 def _end(e: Expr, side: int) -> Expr | None:
     """The largest (`side` 1) or smallest (0) value of an index expression, over symbols only; None if not known."""
-    for _ in range(_DEPTH):
+    for _ in range(FACTS.max_loop_levels):
         if not axes_of(e):
             return e
         found = dims.bounds(e)[side]
@@ -104,10 +105,6 @@ def natural(e: Expr) -> bool:
     if e.op in ("minimum", "maximum"):
         return all(map(natural, e.args))
     return e.op in ("add", "mul") and all(c >= 0 and all(map(natural, m)) for m, c in dims.linear(e).items())
-
-
-_DEPTH = 8
-"""Levels of loops whose ends depend on the loop around them."""
 
 
 def _below(e: Expr, others: Sequence[Expr]) -> bool:

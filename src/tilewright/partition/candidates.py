@@ -24,43 +24,14 @@ from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel
+from tilewright.tuning.search_limits import CANDIDATES
+from tilewright.tuning.text_limits import TEXTS
+from tilewright.tuning.thresholds import REGION_STORES
 
 from .regions import is_product, makes_as_much
 
 T = TypeVar("T")
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
-
-SMALL = 16
-"""Values with at most 1/16 of the elements of the largest one that a region reads or makes may be stored between its
-kernels."""
-
-TINY = 1 << 16
-"""Elements up to which nothing is large, and any fold may be stored."""
-
-MOST_CUTS = 6
-"""Values at which a region may be cut that are considered."""
-
-MOST_TRIED = 1 << 10
-"""Pairs of stores and cuts that are tried: beyond it fewer cuts are considered."""
-
-NAMED = 4
-"""Ops that are named beside a reason."""
-
-SLACK = 1.15
-"""Kernels that only stand in sets slower than the best one by this factor are not considered."""
-
-APART = 4
-"""Results up to which each of them may be stored without the others."""
-
-MOST_PRICED = 96
-"""Kernels up to which all are priced; of more than these, those that a guess takes for the best, and more of them only
-until some set of them makes what is owed."""
-
-GENEROUS = 2.0
-"""A guess is at most so many times the rates of a library, however long all kernels take that were priced so far."""
-
-ROUND = 16
-"""Kernels that are priced before the others are guessed anew."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +108,7 @@ def _kernels(region: Graph, hints: SizeHints) -> tuple[int, list[tuple[Kernel, f
     cuts."""
     cuts = _cuts(region, hints)
     units = _units(region, cuts)
-    while cuts and _pairs(units, cuts) > MOST_TRIED:
+    while cuts and _pairs(units, cuts) > CANDIDATES.max_tried_pairs:
         cuts = cuts[:-1]
         units = _units(region, cuts)
     paths = _Paths(region)
@@ -167,7 +138,7 @@ def _units(region: Graph, cuts: Sequence[Value]) -> list[frozenset[Value]]:
     which the same loops make."""
     owed = _owed(region)
     ends = [v for op in region.ops for v in op.outputs if v in owed and v not in cuts]
-    classes = classes_of(region.ops).classes if len(ends) > APART else {}
+    classes = classes_of(region.ops).classes if len(ends) > CANDIDATES.max_separate_results else {}
     groups: dict[object, list[Value]] = {}
     for v in ends:
         groups.setdefault(tuple(c for c in classes[v] if c != NO_CLASS) if classes else v, []).append(v)
@@ -177,7 +148,7 @@ def _units(region: Graph, cuts: Sequence[Value]) -> list[frozenset[Value]]:
 def _listed(names: Iterable[str]) -> str:
     """The distinct names of ops, the first few of them."""
     some = list(dict.fromkeys(names))
-    return ", ".join(some[:NAMED]) + (" and others" if len(some) > NAMED else "")
+    return ", ".join(some[: TEXTS.max_named_ops]) + (" and others" if len(some) > TEXTS.max_named_ops else "")
 
 
 class _Width:
@@ -215,7 +186,7 @@ class _Rounds:
         guess: Callable[[Kernel], float] | None,
     ) -> None:
         self.region, self.kernels = region, kernels
-        few = guess is None or len(kernels) <= MOST_PRICED
+        few = guess is None or len(kernels) <= CANDIDATES.max_priced_kernels
         self.guessed = None if guess is None or few else [guess(kernel) for kernel, _ in kernels]
         self.left = dict.fromkeys(range(len(kernels)))
         self.seconds: dict[int, float] = {}
@@ -232,7 +203,7 @@ class _Rounds:
         """The unpriced kernels of the best sets."""
         # Masks hide as much of one kernel as of others; what all kernels before had in common may not hold of the next.
         rate = min((seconds / guessed[k] for k, seconds in self.seconds.items()), default=1.0)
-        rate = min(rate, GENEROUS)
+        rate = min(rate, CANDIDATES.max_guess_rate_ratio)
         known = self.seconds | {k: rate * guessed[k] for k in self.left}
         numbers = sorted(known)
         least = _least(self.region, [Candidate(*self.kernels[k], known[k]) for k in numbers])
@@ -240,13 +211,15 @@ class _Rounds:
         if math.isinf(best):
             return []
         promising = [
-            (s, k) for s, k in zip(least, numbers, strict=True) if k in self.left and s <= SLACK * best
+            (s, k)
+            for s, k in zip(least, numbers, strict=True)
+            if k in self.left and s <= CANDIDATES.max_set_slowdown_ratio * best
         ]
-        room = MOST_PRICED - (len(self.kernels) - len(self.left))
+        room = CANDIDATES.max_priced_kernels - (len(self.kernels) - len(self.left))
         priced = [Candidate(*self.kernels[k], seconds) for k, seconds in self.seconds.items()]
         if math.isinf(min(_least(self.region, priced), default=math.inf)):
-            room = ROUND  # what was priced so far makes not all that is owed
-        return [k for _, k in sorted(promising)[: min(ROUND, room)]]
+            room = CANDIDATES.priced_per_round  # what was priced so far makes not all that is owed
+        return [k for _, k in sorted(promising)[: min(CANDIDATES.priced_per_round, room)]]
 
 
 def choices(region: Graph, kernels: Sequence[Candidate], most: int = 1) -> list[Choice]:
@@ -334,7 +307,11 @@ def _useful(region: Graph, found: Sequence[Candidate]) -> list[Candidate]:
     """The kernels that stand in some set which makes what is owed in little more than the least time."""
     least = _least(region, found)
     best = min(least, default=math.inf)
-    return [c for c, seconds in zip(found, least, strict=True) if seconds <= SLACK * best]
+    return [
+        c
+        for c, seconds in zip(found, least, strict=True)
+        if seconds <= CANDIDATES.max_set_slowdown_ratio * best
+    ]
 
 
 def _least(region: Graph, found: Sequence[Candidate]) -> list[float]:
@@ -373,7 +350,12 @@ def _cuts(region: Graph, hints: SizeHints) -> list[Value]:
             depends |= set(op.outputs)
         if large & {*op.inputs, *op.outputs}:
             found |= dict.fromkeys(v for v in op.inputs if v in depends and v not in large)
-    return [v for v in found if hints.estimate(v.numel) * SMALL <= most or most < TINY][:MOST_CUTS]
+    return [
+        v
+        for v in found
+        if hints.estimate(v.numel) * REGION_STORES.min_times_smaller <= most
+        or most < REGION_STORES.max_small_elements
+    ][: CANDIDATES.max_cuts]
 
 
 def _large(region: Graph) -> set[Value]:

@@ -14,37 +14,13 @@ from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
 from tilewright.ir.kernel import Kernel, Note
 from tilewright.options import Contractions
 from tilewright.rewrite.split.cascade_parts import split_cascade
+from tilewright.tuning.search_limits import CASCADE_PARTS, COMPARISON, TRIAL
+from tilewright.tuning.thresholds import PARTITION
 
 from .candidates import Candidates, Choice, Price, candidates, choices, cut_at
 from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
 from .provenance import fill_sites, marks
 from .regions import Region, find_regions
-
-MARGIN = 1.2
-"""How many times as fast as library calls kernels must be modelled: the model knows both only roughly."""
-
-NEAR = 1.4
-"""Covers that the model takes for slower than the best one by at most this factor may be faster."""
-
-MOST = 3
-"""So many of them are timed."""
-
-LEAST = 1e-4
-"""Seconds of the best one from which on that is worth what building the others takes."""
-
-LONGEST = 0.1
-"""Seconds of the best one up to which they are timed: unknown sizes are taken for large ones, the model may err by a
-factor of ten, and all of them together may be more than anybody would wait for, or than memory holds."""
-
-GAIN = 0.97
-"""A cover behind a better one by the model must take at most this part of its time."""
-
-MUCH = 1 / 4
-"""The part of the device's memory that one value between library calls may take before kernels that hold nothing like
-it are preferred, whatever their time: two or three of its size live at once, beside a model's weights."""
-
-WORTH = 1.2
-"""Library calls that need less than so many times the ideal are not challenged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,21 +88,12 @@ class Prices:
     def beaten(self, captured: Graph, kernels: Sequence[Kernel], layouts: Mapping[Value, Layout]) -> bool:
         """Whether kernels are clearly faster than the library, or spare much memory."""
         ours = sum(self.kernel(k, layouts) for k in kernels)
-        here = MARGIN * ours < self.library(captured) or self.spared(captured, kernels) > MUCH
+        here = (
+            PARTITION.min_gain_over_library_ratio * ours < self.library(captured)
+            or self.spared(captured, kernels) > PARTITION.max_value_memory_ratio
+        )
         return here and (self.usual is None or self.usual.beaten(captured, kernels, layouts))
 
-
-CONSIDERED = 8
-"""Sets of kernels of which the best are looked at."""
-
-PARTS = (4, 16, 64)
-"""Into how many parts a cascade is cut, at most, if it has few rows."""
-
-PART = 128
-"""Elements of a part at least."""
-
-ROWS = 64
-"""Rows for each core from which on nothing is cut in parts."""
 
 Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 """Gives an equal region whose large values are fewer, and notes of the rules that were applied and refused."""
@@ -182,22 +149,24 @@ def _settle(
     whole: tuple[float, Graph] | None = None,
 ) -> ChosenRegion:  # fmt: skip
     otherwise = prices.library(captured)
-    if whole is not None and whole[0] < min(otherwise, WORTH * prices.ideal(region)):
+    if whole is not None and whole[0] < min(
+        otherwise, PARTITION.min_library_loss_ratio * prices.ideal(region)
+    ):
         return ChosenRegion(region, (), whole[0], otherwise, routine=whole[1])
-    fits = prices.spared(region, ()) <= MUCH
-    if fits and otherwise < WORTH * prices.ideal(region) and not always:
+    fits = prices.spared(region, ()) <= PARTITION.max_value_memory_ratio
+    if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not always:
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(better, prices.kernel, cores, prices.hints, marks(region), prices.guess)
     notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
     sets = choices(better, considered.kept, 1)
-    sets += [c for c in choices(better, considered.fit, CONSIDERED) if _is_lean(c, better)]
+    sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]
     ways = sorted((*ways, *_in_parts(better, prices, cores)), key=lambda way: way.choice.seconds)
     if not ways or not (always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
         return ChosenRegion(region, (), otherwise, otherwise, notes)
     spared = prices.spared(captured, ways[0].kernels)
-    if spared > MUCH:
+    if spared > PARTITION.max_value_memory_ratio:
         notes = (f"library calls would hold {spared:.0%} of the device's memory between them", *notes)
     best, times = _fastest(region, ways, prices)
     if best.parts > 1:
@@ -248,16 +217,19 @@ def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way,
     best = ways[0]
     near = [best]
     for way in ways:
-        if not any(_equal(way, other) for other in near) and way.choice.seconds <= NEAR * best.choice.seconds:
+        if (
+            not any(_equal(way, other) for other in near)
+            and way.choice.seconds <= TRIAL.max_modelled_slowdown_ratio * best.choice.seconds
+        ):
             near.append(way)
-    near = near[:MOST]
-    worth = len(near) > 1 and LEAST <= best.choice.seconds <= LONGEST
+    near = near[: TRIAL.max_timed_covers]
+    worth = len(near) > 1 and TRIAL.min_seconds_to_time <= best.choice.seconds <= TRIAL.max_seconds_to_time
     taken = prices.timed([way.covered(region) for way in near]) if worth else None
     if taken is None:
         return best, ()
     least = math.inf
     for way, seconds in zip(near, taken, strict=True):
-        if seconds < GAIN * least:
+        if seconds < COMPARISON.max_preferred_ratio * least:
             best, least = way, seconds
     shown = [f"{len(w.kernels)} kernels" + (f" in {w.parts} parts" if w.parts > 1 else "") for w in near]
     times = zip(shown, near, taken, strict=True)
@@ -294,12 +266,12 @@ def _each_apart(
 def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
     """The region with its longest cascade in parts, if it has too few rows for `cores`."""
     found = _longest(region, prices.hints)
-    if found is None or prices.hints.estimate(found.rows) >= ROWS * cores:
+    if found is None or prices.hints.estimate(found.rows) >= PARTITION.max_rows_per_core_in_parts * cores:
         return
-    for parts in PARTS:
+    for parts in CASCADE_PARTS.of_few_rows:
         made = (
             split_cascade(region, found, parts)
-            if parts * PART <= prices.hints.estimate(found.extent)
+            if parts * PARTITION.min_cascade_part_elements <= prices.hints.estimate(found.extent)
             else None
         )
         choice = cut_at(*made, prices.kernel) if made is not None else None

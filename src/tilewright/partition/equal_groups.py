@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.ir.graph import Graph, Layout, Op, Value
-
-SPAN = 256
-"""Places from its first op to its last reader over which a value is known by its distance: one that is used further
-away is known by itself."""
+from tilewright.tuning.search_limits import GROUPS
 
 
 class Likeness:
@@ -81,7 +78,7 @@ class Likeness:
 
     def _far(self, v: Value) -> bool:
         readers = self.consumers.get(v, ())
-        return bool(readers) and self.position[readers[-1]] - self.origins[v][0] > SPAN
+        return bool(readers) and self.position[readers[-1]] - self.origins[v][0] > GROUPS.max_value_span
 
     def _uses(self, v: Value) -> int:
         """Who reads a result, also through ops that its readers compute for themselves, as seen from its own op."""

@@ -20,6 +20,8 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value, symbols_in
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import GROUPS
+from tilewright.tuning.thresholds import PARTITION
 
 from .equal_groups import Likeness
 from .kernel_ops import Parts
@@ -35,22 +37,6 @@ class Afar:
 
     near_bytes: float
     price: Price
-
-
-TINY = 2e-6
-"""Seconds of a kernel up to which starting it may be a good part of its time."""
-
-LEAST_SAVED = 0.1
-"""Share of the time of two kernels that share nothing which one launch less must save."""
-
-LARGEST = 48
-"""Ops in one kernel: beyond this the generated loop no longer fits the registers and instruction cache of a core."""
-
-MOST_OPERANDS = 256
-"""Operands of the ops of one kernel: an op of more stays alone."""
-
-MOST_PRICES = 20_000
-"""Kernels that are not alike and are priced for one graph; then groups stay as they are."""
 
 
 @dataclass(eq=False)
@@ -147,12 +133,18 @@ class Merging:
 
     def try_merge(self, a: Group, b: Group, saved: float = 0.0) -> bool:
         """Merge two groups if that saves at least a share `saved` of their time."""
-        if a is b or a.settled or b.settled or a in b.tried or len(a.places) + len(b.places) > LARGEST:
+        if (
+            a is b
+            or a.settled
+            or b.settled
+            or a in b.tried
+            or len(a.places) + len(b.places) > PARTITION.max_kernel_ops
+        ):
             return False
         if self.is_empty(a) != self.is_empty(b):
             return False  # the loops of one would run no step of the other
-        if self.operands(a) + self.operands(b) > MOST_OPERANDS:
-            b.why = b.why or f"together they have more than {MOST_OPERANDS} operands"
+        if self.operands(a) + self.operands(b) > GROUPS.max_kernel_operands:
+            b.why = b.why or f"together they have more than {GROUPS.max_kernel_operands} operands"
             return False
         clear = self.order.between(self._place_of(a), self._place_of(b))
         if isinstance(clear, Standing):
@@ -210,13 +202,13 @@ class Merging:
         alike: dict[tuple[Expr, ...], Group] = {}
         for op in self.parts.graph.ops:
             group = self.group.get(op)
-            if group is None or group.price > TINY:
+            if group is None or group.price > PARTITION.max_brief_seconds:
                 continue
             shape = self.parts.graph.ops[group.places[-1]].outputs[0].shape
             other = alike.get(shape)
             if other is not None and other is not group:
                 why = group.why
-                if not self.try_merge(other, group, LEAST_SAVED):
+                if not self.try_merge(other, group, PARTITION.min_launch_saving_ratio):
                     group.why = why  # nobody expects these two together
             alike[shape] = self.group[op]
 
@@ -236,7 +228,7 @@ class Merging:
 
     def _asked(self, places: tuple[int, ...]) -> float | _Refusal:
         first, *others = places
-        if others and self.priced >= MOST_PRICES:
+        if others and self.priced >= GROUPS.max_priced_kernels:
             return _Refusal(_UNPRICED, None)
         self.priced += 1
         kernel = self.parts.kernel(places)
@@ -248,7 +240,9 @@ class Merging:
 
 
 _UNPRICED = IllegalSchedule(
-    f"not priced: {MOST_PRICES} kernels that are not alike were", law="a search ends", phase="partition"
+    f"not priced: {GROUPS.max_priced_kernels} kernels that are not alike were",
+    law="a search ends",
+    phase="partition",
 )
 
 

@@ -11,6 +11,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel, ViewStep
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import GROUPS
 
 from .layout import choose_layouts, returned_layouts, view_layout
 from .recompute import find_recomputed
@@ -166,16 +167,12 @@ def _lie_alike(shape: Sequence[Expr], a: Layout, b: Layout) -> bool:
     return all(n is dims.ONE or dims.equal(x, y) for n, x, y in triples)
 
 
-PAIRS = 32
-"""Views of one value up to which each is held against each other one."""
-
-
 def meeting(steps: Sequence[ViewStep]) -> list[ViewStep]:
     """Those of some views of one value that are not proved to have no element in common with another one. Parts side by
     side (chunks, rows, columns) are told in one walk along them. Of many others all count."""
     if _are_in_a_row(steps):
         return []
-    if len(steps) > PAIRS:
+    if len(steps) > GROUPS.max_compared_views:
         return list(steps)
     return [s for s in steps if any(t is not s and not are_apart(s, t) for t in steps)]
 

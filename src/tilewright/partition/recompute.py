@@ -13,12 +13,7 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import cost
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-
-MOST_INSTRUCTIONS = 8
-"""Vector instructions for an element that is computed again, all that lies behind it included, stay below this."""
-
-MOST_TOGETHER = 32
-"""Ops that a reader computes for itself to have one value: of a longer run of cheap ops, some are stored."""
+from tilewright.tuning.thresholds import PARTITION
 
 Consumers = Mapping[Value, Sequence[Op]]
 
@@ -59,7 +54,7 @@ def _of_one_value(
             continue
         before = (found.get(p, frozenset[Op]()) for p in map(producer.get, op.inputs) if p is not None)
         together = frozenset[Op]().union([op], *before)
-        if len(together) <= MOST_TOGETHER:
+        if len(together) <= PARTITION.max_recomputed_ops:
             found[op] = together
     return set(found)
 
@@ -78,7 +73,7 @@ def _sources(
         assert op.expr is not None
         instructions = cost(op.expr.body[0]) + sum(spent.get(v, 0) for v in op.inputs)
         ops = frozenset([op]).union(*(together[v] for v in op.inputs if v in together))
-        if instructions >= MOST_INSTRUCTIONS or len(ops) > MOST_TOGETHER:
+        if instructions >= PARTITION.min_stored_instructions or len(ops) > PARTITION.max_recomputed_ops:
             continue
         behind: set[Value] = set()
         for v in op.inputs:
@@ -98,7 +93,7 @@ def is_cheap(op: Op, views: Collection[Value]) -> bool:
     """Whether each reader may compute a result for itself; `views` are values that no kernel makes."""
     if op.expr is None or op.kernel >= 0 or not op.expr.is_pointwise or op.output in views:
         return False
-    return cost(op.expr.body[0]) < MOST_INSTRUCTIONS
+    return cost(op.expr.body[0]) < PARTITION.min_stored_instructions
 
 
 def size_bytes(v: Value, hints: SizeHints) -> int:

@@ -10,25 +10,8 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.select import is_contraction, is_vector_product
-
-EXPANDING = 2
-"""A contraction starts a region if its result has so many times the elements of its larger operand."""
-
-FEW = 16
-"""So few rows of a product are no work for matrix units: its larger operand is read once, whatever is done with it."""
-
-LONG = 1 << 18
-"""Elements of that operand from which on such a product starts a region."""
-
-LONGEST_SUM = 256
-"""The longest sum of such a contraction: its operands' tiles must stay on chip beside the tile of the result."""
-
-SIMILAR = 4
-"""Producers of at least 1/4 of the elements of a region's product are taken in rather than stored."""
-
-MOST_OWED = 8
-"""Values that a region leaves behind, at most: what owes more is not the surroundings of a product but a good part of a
-model, and which kernels might store what of so much cannot be enumerated."""
+from tilewright.tuning.search_limits import CANDIDATES
+from tilewright.tuning.thresholds import REGIONS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,22 +73,28 @@ class _Finder:
         call = self.graph.origins[op.origin].call
         if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
             return False  # a library that fuses the whole region needs no rival
-        if self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce)) > LONGEST_SUM:
+        if self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce)) > REGIONS.max_sum_length:
             return False
         larger = max(_numel(v, self.hints) for v in op.inputs)
         return (
-            self.anywhere or self.few_rows(op, larger) or _numel(op.output, self.hints) >= EXPANDING * larger
+            self.anywhere
+            or self.few_rows(op, larger)
+            or _numel(op.output, self.hints) >= REGIONS.min_growth_ratio * larger
         )
 
     def few_rows(self, op: Op, larger: int) -> bool:
         """Whether an op multiplies few rows by a long operand, where that is worth a region."""
         assert op.expr is not None
         folded = self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce))
-        return self.short and larger >= LONG and _numel(op.output, self.hints) * folded <= FEW * larger
+        return (
+            self.short
+            and larger >= REGIONS.min_few_rows_operand_elements
+            and _numel(op.output, self.hints) * folded <= REGIONS.max_few_rows * larger
+        )
 
     def grow(self, seed: Op) -> Region | None:
         """The region of a contraction; None if its product leaves it, if nothing folds it, or if it owes too much."""
-        least = max(1, _numel(seed.output, self.hints) // SIMILAR)
+        least = max(1, _numel(seed.output, self.hints) // REGIONS.max_times_smaller)
         own: set[Op] = {seed}
         borrowed: set[Op] = set()
         todo = [seed]
@@ -140,7 +129,7 @@ class _Finder:
         if not self.close(own, borrowed):
             return None
         found = self.region(own, borrowed)
-        return found if len(found.outputs) <= MOST_OWED else None
+        return found if len(found.outputs) <= CANDIDATES.max_region_results else None
 
     def inside(self, op: Op, own: set[Op]) -> bool:
         """Whether `op` depends on the region."""

@@ -13,18 +13,14 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-FARTHEST = 4096
-"""Edges that each end looks along before a path is taken for granted."""
-
-ROOM = 1 << 256
-"""Difference of neighbouring labels where no group has moved yet."""
+from tilewright.tuning.search_limits import GROUPS
 
 
 class Standing(Enum):
     """Why two groups cannot become one."""
 
     BETWEEN = "another kernel or library call stands between"
-    FAR = f"further apart than a search along {FARTHEST} edges tells"
+    FAR = f"further apart than a search along {GROUPS.max_path_edges} edges tells"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class Order:
             (True, self._search(low, high, self.after, ahead, behind), ahead),
             (False, self._search(high, low, self.before, behind, ahead), behind),
         )
-        for _ in range(FARTHEST):
+        for _ in range(GROUPS.max_path_edges):
             for up, search, found in sides:
                 self.visits += 1
                 met = next(search, None)
@@ -140,7 +136,7 @@ class Order:
     # -- the list of groups, with -1 before the first and behind the last
 
     def _line_up(self, order: Sequence[int]) -> None:
-        self.label |= {group: n * ROOM for n, group in enumerate(order, 1)}
+        self.label |= {group: n * GROUPS.label_distance for n, group in enumerate(order, 1)}
         ring = (-1, *order, -1)
         for one, other in zip(ring, ring[1:], strict=False):
             self.next[one], self.last[other] = other, one
@@ -153,7 +149,7 @@ class Order:
         """Put groups behind `one`, in this order."""
         other = self.next[one]
         low = self.label[one] if one >= 0 else 0
-        high = self.label[other] if other >= 0 else low + ROOM * (len(groups) + 1)
+        high = self.label[other] if other >= 0 else low + GROUPS.label_distance * (len(groups) + 1)
         step = (high - low) // (len(groups) + 1)
         for n, group in enumerate(groups, 1):
             self.label[group] = low + n * step
@@ -166,5 +162,5 @@ class Order:
     def _relabel(self) -> None:
         group, n = self.next[-1], 1
         while group >= 0:
-            self.label[group] = n * ROOM
+            self.label[group] = n * GROUPS.label_distance
             group, n = self.next[group], n + 1

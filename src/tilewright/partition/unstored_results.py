@@ -16,10 +16,11 @@ from tilewright.ir.expr import cost
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import PARTITION
 
 from .greedy import Group, Price
 from .kernel_ops import Parts
-from .recompute import MOST_INSTRUCTIONS, MOST_TOGETHER, is_cheap, size_bytes
+from .recompute import is_cheap, size_bytes
 
 
 def without_recomputed(parts: Parts, groups: Sequence[Group], price: Price) -> list[Group]:
@@ -103,7 +104,7 @@ class _Search:
             now = todo.pop()
             assert now.expr is not None
             instructions += cost(now.expr.body[0])
-            if instructions >= MOST_INSTRUCTIONS or len(path) > MOST_TOGETHER:
+            if instructions >= PARTITION.min_stored_instructions or len(path) > PARTITION.max_recomputed_ops:
                 return None
             for v in now.inputs:
                 maker = self.parts.producer.get(v)

@@ -42,6 +42,7 @@ from tilewright.runtime.cuda.graph import Graphs
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.search_limits import BUILDING
 
 from .build import Refused, names_of, number_kernels
 from .executables import executable
@@ -112,9 +113,6 @@ class Compiled:
         """As in `Compilation`."""
         return self.compilation.cuda_graphs
 
-
-MOST_REFUSALS = 4
-"""How often a graph is compiled again without the kernels that were refused."""
 
 Watcher = Callable[[fx.GraphModule, Mapping[str, Tensor], Compiled, Options], Compiled]
 """Is shown each captured graph with its frozen tensors and what it became, and gives what is to run."""
@@ -208,7 +206,7 @@ def _on_host(graph: Graph) -> Graph:
 
 def _generated(asked: Request, graph: Graph) -> Made:
     """As `_attempted`, with the ops of kernels that a compiler behind us refuses as library calls (and a warning)."""
-    for _ in range(MOST_REFUSALS):
+    for _ in range(BUILDING.max_graph_attempts):
         try:
             return _attempted(asked, graph)
         except Refused as refused:

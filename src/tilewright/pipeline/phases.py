@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tilewright.analysis.size_hints import EARNEST, SizeHints, representative
+from tilewright.analysis.size_hints import SizeHints, representative
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
@@ -36,6 +36,7 @@ from tilewright.runtime.store.cache import Store, default_root
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.mask_windows import with_windows
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import SIZES
 
 from .build import Builder, names_of, number_kernels
 from .loops import Bodies, Looping, compile_loops
@@ -59,7 +60,7 @@ def begin(asked: Request, graph: Graph, solver: Solver, store: Store | None = No
     one of the options."""
     typical = typical_sizes(graph, asked.traced)
     usual, rest = solver.at(typical), without_nothing(graph)
-    grown = usual.at(typical.raised(EARNEST, rest.symbols()))
+    grown = usual.at(typical.raised(SIZES.min_region_size, rest.symbols()))
     kept = Store(default_root(asked.options)) if store is None else store
     decisions = Decisions(solver.target, kept, asked.options, typical.sizes)
     return State(asked, usual, grown, decisions, graph, rest)

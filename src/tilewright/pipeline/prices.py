@@ -26,13 +26,11 @@ from tilewright.rewrite.normal.frozen_masks import recognise_masks
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
+from tilewright.tuning.thresholds import PARTITION
 
 from .build import Builder, in_silence
 from .place import Place
 from .trial import Trial
-
-LARGER = 8
-"""How many times as large as what kernels store a value is that they spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def _prices(solver: Solver, usual: Prices | None = None) -> Prices:
     def spared(region: Graph, kernels: Sequence[Kernel]) -> float:
         stored = _largest((v for k in kernels for v in k.outputs), region, hints)
         held = _largest((op.output for op in region.ops if is_contraction(op)), region, hints)
-        return held / solver.target.device.capacity if held > LARGER * stored else 0.0
+        return held / solver.target.device.capacity if held > PARTITION.min_spared_ratio * stored else 0.0
 
     library = partial(_library_seconds, solver=solver)
     return Prices(hints, solver.price, library, ideal, usual, routine, solver.notes, spared, guess)

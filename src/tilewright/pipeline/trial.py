@@ -18,20 +18,11 @@ from tilewright.ir.sizes import dims
 from tilewright.partition.cover import partition
 from tilewright.plan import build_plan
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
+from tilewright.tuning.input_limits import MODELS
+from tilewright.tuning.search_limits import COMPARISON, TRIAL
 
 from .build import Builder, Clock, names_of, number_kernels
 from .executables import executable
-
-ROOM = 4 << 30
-"""Bytes of a region's operands and results up to which it is timed."""
-SECONDS = 0.4
-"""About how long the covers of one region run."""
-ROUNDS = 9
-"""Runs of each cover at most."""
-FEWEST = 3
-LONGEST = 2.0
-"""Seconds of the covers' first runs from which on no more is measured: the model may err. If some have not run by
-then, it decides."""
 
 LOG = logging.getLogger("tilewright")
 
@@ -61,21 +52,24 @@ class Trial:
     def _times(self, covers: Sequence[Graph], clock: Clock) -> list[float] | None:
         graph = covers[0]
         values = [v for v in (*graph.inputs, *graph.outputs) if isinstance(v, Value)]
-        if sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values) > ROOM:
+        if (
+            sum(self.builder.hints.estimate(v.numel) * v.dtype.bytes for v in values)
+            > MODELS.max_timed_region_bytes
+        ):
             return None
         runs = self._runs(covers)
         start = time.perf_counter()
         first: list[float] = []
         for run in runs:
-            if time.perf_counter() - start > LONGEST:
+            if time.perf_counter() - start > TRIAL.max_first_runs_seconds:
                 return None
             first.append(clock(run))
-        if time.perf_counter() - start > LONGEST:
+        if time.perf_counter() - start > TRIAL.max_first_runs_seconds:
             return first
         taken: list[list[float]] = [[] for _ in runs]
         start = time.perf_counter()
-        for done in range(ROUNDS):
-            if done >= FEWEST and time.perf_counter() - start > SECONDS:
+        for done in range(COMPARISON.max_rounds):
+            if done >= COMPARISON.min_rounds and time.perf_counter() - start > TRIAL.seconds_per_region:
                 break
             for run, times in zip(runs, taken, strict=True):
                 times.append(clock(run))

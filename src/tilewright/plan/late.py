@@ -13,11 +13,9 @@ from dataclasses import replace
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import MEMORY
 
 from .data import Buffer, Call, Copy, Home, Launches, Segment, Step, View
-
-LARGE_BYTES = 1 << 18
-"""A buffer of at least this size takes longer to fill than to ask for."""
 
 
 def is_worth_it(segments: Sequence[Segment], buffers: Sequence[Buffer], hints: SizeHints) -> bool:
@@ -68,5 +66,6 @@ def root_of(buffers: Sequence[Buffer], b: int) -> int:
 
 def _is_large(b: Buffer, hints: SizeHints) -> bool:
     return (
-        b.home is Home.ARENA and hints.estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= LARGE_BYTES
+        b.home is Home.ARENA
+        and hints.estimate(dims.prod(b.spec.shape)) * b.spec.dtype.bytes >= MEMORY.min_late_buffer_bytes
     )

@@ -10,12 +10,10 @@ from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Kernel, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.thresholds import CPU_WORK
 
 EXPONENTIALS = ("exp", "exp2", "expm1", "sigmoid")
 """Functions that take one exponential each."""
-
-REACHED = 0.5
-"""Share that small work reaches of one core's peak, and one core of what the cache that all share gives."""
 
 
 def work_of(ops: Sequence[Op]) -> tuple[Expr, Expr]:
@@ -75,7 +73,10 @@ class CoreTime:
             return None
         shared = target.level(MemoryKind.L2) or target.device
         flops, _ = work_of(ops)
-        rates = REACHED * target.flops / target.cores, REACHED * shared.bandwidth
+        rates = (
+            CPU_WORK.reached_peak_ratio * target.flops / target.cores,
+            CPU_WORK.reached_peak_ratio * shared.bandwidth,
+        )
         times = [
             dims.floordiv(n, dims.integer(max(1, int(rate * 1e-9))))
             for n, rate in zip((flops, bytes_of(values)), rates, strict=True)

@@ -12,10 +12,6 @@ from tilewright.ir.graph import Layout, Op, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
 
-ALIGNED = 64
-"""Elements by multiples of which a kernel may begin elsewhere where blocks of threads read vectors: these, sectors and
-lines of caches lie as before."""
-
 
 def at_first_step(kernel: Kernel, layouts: Mapping[Value, Layout], aligned: int) -> Kernel:
     """A kernel of the same cost that reads its inputs near their beginnings, moved by multiples of `aligned` elements:

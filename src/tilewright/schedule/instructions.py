@@ -25,24 +25,21 @@ from tilewright.ir.program import (
     expressions,
 )
 from tilewright.ir.sizes import dims
-
-SAMPLES = 3
-
-UNKNOWN = 1 << 40
-"""Loops that end where data says are taken to be as long as they can be: numbers from memory count as far off."""
+from tilewright.tuning.search_limits import SCHEDULES
+from tilewright.tuning.thresholds import SIZES
 
 
 def count_instructions(program: TileProgram, width: int, hints: SizeHints) -> float:
     """Vector instructions of `width` lanes, symbols taken as typical sizes."""
     points = hints.estimate(dims.prod(g.extent for g in program.grid))
     total = 0.0
-    for k in range(SAMPLES):
+    for k in range(SCHEDULES.work_samples):
         at = {
-            axis(g.axis): dims.integer(hints.estimate(g.extent) * (2 * k + 1) // (2 * SAMPLES))
+            axis(g.axis): dims.integer(hints.estimate(g.extent) * (2 * k + 1) // (2 * SCHEDULES.work_samples))
             for g in program.grid
         }
         total += _Walk(program, width, hints).body(program.body, at)
-    return total / SAMPLES * points
+    return total / SCHEDULES.work_samples * points
 
 
 class _Walk:
@@ -59,8 +56,8 @@ class _Walk:
             total = self.plain[id(body)] = sum(map(self.statement, body))
         for s in body:
             if isinstance(s, Loop):
-                start = self.hints.estimate(substitute(_with_data(s.start, -UNKNOWN), at))
-                stop = self.hints.estimate(substitute(_with_data(s.stop, UNKNOWN), at))
+                start = self.hints.estimate(substitute(_with_data(s.start, -SIZES.data_size), at))
+                stop = self.hints.estimate(substitute(_with_data(s.stop, SIZES.data_size), at))
                 length = dims.static(dims.sub(s.stop, s.start))
                 trips = max(0, -(-(stop - start if length is None else length) // s.tile))
                 if trips:

@@ -34,14 +34,9 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
 from tilewright.rewrite.data_masks.find import Mask, masks
 from tilewright.rewrite.split.reduction import split_reduction
+from tilewright.tuning.thresholds import MASKS
 
 from .solver import Solver
-
-WORTH = 8
-"""How many times as long as finding windows or lists a kernel must take: what they save is only known at run time."""
-
-ROOM = 8
-"""How many times as large as its lists what a kernel reads and writes must be."""
 
 
 def with_windows(graph: Graph, solver: Solver) -> Graph:
@@ -139,7 +134,7 @@ class _Windows:
         """Whether lists are small beside what the kernel reads and writes."""
         used = (*kernel.inputs, *kernel.outputs)
         held = sum(self.solver.hints.estimate(v.numel) * v.dtype.bytes for v in used)
-        return ROOM * sum(self.solver.hints.estimate(x.bytes) for x in lists) <= held
+        return MASKS.min_times_as_large * sum(self.solver.hints.estimate(x.bytes) for x in lists) <= held
 
     def by_windows(self, kernel: Kernel, found: Sequence[Mask]) -> dict[Op, Op]:
         """The masked ops with windows; none if nothing is won."""
@@ -205,7 +200,7 @@ class _Windows:
         bounded = replace(kernel, ops=tuple(changed.get(op, op) for op in kernel.ops))
         layouts = self.graph.layouts
         try:
-            if sum(map(self.seconds, fresh)) * WORTH > self.solver.price(kernel, layouts):
+            if sum(map(self.seconds, fresh)) * MASKS.min_times_as_long > self.solver.price(kernel, layouts):
                 return False
             program = self.solver.solve(bounded, layouts).program
         except IllegalSchedule:

@@ -35,8 +35,10 @@ from tilewright.schedule.gpu.blocks import block_schedule, buckets, misalignment
 from tilewright.schedule.gpu.cost import block_seconds
 from tilewright.schedule.gpu.shared_memory import fit_shared_memory
 from tilewright.target import MemoryKind, Precision, Target
+from tilewright.tuning.search_limits import SCHEDULES
+from tilewright.tuning.thresholds import GPU_BLOCKS
 
-from .equal_kernels import ALIGNED, at_first_step
+from .equal_kernels import at_first_step
 from .table import Tuning, table
 
 MULTIPLIED: Mapping[Precision, str] = {
@@ -45,8 +47,6 @@ MULTIPLIED: Mapping[Precision, str] = {
 }
 """What is told of kernels whose products of fp32 go to matrix units that read something else."""
 
-LEAST = 1 << 10
-"""Bytes of shared memory below which no schedule is looked for that needs less."""
 
 Layouts = Mapping[Value, Layout]
 Buckets = tuple[tuple[Expr, TileProgram], ...]
@@ -139,7 +139,7 @@ class Solver:
         if level is None:
             return False
         before, capacity = _programs(self.solve(kernel, layouts)), int(level.capacity * share)
-        while capacity >= LEAST:
+        while capacity >= SCHEDULES.min_shared_bytes:
             less = target.resized(capacities={MemoryKind.SHARED: capacity})
             self.cramped[key] = Solver(less, self.options, self.tuning, self.hints)
             if _programs(self.solve(kernel, layouts)) != before:
@@ -190,7 +190,7 @@ class Solver:
     def _alike(self, kernel: Kernel, layouts: Layouts) -> _Solution:
         """The solution of a kernel, or of one that costs the same."""
         key = kernel_key(kernel, layouts)
-        aligned = ALIGNED if self.target.lanes > 1 else 1
+        aligned = GPU_BLOCKS.begin_multiple if self.target.lanes > 1 else 1
         first = kernel if key in self.known else at_first_step(kernel, layouts, aligned)
         return self._solution(first, layouts, key if first is kernel else None)
 

@@ -14,6 +14,7 @@ from tilewright.ir.expr import Expr, walk
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import Compute, Load, Store, TileProgram, defines
+from tilewright.tuning.search_limits import FACTS
 
 FORMS = ("close_", "coarse_", "quick_")
 """Prefixes of functions that a schedule may take for another one (see `ir.expr.SCALARS`)."""
@@ -24,8 +25,6 @@ THROUGH = ("cast", "narrow", "checked", "implied")
 NEUTRAL = {"add": 0, "mul": 1}
 """Ops, and the constant that changes nothing in them."""
 
-MOST_NUMBERS = 16
-"""Numbers that an expression has at most, since those of its choices multiply: with more, a value may be missed."""
 
 Numbers = tuple[int, ...]
 """The number of an expression as it is written, then those that it has where a choice is settled."""
@@ -115,6 +114,8 @@ class Numbering:
         if x.op == "const":
             return (self.of("const", x.value),)
         op = next((x.op.removeprefix(p) for p in FORMS if x.op.startswith(p)), x.op)
-        found = [self.of(op, *chosen) for chosen in itertools.islice(itertools.product(*args), MOST_NUMBERS)]
+        found = [
+            self.of(op, *chosen) for chosen in itertools.islice(itertools.product(*args), FACTS.max_numbers)
+        ]
         settled = (*args[1], *args[2]) if op == "where" else ()
-        return tuple(dict.fromkeys((found[0], *settled, *found[1:])))[:MOST_NUMBERS]
+        return tuple(dict.fromkeys((found[0], *settled, *found[1:])))[: FACTS.max_numbers]

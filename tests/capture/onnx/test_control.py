@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -107,7 +109,7 @@ def test_known_trip_count_is_unrolled_by_export() -> None:
 
 
 def test_endless_loop_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "MAX_TRIPS", 1000)
+    monkeypatch.setattr(control, "LOOP_LIMITS", replace(control.LOOP_LIMITS, max_steps=1000))
     graph = body(
         [node("Identity", ["c"], ["c2"]), node("Identity", ["v"], ["v2"])],
         [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("v", None)],

@@ -10,11 +10,9 @@ from fractions import Fraction
 from tilewright.ir.expr import Axis, Expr, call, const, is_const, substitute, walk, where
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import FACTS
 
 from .terms import Gauge
-
-NEAR = 1e-6
-"""Relative error up to which a constant counts as the inverse of a count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def _is_mean(x: Expr, leaf: Expr, over: Sequence[Axis]) -> bool:
     if not size or other.op != "const" or not isinstance(value, (int, float, Fraction)):
         return False
     whole = float(value) if x.op == "div" else 1 / float(value) if value else 0.0
-    return abs(whole - size) <= NEAR * size
+    return abs(whole - size) <= FACTS.inverse_count_error * size
 
 
 def empty(gauge: Gauge, state: Expr) -> Expr:

@@ -20,15 +20,11 @@ from typing import TypeVar
 
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, call, conjuncts, const, is_const, transform, walk, where
+from tilewright.tuning.search_limits import ONLINE
 
 Rate = tuple[int, str]
 """A gauge and the base in which it stands in an exponent: "exp" or "exp2"."""
 
-MOST = 64
-"""Terms of a body beyond which it is not looked at."""
-
-POWER = 6
-"""Powers beyond which a body is not expanded."""
 
 K = TypeVar("K")
 N = TypeVar("N", int, Fraction)
@@ -97,8 +93,8 @@ def product(a: Poly, b: Poly) -> Poly:
             made = joined(m, n)
             if made is not None:
                 out = plus(out, {made: p * q})
-    if len(out) > MOST:
-        raise Mixed(f"its body has more than {MOST} terms")
+    if len(out) > ONLINE.max_terms:
+        raise Mixed(f"its body has more than {ONLINE.max_terms} terms")
     return out
 
 
@@ -326,7 +322,12 @@ def _reciprocal(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
 
 def _pow(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
     n = e.args[1].value
-    if not isinstance(n, (int, float, Fraction)) or n != int(n) or not 1 <= n <= POWER or x.late(e):
+    if (
+        not isinstance(n, (int, float, Fraction))
+        or n != int(n)
+        or not 1 <= n <= ONLINE.max_power
+        or x.late(e)
+    ):
         return None
     base = x.poly(e.args[0], truths)
     made = base

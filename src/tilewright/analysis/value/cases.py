@@ -18,16 +18,11 @@ from tilewright.interp.algebra import FLOATS, Array
 from tilewright.ir.dtype import DType, bool_, i64
 from tilewright.ir.expr import Const, Expr, call, const, rebuild, slot, walk
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import FACTS
 
 from . import conditions
 from .conditions import FALSE, TRUE, Condition, TooLarge
 from .sign import Signs
-
-MOST_CASES = 8
-"""Cases that an expression may have; with more it counts as one."""
-
-MOST_NODES = 64
-"""Nodes of a test of data that is kept as it is."""
 
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 
@@ -60,7 +55,7 @@ class Chooser:
                 found = self.merged(self.node(e))
             except TooLarge:
                 found = ()
-            found = self.memo[e] = found if 0 < len(found) <= MOST_CASES else (Case(TRUE, e),)
+            found = self.memo[e] = found if 0 < len(found) <= FACTS.max_cases else (Case(TRUE, e),)
         return found
 
     def node(self, e: Expr) -> Sequence[Case]:
@@ -88,7 +83,7 @@ class Chooser:
         split = [self.cases(a) for a in args]
         if all(len(c) == 1 and c[0].value is a for c, a in zip(split, args, strict=True)):
             return [Case(TRUE, self.settled(e))]
-        if math.prod(map(len, split)) > MOST_CASES**2:
+        if math.prod(map(len, split)) > FACTS.max_cases**2:
             raise TooLarge
         made: list[Case] = []
         for chosen in product(*split):
@@ -151,7 +146,7 @@ class Chooser:
     def comparison(self, op: str, a: Expr, b: Expr) -> Condition:
         """Where `a op b` holds, case by case of both."""
         split = [self.cases(a), self.cases(b)]
-        if math.prod(map(len, split)) > MOST_CASES**2:
+        if math.prod(map(len, split)) > FACTS.max_cases**2:
             raise TooLarge
         parts: list[Condition] = []
         for x, y in product(*split):
@@ -184,7 +179,7 @@ class Chooser:
 
     def small(self, e: Expr) -> bool:
         for count, _ in enumerate(walk(e)):
-            if count > MOST_NODES:
+            if count > FACTS.max_test_nodes:
                 return False
         return True
 

@@ -13,6 +13,7 @@ from math import gcd
 from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Expr, call, const, substitute, walk
 from tilewright.ir.sizes import dims
+from tilewright.tuning.search_limits import FACTS
 
 Term = frozenset[Expr]
 Condition = frozenset[Term]
@@ -20,9 +21,6 @@ Condition = frozenset[Term]
 
 TRUE: Condition = frozenset({frozenset[Expr]()})
 FALSE: Condition = frozenset()
-
-LIMIT = 24
-"""Terms that a condition may have; a larger one stays a single opaque literal."""
 
 
 class TooLarge(Exception):
@@ -156,7 +154,7 @@ def _tidy(term: Term) -> Term | None:
 def disjunction(parts: Iterable[Condition]) -> Condition:
     """Holds where one of the parts does."""
     terms = {t for part in parts for t in part}
-    if len(terms) > 8 * LIMIT:
+    if len(terms) > 8 * FACTS.max_condition_terms:
         raise TooLarge
     current = {t for t in map(_tidy, terms) if t is not None}
     while True:
@@ -165,7 +163,7 @@ def disjunction(parts: Iterable[Condition]) -> Condition:
         if kept == current:
             break
         current = kept
-    if len(current) > LIMIT:
+    if len(current) > FACTS.max_condition_terms:
         raise TooLarge
     return frozenset(current)
 

@@ -15,15 +15,13 @@ from tilewright.ir.expr import Axis, Expr, axes_of, axis, make, read, substitute
 from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.tuning.search_limits import FACTS
 
 from . import conditions
 from .cases import Case, Cases, Chooser, folded
 from .conditions import TRUE, Condition, TooLarge
 from .interval import Interval, interval, join
 from .sign import Signs, fold_signs, of_type
-
-MOST_NODES = 4096
-"""Nodes of an expression that is put into its readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class ValueAnalysis:
         found = self.chooser.cases(body)
         self.sign[v] = self.sign_of_cases(found)
         self.regions[v] = self.exported(found)
-        if all(count < MOST_NODES for count, _ in enumerate(walk(body))):
+        if all(count < FACTS.max_inlined_nodes for count, _ in enumerate(walk(body))):
             self.element[v] = body
 
     def inlined(self, body: Expr, op: Op) -> Expr:

@@ -15,6 +15,7 @@ from tilewright.ir.expr import Const, Expr, conjuncts, slot
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
+from tilewright.tuning.search_limits import FACTS
 
 from .interval import (  # fmt: skip
     ABOVE,
@@ -84,19 +85,21 @@ def fold_signs(reduction: Reduction, elements: Sequence[Interval], some: bool) -
         lifted if some else [join((x, sign_of(i))) for x, i in zip(lifted, reduction.identity, strict=True)]
     )
     sides = [slot(side, k, t) for side in "ab" for k, t in enumerate(reduction.state)]
-    for step in range(_STEPS):
+    for step in range(FACTS.max_sign_rounds):
         merge = Signs(dict(zip(sides, (*state, *state), strict=True)))
         grown = [join((x, merge.of(m))) for x, m in zip(state, reduction.merge, strict=True)]
         if grown == state:
             break
-        state = [_widened(x, y) if step >= _PATIENCE else y for x, y in zip(state, grown, strict=True)]
+        state = [
+            _widened(x, y) if step >= FACTS.exact_sign_rounds else y
+            for x, y in zip(state, grown, strict=True)
+        ]
     else:
         state = [of_type(t, finite=False) for t in reduction.state]
     finish = Signs(dict(zip(sides, (*state, *state), strict=True)))
     return tuple(finish.of(f) for f in reduction.finish)
 
 
-_STEPS, _PATIENCE = 24, 2
 _STOPS = (-INF, -1.0, 0.0, 1.0, INF)
 """Bounds that still move after some rounds jump to the next of these, so that the iteration ends."""
 

@@ -33,30 +33,17 @@ from tilewright.ir.ops.epilogue import activations, total
 from tilewright.ir.sizes import dims
 from tilewright.ir.spare import bound
 from tilewright.target import Target
+from tilewright.tuning.input_limits import PIECES
+from tilewright.tuning.thresholds import ONEDNN
 
 from . import mkl
 
 aten = torch.ops.aten
 onednn = torch.ops.mkldnn
 
-SMALLEST = 2_200_000
-"""Operations (2 x multiply-adds) from which a packed product is faster than the plain one."""
-SMALLEST_PLAIN = 4_500_000
-"""The same for a weight that is not packed."""
-FEWEST_ROWS = 4
-"""Rows from which a product with a weight that is not packed is faster."""
-FEW_TAPS = 9
-"""Taps of a depthwise convolution above which the library's blocking by rows is expected to be faster."""
-TYPICAL = 112
-"""Height and width for which weights are packed where they are dynamic; the packed form hardly depends on them."""
-CHAIN = 384
-"""Products that oneDNN may sum one after the other in a matrix product. Its error grows with the root of their number,
-while eager sums in blocks: one chain of 1024 is twice as inexact."""
 
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 LARGEST_DENORMAL = SMALLEST_NORMAL * (1 - 2.0**-23)
-BLOCK = 1 << 16
-"""Elements of a weight that are compared at a time."""
 
 Attribute = tuple[str, tuple[float, ...], str]
 """What the library does on its result: name, numbers, algorithm."""
@@ -71,7 +58,7 @@ def specialiser(
     if not torch.backends.mkldnn.is_available() or not all(v.dtype is f32 for v in inputs):
         return None
     if target in _PRODUCTS:
-        least = 0 if repeated else SMALLEST
+        least = 0 if repeated else ONEDNN.min_packed_product_work
         product = _Product(_PRODUCTS[target], tuple(inputs), tuple(shape), least)
         return product.specialise
     if target in (aten.convolution.default, aten._convolution.default) and len(shape) in (3, 4, 5):
@@ -212,8 +199,12 @@ class _Product:
         work = _size(dims.mul(dims.integer(2), dims.prod(self.shape), self.inputs[x.index].shape[-1]))
         if held is None:
             chain = dims.static(self.inputs[x.index].shape[-1])
-            plain = target.slow_products and not frozen and work >= SMALLEST_PLAIN
-            return self.plain(x, weight, bias) if plain and (chain is None or chain <= CHAIN) else None
+            plain = target.slow_products and not frozen and work >= ONEDNN.min_plain_product_work
+            return (
+                self.plain(x, weight, bias)
+                if plain and (chain is None or chain <= ONEDNN.max_sum_chain)
+                else None
+            )
         if not isinstance(held, Tensor) or work < self.least or (bias is not None and vector is None):
             return None
         matrix = held.detach().t() if slots.transposed else held.detach()
@@ -237,7 +228,7 @@ class _Product:
             return None
         vector = isinstance(bias, Operand) and len(self.inputs[bias.index].shape) == 1
         rows = dims.static(dims.prod(self.shape[:-1]))
-        if isinstance(bias, Operand) and not vector or (rows is not None and rows < FEWEST_ROWS):
+        if isinstance(bias, Operand) and not vector or (rows is not None and rows < ONEDNN.min_plain_rows):
             return None
         function = _plain_transposed if self.slots.transposed else _plain
         return LibraryCall(
@@ -251,7 +242,7 @@ def flushed(weight: Tensor) -> Tensor:
 
     They are what training leaves of channels that it switched off. Many processors take a hundred times as long for
     products with them, and the sums do not see them: they are rounded away as any float sum rounds."""
-    rows = max(1, BLOCK // max(1, weight[:1].numel())) if weight.dim() else 1
+    rows = max(1, PIECES.compared_weight_elements // max(1, weight[:1].numel())) if weight.dim() else 1
     parts = weight.split(rows) if weight.dim() else (weight,)
     # Block by block in a core's cache: fresh memory for a second weight would cost more than the comparison.
     if all(torch.equal(hardshrink(part, LARGEST_DENORMAL), part) for part in parts):
@@ -278,7 +269,11 @@ def _plain_transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The library sums K in one chain, and brings a weight with gaps into form a thousand times as slowly as it
     multiplies."""
     dense = weight.is_contiguous() or weight.t().is_contiguous()
-    if x.numel() >= FEWEST_ROWS * weight.shape[0] and weight.shape[0] <= CHAIN and dense:
+    if (
+        x.numel() >= ONEDNN.min_plain_rows * weight.shape[0]
+        and weight.shape[0] <= ONEDNN.max_sum_chain
+        and dense
+    ):
         return _linear(x, weight.t(), bias, "none", [], "")
     flat = x.reshape(-1, weight.shape[0])
     out = torch.mm(flat, weight) if bias is None else torch.addmm(bias, flat, weight)
@@ -286,8 +281,8 @@ def _plain_transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _packed(weight: Tensor) -> tuple[Tensor, ...]:
-    """A weight [N, K] in the library's own form, cut along K into parts of at most CHAIN."""
-    count = max(1, -(-weight.shape[1] // CHAIN))
+    """A weight [N, K] in the library's own form, cut along K into parts of at most ONEDNN.max_sum_chain."""
+    count = max(1, -(-weight.shape[1] // ONEDNN.max_sum_chain))
     step = max(1, -(-weight.shape[1] // count))
     step += -step % 16
     return tuple(onednn._reorder_linear_weight(w.contiguous()) for w in weight.split(step, 1))
@@ -383,7 +378,7 @@ class _Convolve:
             task = FrozenProduct(
                 inner, vector, source, self.shape, tuple(steps), tuple(borders), tuple(spread), groups, flush
             )
-            late = groups > 1 and held[0, 0].numel() > FEW_TAPS
+            late = groups > 1 and held[0, 0].numel() > ONEDNN.max_unblocked_taps
             rivals.insert(int(late), Offer("own", lambda: maker(task)))
         return LibraryCall(
             "convolution", unchosen, (Operand(0),), strides=(channels_last(self.shape),), reason="convolution",
@@ -415,7 +410,9 @@ class _Window:
         self, weight: Tensor, bias: Tensor | None, source: Sequence[Expr], shape: Sequence[Expr]
     ) -> LibraryCall:
         """The call on a packed weight, for an input of shape `source`."""
-        packed = self.pack(weight.contiguous(), [1, *(dims.static(s) or TYPICAL for s in source[1:])])
+        packed = self.pack(
+            weight.contiguous(), [1, *(dims.static(s) or ONEDNN.assumed_image_side for s in source[1:])]
+        )
         vector = bias.contiguous() if bias is not None else None
         return _Conv(packed, vector, self, channels_last(source), channels_last(shape)).call()
 

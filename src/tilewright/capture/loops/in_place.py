@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.capture.modes import MODES
+from tilewright.tuning.search_limits import REPEATS
 
 from .leaving import memories_of
-from .unrolled import MOST_DELAYED, Lifted, Sliced, Steps, Unlike, val_of
+from .unrolled import Lifted, Sliced, Steps, Unlike, val_of
 
 
 class Writes(Unlike):
@@ -60,7 +61,7 @@ def _delay(written: Sliced, read: Sliced) -> int:
     if replace(read, first=written.first) != written:
         return 0
     steps, rest = divmod(written.first - read.first, written.step)
-    return steps if not rest and 0 < steps <= MOST_DELAYED else 0
+    return steps if not rest and 0 < steps <= REPEATS.max_steps_back else 0
 
 
 def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> None:

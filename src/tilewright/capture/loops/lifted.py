@@ -12,14 +12,12 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tilewright.capture.modes import MODES
+from tilewright.tuning.thresholds import LOOPS
 
 from .unrolled import Lifted, Sliced, Steps, arguments_of, val_of
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 """What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""
-
-MOST_WIDENED = 8
-"""How many times as large as what it is made of a product may be, to be made for all steps."""
 
 
 def lift_products(found: Steps) -> Steps:
@@ -62,5 +60,7 @@ def _product(node: fx.Node, found: Steps) -> Lifted | None:
     if not value.dim() or matrix.dim() != 2:
         return None
     made = val_of(node)
-    narrow = isinstance(made, Tensor) and statically_known_true(made.numel() <= MOST_WIDENED * value.numel())
+    narrow = isinstance(made, Tensor) and statically_known_true(
+        made.numel() <= LOOPS.max_lifted_growth_ratio * value.numel()
+    )
     return Lifted(part, node) if narrow else None

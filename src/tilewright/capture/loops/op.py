@@ -38,9 +38,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
-
-MAX_STEPS = 1_000_000
-"""A loop without a trip count that goes on beyond this is taken for one without end."""
+from tilewright.tuning.input_limits import LOOP_LIMITS
 
 Body = Callable[..., Sequence[Tensor]]
 Steps = int | None
@@ -99,7 +97,7 @@ def run_eagerly(
     device = _device(carried, slices, outer)
     goes = going is None or bool(going)
     while goes and (steps is None or done < steps):
-        if done >= MAX_STEPS and steps is None:
+        if done >= LOOP_LIMITS.max_steps and steps is None:
             raise endless()
         place = steps - 1 - done if backwards and steps is not None else done
         parts = [x.select(0, place) for x in slices]
@@ -118,7 +116,9 @@ def run_eagerly(
 
 def endless() -> UnsupportedError:
     """The error for a loop without a trip count whose condition does not end it."""
-    return UnsupportedError(f"a loop does not end within {MAX_STEPS} steps", phase="run", op="loop")
+    return UnsupportedError(
+        f"a loop does not end within {LOOP_LIMITS.max_steps} steps", phase="run", op="loop"
+    )
 
 
 def _nothing(

@@ -21,8 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy
 
-MOST_UNROLLED = 64
-"""Steps up to which a layer is taken apart step by step."""
+from tilewright.tuning.thresholds import LOOPS
 
 SCANS_DIFFERENTIATE = TorchVersion(torch.__version__) >= "2.13"
 """Whether torch's gradient of a scan is right. Up to 2.12 it loses that of a state which begins with a tensor that
@@ -114,7 +113,7 @@ def _own_results(gm: fx.GraphModule) -> None:
 @contextmanager
 def recurrent_loops() -> Generator[None]:
     """While active, torch's rules for RNN, GRU and LSTM layers (those that it does not hand to a library) make one scan
-    of each layer and direction with more than `MOST_UNROLLED` steps, gradients included."""
+    of each layer and direction with more than `LOOPS.max_unrolled_steps` steps, gradients included."""
     plain: dict[str, Layer] = {name: getattr(torchs, name) for name in _NAMES}
     setattr(torchs, _NAMES[0], _rnn(plain[_NAMES[0]]))
     setattr(torchs, _NAMES[1], _lstm(plain[_NAMES[1]]))
@@ -170,7 +169,7 @@ def from_inexact(x: Tensor, kind: torch.dtype) -> Tensor:
 
 def _is_long(x: Tensor) -> bool:
     steps = x.shape[0]
-    return isinstance(steps, torch.SymInt) or steps > MOST_UNROLLED
+    return isinstance(steps, torch.SymInt) or steps > LOOPS.max_unrolled_steps
 
 
 def _rnn(plain: Layer) -> Layer:

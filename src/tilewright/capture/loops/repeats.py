@@ -14,13 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-PIECES = (2, 8, 32, 128)
-"""Lengths of pieces of keys whose next occurrence tells a period: short ones for short steps, long ones for steps that
-repeat something within themselves."""
-PERIODS = 8
-"""Periods that are tried."""
-PHASES = 4
-"""Places in a step at which it is tried to begin."""
+from tilewright.tuning.search_limits import REPEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +75,16 @@ def _type(val: object) -> object:
 
 def _periods(keys: Sequence[int], most: int) -> list[int]:
     counts: Counter[int] = Counter()
-    for length in PIECES:
+    for length in REPEATS.piece_lengths:
         last: dict[tuple[int, ...], int] = {}
         for k in range(len(keys) - length + 1):
             piece = tuple(keys[k : k + length])
             if piece in last:
                 counts[k - last[piece]] += 1
             last[piece] = k
-    return [p for p, count in counts.most_common(PERIODS) if count >= most and p * most < len(keys)]
+    return [
+        p for p, count in counts.most_common(REPEATS.max_periods) if count >= most and p * most < len(keys)
+    ]
 
 
 def _stretches(keys: Sequence[int], period: int) -> list[tuple[int, int]]:
@@ -114,6 +110,6 @@ def _phased(nodes: Sequence[fx.Node], start: int, end: int, period: int, most: i
         weight = 1 if isinstance(nodes[start + k].meta.get("example_value"), Tensor) else period
         for cut in range(max(k + 1, middle), min(last, middle + period) + 1):
             passing[cut - middle] += weight
-    order = sorted(range(period), key=lambda phase: (passing[phase], phase))[:PHASES]
+    order = sorted(range(period), key=lambda phase: (passing[phase], phase))[: REPEATS.max_phases]
     cut = [Repeat(start + p, period, (end - start - p) // period) for p in order]
     return [r for r in cut if r.steps > most]

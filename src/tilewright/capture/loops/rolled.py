@@ -24,11 +24,12 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from tilewright.capture.modes import autocast_behind, shift_of
+from tilewright.tuning.thresholds import LOOPS
 
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
-from .recurrent import CARRIED_INEXACT, MOST_UNROLLED, SCANS_DIFFERENTIATE
+from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
 from .scanned import Loop, place_of, replace_by_scan, tensors_of, written_of
@@ -49,16 +50,18 @@ LOG = logging.getLogger("tilewright")
 
 
 def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with a scan in the place of each loop of more than `MOST_UNROLLED` equal steps; itself if it has none.
-    Nodes carry `meta["example_value"]`."""
-    if len(gm.graph.nodes) <= MOST_UNROLLED:
+    """The graph with a scan in the place of each loop of more than `LOOPS.max_unrolled_steps` equal steps; itself if
+    it has none. Nodes carry `meta["example_value"]`."""
+    if len(gm.graph.nodes) <= LOOPS.max_unrolled_steps:
         return gm
     made, found = with_bodies_once(gm), False
     while True:
         nodes = list(made.graph.nodes)
         if _device(nodes) not in ("cpu", "cuda"):
             return gm
-        loop = next((x for r in repeats(nodes, MOST_UNROLLED) if (x := _loop(nodes, r)) is not None), None)
+        loop = next(
+            (x for r in repeats(nodes, LOOPS.max_unrolled_steps) if (x := _loop(nodes, r)) is not None), None
+        )
         if loop is None:
             return made if found else gm
         LOG.info("%d equal steps became a loop", loop.steps)
@@ -79,7 +82,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
     if not all(n.op in ("call_function", "call_method") for n in windows[0]):
         return None
     for first, last in runs(windows):
-        while last - first > MOST_UNROLLED:
+        while last - first > LOOPS.max_unrolled_steps:
             try:
                 begin, end = start + first * period, start + last * period
                 with autocast_behind(nodes[:begin]):

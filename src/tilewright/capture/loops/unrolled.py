@@ -10,6 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
+from tilewright.tuning.search_limits import REPEATS
+
 _SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne")
 _NAMES = (*(n for n in _SIGNS if n not in ("truediv", "floordiv", "mod")), "div", "floor_divide", "remainder")
 ARITHMETIC = {*(getattr(operator, n) for n in _SIGNS), *(getattr(torch, n) for n in _NAMES), *_NAMES}
@@ -23,9 +25,6 @@ TAKES = (
 
 FILLS = (torch.full, torch.full_like, "new_full")
 """What fills a tensor with a number."""
-
-MOST_DELAYED = 8
-"""How many steps back a step reads."""
 
 
 def val_of(node: fx.Node) -> object:
@@ -142,7 +141,7 @@ def runs(windows: Sequence[Sequence[fx.Node]]) -> list[tuple[int, int]]:
         if not isinstance(a, fx.Node):
             return ("plain", _change(n, a, b))
         step, number = where.get(a, (-1, 0))
-        inside = step >= 0 and k - step <= MOST_DELAYED
+        inside = step >= 0 and k - step <= REPEATS.max_steps_back
         return (k - step, number) if inside else ("outside", a is not b)
 
     def sources(k: int) -> list[tuple[object, ...]]:
@@ -276,7 +275,10 @@ def _carried(
 ) -> bool:
     """Whether an argument is what a step before made. Noted with what stands for it in the first steps."""
     count, last = len(across), cast(fx.Node, across[-1])
-    back = next((d for d in range(1, min(MOST_DELAYED, count - 1) + 1) if last in where[count - 1 - d]), None)
+    back = next(
+        (d for d in range(1, min(REPEATS.max_steps_back, count - 1) + 1) if last in where[count - 1 - d]),
+        None,
+    )
     if back is None:
         return False
     number = where[count - 1 - back][last]

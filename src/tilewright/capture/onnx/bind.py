@@ -11,20 +11,17 @@ from torch import Tensor
 
 from tilewright.arrays import tensor_of_array
 from tilewright.errors import InputError
+from tilewright.tuning.search_limits import EXAMPLES
 
 from .module import InputSpec, OnnxModule
 
 ArrayLike = Tensor | np.ndarray | np.generic | int | float | bool
 
 
-TYPICAL = ((2, 64), (2, 224), (1, 64), (1, 1))
-"""Sizes of undeclared dims, the first and the others, where nobody gave inputs."""
-
-
 def typical_shapes(specs: Sequence[InputSpec]) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes for all inputs, most typical first: declared sizes, and those of TYPICAL for others. Not every model takes
-    all of them."""
-    for first, rest in TYPICAL:
+    """Shapes for all inputs, most typical first: declared sizes, and `EXAMPLES.undeclared_sizes` for others. Not every
+    model takes all of them."""
+    for first, rest in EXAMPLES.undeclared_sizes:
         yield [
             tuple(n if isinstance(n, int) else first if k == 0 else rest for k, n in enumerate(s.dims or ()))
             for s in specs

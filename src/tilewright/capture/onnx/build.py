@@ -17,9 +17,10 @@ import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from torch import Tensor
 
-from tilewright.capture.onnx.values.run import MAX_CONSTANT, TooLarge, Value, as_host, as_tensor, size_limit
-from tilewright.capture.onnx.values.traced import FOLD_BYTES, Kind, Subgraph, Val
+from tilewright.capture.onnx.values.run import TooLarge, Value, as_host, as_tensor, size_limit
+from tilewright.capture.onnx.values.traced import Kind, Subgraph, Val
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
+from tilewright.tuning.input_limits import MODEL_FILES
 
 from .nodes import (
     attribute_kinds,
@@ -47,8 +48,6 @@ from .refuse import completed, refused
 from .registry import EXTRAS, OpDef, lookup, lookup_host
 
 _TAKES_NARROW = frozenset({"DequantizeLinear", "Cast"})
-MAX_NODES = 1_000_000
-MAX_DEPTH = 64
 _CPU = torch.device("cpu")
 
 
@@ -137,8 +136,8 @@ class Builder:
         """Add nodes in order; their outputs enter `scope`."""
         for index, node in enumerate(nodes):
             self.context.nodes += 1
-            if self.context.nodes > MAX_NODES:
-                raise ModelError(f"more than {MAX_NODES} nodes", phase="capture")
+            if self.context.nodes > MODEL_FILES.max_nodes:
+                raise ModelError(f"more than {MODEL_FILES.max_nodes} nodes", phase="capture")
             try:
                 self.add_node(node, scope, index)
             except TilewrightError as error:
@@ -286,7 +285,7 @@ class Builder:
         if "device" in entry.names:
             keywords = {**keywords, "device": _CPU}
         try:
-            with torch.no_grad(), size_limit(FOLD_BYTES):
+            with torch.no_grad(), size_limit(MODEL_FILES.max_folded_bytes):
                 if not is_surely_small(args) and not is_small_on_meta(entry, args, keywords):
                     return None
                 result = entry.function(*args, **keywords)
@@ -301,7 +300,7 @@ class Builder:
         if any(c is not None and not isinstance(c, Tensor) for c in consts):
             return None
         size = sum(c.numel() * c.element_size() for c in consts if isinstance(c, Tensor))
-        if size > FOLD_BYTES:
+        if size > MODEL_FILES.max_folded_bytes:
             return None
         return [
             Val(Kind.CONST, const=c.detach().contiguous()) if isinstance(c, Tensor) else None for c in consts
@@ -361,7 +360,7 @@ class Builder:
             assert val.const is not None
             if number:
                 return self.new_slot(val.host().item()), None
-            if dynamic and val.const.numel() <= MAX_CONSTANT:
+            if dynamic and val.const.numel() <= MODEL_FILES.max_host_constant_elements:
                 return self.new_slot(val.host()), convert_tensor
             return self.slot_of(val), None
         if val.kind is Kind.MAYBE:
@@ -394,8 +393,10 @@ class Builder:
         defaults: Mapping[str, AttributeProto] | None = None,
     ) -> list[Val | None]:
         """The body of a function in place of the node that calls it."""
-        if scope.depth >= MAX_DEPTH:
-            raise ModelError(f"functions nest deeper than {MAX_DEPTH}", phase="capture", place=label)
+        if scope.depth >= MODEL_FILES.max_depth:
+            raise ModelError(
+                f"functions nest deeper than {MODEL_FILES.max_depth}", phase="capture", place=label
+            )
         attributes = {**(defaults or {}), **{a.name: a for a in function.attribute_proto}}
         for attribute in node.attribute:
             resolved = self.resolve(attribute, scope)
@@ -419,8 +420,8 @@ class Builder:
             raise ModelError(f"a body has {len(graph.input)} inputs, not {len(formals)}", phase="capture")
         inner = Builder(self.context, self)
         body_scope = Scope(inner, scope.opsets, scope, {}, scope.attributes, scope.depth + 1)
-        if body_scope.depth > MAX_DEPTH:
-            raise ModelError(f"bodies nest deeper than {MAX_DEPTH}", phase="capture")
+        if body_scope.depth > MODEL_FILES.max_depth:
+            raise ModelError(f"bodies nest deeper than {MODEL_FILES.max_depth}", phase="capture")
         inputs = [inner.value(kind) for kind in formals]
         for value_info, val in zip(graph.input, inputs, strict=True):
             body_scope.names[value_info.name] = val

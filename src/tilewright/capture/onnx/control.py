@@ -19,13 +19,10 @@ from tilewright.capture.onnx.ops.attention import flex_attention
 from tilewright.capture.onnx.values.run import Host, Value, as_tensor, scalar, sym_max, torch_dtype
 from tilewright.capture.onnx.values.traced import Kind, Subgraph, Val
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.tuning.input_limits import LOOP_LIMITS, MODEL_FILES
 
 from .build import Builder, ControlBuilder, Scope, add_initialisers
 from .looped import kept_whole, looped
-
-MAX_TRIPS = 1_000_000
-MAX_UNROLLED = 4096
-_SMALL = 16
 
 
 def _graph(node: NodeProto, name: str, label: str) -> GraphProto:
@@ -132,7 +129,7 @@ def _run_loop(
         return whole
     limit = None if trips is None else read_count(trips)
     going = True if flag is None else read_flag(flag)
-    count, cap = 0, MAX_UNROLLED if torch.compiler.is_compiling() else MAX_TRIPS
+    count, cap = 0, MODEL_FILES.max_unrolled_steps if torch.compiler.is_compiling() else LOOP_LIMITS.max_steps
     scans: list[list[Value]] = [[] for _ in elements]
     while going and (limit is None or count < limit):
         if count >= cap:
@@ -212,7 +209,7 @@ def _stack(
 def _is_small_integer(val: Val) -> bool:
     if val.const is None or val.const.is_floating_point() or val.const.is_complex():
         return False
-    return val.const.numel() <= _SMALL
+    return val.const.numel() <= MODEL_FILES.max_small_constant_elements
 
 
 def _loop_body(

@@ -12,9 +12,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from tilewright.capture.loops.op import keeps_loops, loop_op
 from tilewright.capture.onnx.values.run import Host, Value, as_tensor, is_static, is_symbolic
 from tilewright.errors import ModelError, UnsupportedError
-
-FEW = 4
-"""Known steps up to which a loop is unrolled: its steps are then compiled together."""
+from tilewright.tuning.thresholds import LOOPS
 
 Run = Callable[..., Sequence[Value]]
 """A body on (counter, carried values, slices, what is the same in every step): a condition or None, the next carried
@@ -23,7 +21,7 @@ values, and what is collected."""
 
 def kept_whole(steps: object) -> bool:
     """Whether a loop of that many steps (None: unknown) should become one op now."""
-    return keeps_loops() and not (is_static(steps) and cast(int, steps) <= FEW)
+    return keeps_loops() and not (is_static(steps) and cast(int, steps) <= LOOPS.max_known_unrolled_steps)
 
 
 def looped(

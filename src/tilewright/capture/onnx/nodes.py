@@ -11,15 +11,17 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 from torch import Tensor
 
 from tilewright.capture.onnx.values.run import Value
-from tilewright.capture.onnx.values.traced import FOLD_BYTES, MOST_OF_A_NAME, Val
+from tilewright.capture.onnx.values.traced import Val
 from tilewright.errors import ModelError, shown
+from tilewright.tuning.input_limits import MODEL_FILES
+from tilewright.tuning.text_limits import TEXTS
 
 from .registry import OpDef
 
 
 def is_surely_small(args: Sequence[Value]) -> bool:
     """Whether no operator (but those that check sizes themselves) can make a large result of these inputs."""
-    return math.prod(max(a.numel(), 1) for a in args if isinstance(a, Tensor)) <= FOLD_BYTES
+    return math.prod(max(a.numel(), 1) for a in args if isinstance(a, Tensor)) <= MODEL_FILES.max_folded_bytes
 
 
 def is_small_on_meta(entry: OpDef, args: Sequence[Value], keywords: Mapping[str, object]) -> bool:
@@ -29,7 +31,10 @@ def is_small_on_meta(entry: OpDef, args: Sequence[Value], keywords: Mapping[str,
     except (RuntimeError, TypeError, ValueError):
         return False
     items = result if isinstance(result, tuple) else (result,)
-    return sum(i.numel() * i.element_size() for i in items if isinstance(i, Tensor)) <= FOLD_BYTES
+    return (
+        sum(i.numel() * i.element_size() for i in items if isinstance(i, Tensor))
+        <= MODEL_FILES.max_folded_bytes
+    )
 
 
 def check_arity(entry: OpDef, vals: Sequence[Val | None], keywords: Mapping[str, object], label: str) -> None:
@@ -60,7 +65,7 @@ def opset_table(entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
 
 def label_of(node: NodeProto, index: int) -> str:
     """How messages name a node."""
-    op, name = shown(node.op_type, MOST_OF_A_NAME), shown(node.name, MOST_OF_A_NAME)
+    op, name = shown(node.op_type, TEXTS.max_name_characters), shown(node.name, TEXTS.max_name_characters)
     return f"{op} {name!r} (#{index})" if name else f"{op} (#{index})"
 
 

@@ -19,12 +19,8 @@ from torch import Tensor
 from tilewright.arrays import tensor_of_array
 from tilewright.capture.onnx.values.run import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.tuning.input_limits import MODEL_FILES
 
-OLDEST_OPSET = 7
-MAX_MODEL_BYTES = (1 << 31) - 1
-"""What protobuf reads as one message."""
-MAX_EXTENT = 1 << 60
-"""The product of a shape's sizes, those of 0 left out: strides beyond it overflow."""
 _EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 
 
@@ -55,9 +51,9 @@ def read_model(path: str | os.PathLike[str] | onnx.ModelProto) -> Source:
     _check_text(model, source.place)
     version = default_opset(model)
     newest = onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= version <= newest:
+    if not MODEL_FILES.min_opset <= version <= newest:
         raise UnsupportedError(
-            f"opset {version} is outside {OLDEST_OPSET} to {newest}",
+            f"opset {version} is outside {MODEL_FILES.min_opset} to {newest}",
             phase="capture",
             place=source.place,
             hint="convert the model with onnx.version_converter, or install a newer onnx",
@@ -97,7 +93,7 @@ def default_opset(model: onnx.ModelProto) -> int:
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx"):
             return entry.version
-    return OLDEST_OPSET
+    return MODEL_FILES.min_opset
 
 
 def _parse(path: Path) -> Source:
@@ -120,7 +116,7 @@ def _read_whole(path: Path, place: str) -> bytes:
         raise _bad(f"cannot read the file: {said}", place, "check the path") from error
     info = os.fstat(handle)
     plain = stat.S_ISREG(info.st_mode)
-    if not plain or info.st_size > MAX_MODEL_BYTES:
+    if not plain or info.st_size > MODEL_FILES.max_model_bytes:
         os.close(handle)
         said = f"{info.st_size} bytes are more than a model file can have" if plain else "not a plain file"
         raise _bad(said, place, "give the path of an ONNX file; large weights belong into files beside it")
@@ -197,7 +193,7 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
 def _check_dims(dims: Sequence[int], place: str) -> None:
     if any(d < 0 for d in dims):
         raise _bad(f"negative size in {list(dims)}", place)
-    if math.prod(max(d, 1) for d in dims) > MAX_EXTENT:
+    if math.prod(max(d, 1) for d in dims) > MODEL_FILES.max_shape_product:
         raise _bad(f"a shape of {list(dims)} is too large", place)
 
 

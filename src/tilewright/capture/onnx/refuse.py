@@ -7,11 +7,10 @@ import re
 import onnx
 
 from tilewright.errors import ModelError, TilewrightError
+from tilewright.tuning.input_limits import MODEL_FILES
 
 FITS = "check the node's attributes, and the shapes and types that reach it"
 INTACT = "check the file with onnx.checker; is it complete, and does its exporter support this opset?"
-LARGE = 1024
-"""Initialisers of more bytes are not looked into where only types count."""
 
 _PLAIN = (
     RuntimeError,
@@ -60,7 +59,7 @@ def check_types(model: onnx.ModelProto, place: str) -> None:
     light = onnx.ModelProto()
     light.CopyFrom(model)
     for tensor in light.graph.initializer:
-        if len(tensor.raw_data) > LARGE:
+        if len(tensor.raw_data) > MODEL_FILES.max_inspected_initialiser_bytes:
             tensor.ClearField("raw_data")
     try:
         onnx.shape_inference.infer_shapes(light, check_type=True)

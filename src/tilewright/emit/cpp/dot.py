@@ -24,14 +24,10 @@ from tilewright.ir.program import (
     uses,
 )
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import CPU_MATMUL
 
 from .scope import Style, bare
 from .statements import Body, Start
-
-ACROSS = 4
-"""Registers of the vector side that one step multiplies at most."""
-
-MOST_ROWS = 14
 
 
 def start_of(body: Sequence[Stmt], dot: Dot) -> Start:
@@ -157,8 +153,10 @@ class Product:
         if self.body.printer.style.exact:
             return 1, 1
         held = self.body.printer.style.registers
-        across = max(n for n in range(1, ACROSS + 1) if width % n == 0 and n * n <= held)
-        most = max(1, min(MOST_ROWS, (held - 1 - across) // across))
+        across = max(
+            n for n in range(1, CPU_MATMUL.max_lane_registers + 1) if width % n == 0 and n * n <= held
+        )
+        most = max(1, min(CPU_MATMUL.max_rows, (held - 1 - across) // across))
         return -(-rows // -(-rows // most)), across
 
     def _first(self, v: Var) -> str:

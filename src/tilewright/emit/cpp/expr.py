@@ -14,6 +14,7 @@ from tilewright.ir.dtype import DType, Kind, bool_, i32, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, axes_of, transform, unsettled, walk, written
 from tilewright.ir.program import Var
 from tilewright.ir.sizes import dims
+from tilewright.tuning.thresholds import CPP_TEXT
 
 from .scope import Lines, Place, Scope, Style, Unit, bare, variables
 
@@ -35,12 +36,6 @@ BOUNDS = {"maximum": "at_least", "minimum": "at_most"}
 NATURAL = {"floordiv": "div_natural", "mod": "mod_natural"}
 MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 INT32 = 1 << 31
-DEEP = 96
-"""Levels of an expression up to which it is printed from its outside; the shared parts of a deeper one are printed
-first, from the innermost on: the printer takes a few calls for each level."""
-SHORT = 64
-"""Nodes of lanes of an index written out, up to which each use of them is written out: compilers find the parts that
-are shared, but what shares its parts step by step has no end as text."""
 
 
 def fits_int32(e: Expr) -> bool:
@@ -184,7 +179,11 @@ class Expressions:
 
     def _print_parts(self, e: Expr, wide: bool) -> None:
         """Gives the shared parts of a deep expression their names, the innermost first."""
-        if not self._parts_first or written(e) <= DEEP or self._depth(e) <= DEEP:
+        if (
+            not self._parts_first
+            or written(e) <= CPP_TEXT.max_levels_from_outside
+            or self._depth(e) <= CPP_TEXT.max_levels_from_outside
+        ):
             return
         self._parts_first = False
         for x in walk(e)[:-1]:
@@ -386,7 +385,7 @@ class Expressions:
         if name is None:
             self._print_parts(e, True)
             text = self._narrow_call(e)
-            if self.counts[e] < 2 or written(e) <= SHORT:
+            if self.counts[e] < 2 or written(e) <= CPP_TEXT.max_repeated_index_nodes:
                 return text
             name = self.fresh()
             self.lines.put(f"const {self.style.vector(i32, lanes)} {name} = {bare(text)};")

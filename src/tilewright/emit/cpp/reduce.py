@@ -9,6 +9,7 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.program import Collapse, Var, value_of
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes.dims import ONE
+from tilewright.tuning.thresholds import CPP_TEXT
 
 from .expr import INFIX, TRUTH, Expressions, typed
 from .scope import Lines, Place, Scope, Style, Unit, bare, count_uses
@@ -16,10 +17,6 @@ from .statements import Body
 
 ACROSS = {"add": "reduce_add", "mul": "reduce_mul", "maximum": "reduce_max", "minimum": "reduce_min"}
 TRUTHS = {"or": "any", "maximum": "any", "add": "any", "and": "all", "minimum": "all", "mul": "all"}
-CHAIN = 16
-"""Most values that a float sum adds up one after the other; more are added in blocks of about their root."""
-INLINE_TREE = 8
-"""Most registers that are merged in one expression."""
 
 
 def along(s: Collapse) -> Axis:
@@ -61,7 +58,7 @@ def _across_lanes(body: Body, s: Collapse, helpers: Helpers) -> None:
     op, truth = s.reduction.combiner, s.vars[0].dtype.name == "bool"
     function = (TRUTHS if truth else ACROSS).get(op or "")
     registers = [_registers(body, s, part) for part in s.parts]
-    if function is not None and op is not None and len(registers[0]) <= INLINE_TREE:
+    if function is not None and op is not None and len(registers[0]) <= CPP_TEXT.max_inline_tree_registers:
         body.define(s.vars[0], f"{function}({bare(_tree(op, truth, registers[0]))})")
         return
     helper = helpers.number(s.reduction)
@@ -138,7 +135,7 @@ def _block_sum(body: Body, s: Collapse) -> Var | None:
     often as there are values, each time by the size of the whole."""
     (first, *others), part = s.vars, s.parts[0]
     count = dict(body.counts(body.dims(part.axes))).get(along(s), 1)
-    if others or count <= CHAIN or s.reduction.combiner != "add" or not first.dtype.is_float:
+    if others or count <= CPP_TEXT.max_chain or s.reduction.combiner != "add" or not first.dtype.is_float:
         return None
     return Var(-1 - first.id, first.dtype, first.axes)
 

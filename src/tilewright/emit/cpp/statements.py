@@ -30,14 +30,13 @@ from tilewright.ir.program import (
     uses,
     value_of,
 )
+from tilewright.tuning.thresholds import CPP_TEXT
 
 from .expr import Expressions, typed
 from .memory import Memory
 from .scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
 
 Dims = tuple[tuple[Axis, int], ...]
-UNROLLED = 32
-"""Most registers of a block that are addressed by constants, so that the compiler keeps its arrays in registers."""
 
 
 @dataclass(slots=True)
@@ -173,7 +172,7 @@ class Body:
         for a, n in reversed(counts) if side_by_side else counts:
             u = unit.index[a]
             last = a == counts[0 if side_by_side else -1][0]
-            if unroll or ((inner or side_by_side) and last and n <= UNROLLED // 4):
+            if unroll or ((inner or side_by_side) and last and n <= CPP_TEXT.max_unrolled_registers // 4):
                 self.lines.put(f"#pragma GCC unroll {n}")
             self.lines.put(f"for (i64 {u} = 0; {u} < {n}; {u}++) {{")
             self.lines.depth += 1
@@ -301,7 +300,7 @@ class Body:
         arrays = any(
             self.printer.places[v].array for s in run.body for v in (*uses(s), *(d.id for d in defines(s)))
         )
-        with self.nest(run.dims, arrays and registers <= UNROLLED, bool(run.merges)):
+        with self.nest(run.dims, arrays and registers <= CPP_TEXT.max_unrolled_registers, bool(run.merges)):
             self._leave_at_tail(run)
             for s in run.body:
                 self.simple(s)
@@ -438,7 +437,7 @@ class Body:
         if spans:
             self.lines.put(f"for (i64 {u} = 0; {u} < {steps}; {u}++) {{")
             self.lines.depth += 1
-        with self.nest(dims, prod(n for _, n in self.counts(dims)) <= UNROLLED):
+        with self.nest(dims, prod(n for _, n in self.counts(dims)) <= CPP_TEXT.max_unrolled_registers):
             unit = self.printer.unit
             if spans:
                 self.printer.unit = unit = replace(unit, index={**unit.index, s.k: u})

@@ -15,9 +15,10 @@ from tilewright.ir.dtype import DType, Kind
 from tilewright.ir.expr import Axis, Expr, axes_of
 from tilewright.ir.program import Load, Stmt, Store
 from tilewright.ir.sizes import dims as index
+from tilewright.tuning.thresholds import CPP_TEXT
 
 from .scope import Place, Scope, Unit, bare
-from .statements import UNROLLED, Body, Dims
+from .statements import Body, Dims
 
 
 def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
@@ -161,7 +162,10 @@ class Turn:
         dtype = s.var.dtype if isinstance(s, Load) else s.value.dtype
         if isinstance(s, Load) and self.body.place(s.var, self.dims, array=True).array:
             self.body.declare_array(s.var, self.dims)
-        few = isinstance(s, Load) and prod(n for _, n in self.body.counts(self.dims)) <= UNROLLED
+        few = (
+            isinstance(s, Load)
+            and prod(n for _, n in self.body.counts(self.dims)) <= CPP_TEXT.max_unrolled_registers
+        )
         with self.body.lines.block(""), self.loop(self.column, self.width // self.count, unroll=few):
             if isinstance(s, Load):
                 self.load(s, dtype)

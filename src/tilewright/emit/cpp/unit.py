@@ -16,6 +16,7 @@ from tilewright.ir.expr import Expr, Symbol, walk
 from tilewright.ir.program import Buffer, Collapse, Load, Store, TileProgram, expressions
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.target import Target
+from tilewright.tuning.thresholds import CPP_TEXT
 
 from .dot import dot, read_in_place, starts
 from .expr import Expressions
@@ -27,10 +28,6 @@ from .transpose import turn, turns
 
 INCLUDE = Path(__file__).parents[1] / "native"
 """The folder of the headers that generated code includes."""
-
-
-KERNELS_PER_UNIT = 6
-"""Fewer kernels are not worth a compiler process of their own (which takes as long to start as two kernels take)."""
 
 
 def emit_unit(
@@ -58,7 +55,7 @@ def emit_units(
     table of all kernels."""
     style = Style(1 if exact else max(1, target.vector_bytes // 4), exact, target.vector_registers)
     order = {name: k for k, name in enumerate(symbols)}
-    count = units or max(1, min(target.cores, len(programs) // KERNELS_PER_UNIT))
+    count = units or max(1, min(target.cores, len(programs) // CPP_TEXT.min_kernels_per_unit))
     linkage = "static " if count == 1 else ""
     helpers = Helpers(style)
     kernels: list[_Printed] = []

@@ -9,6 +9,7 @@ from tilewright.ir.expr import Expr, call, read, where
 from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.tuning.thresholds import TENSORS
 
 from .common import Scalar, access, inside, position, within, wrap
 
@@ -292,14 +293,9 @@ def concat(b: Builder, pieces: Sequence[Value], dim: int) -> Value:
     return out
 
 
-IN_A_ROW = 16
-"""Pieces among which one test after the other finds the right one; of more, halves are told apart first, so that no
-expression is deep."""
-
-
 def _piece_at(place: Expr, ends: Sequence[Expr], pieces: Sequence[Expr]) -> Expr:
     """The element at `place`, of the first piece that ends behind it."""
-    if len(pieces) > IN_A_ROW:
+    if len(pieces) > TENSORS.max_pieces_in_a_row:
         half = len(pieces) // 2
         first, second = (
             _piece_at(place, ends[part], pieces[part]) for part in (slice(half), slice(half, None))

@@ -13,6 +13,7 @@ from math import lcm
 
 from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Axis, Expr, Symbol, integer, leaves, make, register_index
+from tilewright.tuning.search_limits import EXPRESSIONS
 
 from . import host
 from .linear_form import (
@@ -37,8 +38,6 @@ from .linear_form import (
 )
 
 evaluate = host.evaluate
-_MEMO = 1 << 16
-"""Results that each operation remembers: expressions are interned, so a look-up is by identity."""
 
 ZERO, ONE = integer(0), integer(1)
 _EXTREMA = ("maximum", "minimum")
@@ -86,7 +85,7 @@ def _joined(form: Linear) -> Linear:
     return form
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def add(*terms: Expr) -> Expr:
     """The sum of index expressions, in normal form if that is short."""
     form: Linear = {}
@@ -100,14 +99,14 @@ def _plus(a: Expr, b: Expr) -> Expr:
     return from_linear(form) if is_short(form) else make("add", (a, b), i64)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def sub(a: Expr, b: Expr) -> Expr:
     """`a - b` in normal form if that is short."""
     form = sum_of(linear(a), linear(b), -1)
     return from_linear(form) if is_short(form) else make("sub", (a, b), i64)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def mul(*factors: Expr) -> Expr:
     """The product of index expressions, in normal form if that is short."""
     total = ONE
@@ -122,7 +121,7 @@ def prod(factors: Iterable[Expr]) -> Expr:
     return mul(*factors)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def floordiv(a: Expr, b: Expr) -> Expr:
     """`a // b` rounding down, for b > 0 a monomial of constants and symbols; anything else stays as it is."""
     mono = monomial_of(b)
@@ -139,7 +138,7 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     return from_linear(quotient)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def mod(a: Expr, b: Expr) -> Expr:
     """`a % b` in [0, b), for b > 0 a monomial of constants and symbols; anything else stays as it is."""
     mono = monomial_of(b)
@@ -195,7 +194,7 @@ def ceildiv(a: Expr, b: Expr) -> Expr:
     return floordiv(add(a, sub(b, ONE)), b)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def maximum(a: Expr, b: Expr) -> Expr:
     """The larger of two index expressions; decided now if provable."""
     if _above(a, b):
@@ -203,7 +202,7 @@ def maximum(a: Expr, b: Expr) -> Expr:
     return b if _above(b, a) else make("maximum", (a, b), i64)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def minimum(a: Expr, b: Expr) -> Expr:
     """The smaller of two index expressions; decided now if provable."""
     if _above(a, b):
@@ -222,7 +221,7 @@ def _above(a: Expr, b: Expr) -> bool:
     return a.op in _EXTREMA and (any if a.op == "maximum" else all)(_above(x, b) for x in a.args)
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def exact_div(a: Expr, b: Expr) -> Expr | None:
     """`a / b` if b is a monomial that provably divides a, else None."""
     mono = monomial_of(b)
@@ -324,7 +323,7 @@ def _extremum_bounds(atom: Expr) -> tuple[Expr | None, Expr | None]:
     return low, high
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def at_least(e: Expr, bound: int) -> bool:
     """Whether `e >= bound` is proved from the facts of its leaves (False = not proved)."""
     if e.op == "const":
@@ -454,7 +453,7 @@ def divisible(e: Expr, by: int) -> bool:
     return all(c % by == 0 for c in linear(e).values())
 
 
-@lru_cache(_MEMO)
+@lru_cache(EXPRESSIONS.memo_results)
 def coefficient(e: Expr, of: Expr) -> Expr | None:
     """The factor of `of` in `e` if `e` is affine in it (0 if absent), else None."""
     form: Linear = {}

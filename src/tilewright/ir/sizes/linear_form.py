@@ -8,32 +8,16 @@ from typing import NamedTuple
 from tilewright.ir.dtype import Kind, bool_, i64
 from tilewright.ir.expr import OF_PROGRAM, Axis, Expr, Symbol, make, show, unsettled, written
 from tilewright.ir.identity import expr_identity
+from tilewright.tuning.search_limits import LINEAR_FORMS
 
 Monomial = tuple[Expr, ...]
 
-MOST_TERMS = 32
-"""Terms of a form that axes or data decide. Places have a few per dim; arithmetic of a program may square its terms
-with each step, so what has more stays a sum or product of its parts, which is an atom of what is made of it."""
-MOST_FACTORS = 16
-"""Atoms of such a term: repeated squares have few terms, but twice the atoms with each step."""
-MOST_SIZES = 256
-"""Terms, and atoms of a term, that sizes alone decide: a join of many parts has one for each, and whether sizes are
-equal is asked of all."""
-MOST_BITS = 256
-"""Bits of a coefficient, which repeated squares double."""
-_READABLE = 256
-"""Nodes of an atom that is ordered by its text; the text of one that shares its parts may have no end."""
 _LARGEST = (1 << 63) - 1
 _ANY = 1 << 64
 """The largest magnitude that is told from others: more is not needed to say that something wraps around."""
 _UNKNOWN = 1 << 32
 """The magnitude that an axis of unknown extent counts as: a product of two may wrap around, one times a stride may
 not, as it is a place of a tensor."""
-MOST_POWER = 4
-"""Dims of one tensor that have the same size, an index being one. A product of more such sizes is taken for arithmetic
-of a program, which may wrap around; so is the place in a tensor of more equal dims, which costs its kernels speed."""
-MOST_DIMS = 8
-"""The same of dims whose sizes are not known, equal or not."""
 _FAR = 1 << 30
 """Elements from one index of a tensor to the next: what is multiplied by as much or more is no place in memory."""
 _SIZE = 1 << 31
@@ -51,7 +35,9 @@ def key_of(atom: Expr) -> str:
     value = atom.value
     if isinstance(value, (Axis, Symbol)):
         return value.name
-    return "~" + (show(atom) if written(atom) <= _READABLE else expr_identity(atom).hex())
+    return "~" + (
+        show(atom) if written(atom) <= LINEAR_FORMS.max_readable_nodes else expr_identity(atom).hex()
+    )
 
 
 def linear(e: Expr) -> Linear:
@@ -109,9 +95,15 @@ def _of_parts(op: str, parts: list[Linear]) -> Linear | None:
 
 def short_product(a: Linear, b: Linear) -> Linear | None:
     """a * b; None if it has too many terms. What has them before some cancel is not multiplied out."""
-    if len(a) * len(b) > MOST_TERMS:
+    if len(a) * len(b) > LINEAR_FORMS.max_terms:
         moving, others = (sum(map(_moves, form)) for form in (a, b))
-        if max(len(a) * len(b) - MOST_SIZES, moving * len(b) + others * (len(a) - moving) - MOST_TERMS) > 0:
+        if (
+            max(
+                len(a) * len(b) - LINEAR_FORMS.max_size_terms,
+                moving * len(b) + others * (len(a) - moving) - LINEAR_FORMS.max_terms,
+            )
+            > 0
+        ):
             return None
     form = product_of(a, b)
     return form if is_short(form) else None
@@ -119,11 +111,16 @@ def short_product(a: Linear, b: Linear) -> Linear | None:
 
 def is_short(form: Linear) -> bool:
     """Whether a form is kept as a sum of its terms."""
-    if len(form) > MOST_SIZES or any(abs(c) >> MOST_BITS for c in form.values()):
+    if len(form) > LINEAR_FORMS.max_size_terms or any(
+        abs(c) >> LINEAR_FORMS.max_coefficient_bits for c in form.values()
+    ):
         return False
-    if any(len(m) > MOST_FACTORS and (len(m) > MOST_SIZES or _moves(m)) for m in form):
+    if any(
+        len(m) > LINEAR_FORMS.max_factors and (len(m) > LINEAR_FORMS.max_size_terms or _moves(m))
+        for m in form
+    ):
         return False
-    return len(form) <= MOST_TERMS or sum(map(_moves, form)) <= MOST_TERMS
+    return len(form) <= LINEAR_FORMS.max_terms or sum(map(_moves, form)) <= LINEAR_FORMS.max_terms
 
 
 def _moves(m: Monomial) -> bool:
@@ -203,12 +200,12 @@ def _ends(form: Linear) -> tuple[int, int]:
 
 def is_arithmetic(m: Monomial) -> bool:
     """Whether a product has more sizes than a place of a tensor: what is indexed by an axis is one of its dims."""
-    if len(m) < MOST_POWER:
+    if len(m) < LINEAR_FORMS.max_equal_dims:
         return False
     sizes = [atom for atom in m if isinstance(atom.value, Symbol)]
     moving = any(atom.op == "axis" for atom in m)
     most = max(map(sizes.count, sizes), default=0)
-    return most + moving > MOST_POWER or len(sizes) + moving > MOST_DIMS
+    return most + moving > LINEAR_FORMS.max_equal_dims or len(sizes) + moving > LINEAR_FORMS.max_unknown_dims
 
 
 def _most(e: Expr) -> int:

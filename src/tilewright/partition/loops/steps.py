@@ -11,9 +11,7 @@ from tilewright.ir.graph import Graph, Loop, Op, Origin, Value
 from tilewright.ir.tensor import TensorExpr
 from tilewright.library.select import is_contraction
 from tilewright.target import Target
-
-MOST_OPS = 512
-"""Of all steps of one body: compilation takes longer with each."""
+from tilewright.tuning.search_limits import GROUPS
 
 
 def steps_together(loop: Loop, target: Target) -> int:
@@ -26,7 +24,7 @@ def steps_together(loop: Loop, target: Target) -> int:
     if any(op.expr is None or op.kernel >= 0 or is_contraction(op) for op in body.ops):
         return 1
     found = 1
-    while 2 * found <= min(target.loop_steps, MOST_OPS // max(1, len(body.ops))):
+    while 2 * found <= min(target.loop_steps, GROUPS.max_joined_step_ops // max(1, len(body.ops))):
         found *= 2
     return found
 

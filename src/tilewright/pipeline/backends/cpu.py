@@ -42,9 +42,8 @@ from tilewright.runtime.store.built_libraries import BuiltLibraries, Later
 from tilewright.runtime.store.cache import Store, default_root
 from tilewright.schedule.solver import kernel_key
 from tilewright.target import Target
+from tilewright.tuning.search_limits import BUILDING
 
-PROBES = 32
-"""How many builds at most find out which kernels of a library are refused."""
 EMPTY_UNIT = 'extern "C" int answer() { return 42; }\n'
 
 
@@ -154,7 +153,7 @@ def _refused_programs(
             continue
         for half in (group[: len(group) // 2], group[len(group) // 2 :]):
             probes += 1
-            if probes > PROBES:
+            if probes > BUILDING.max_refusal_probes:
                 return []
             if not compiles([source.text for source in emit_units(half, symbols, target)]):
                 groups.append(half)

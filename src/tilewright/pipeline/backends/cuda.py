@@ -47,9 +47,7 @@ from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import Store, default_root
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
-
-ATTEMPTS = 4
-"""How often a kernel is built until it fits the shared memory."""
+from tilewright.tuning.search_limits import BUILDING
 
 
 class CudaBackend:
@@ -187,7 +185,7 @@ def _cramped(
     """Whether all kernels that were `refused` have other schedules now, with less shared memory: they want too much
     of it, or it is `theirs` what Triton refused, and may go with it, which is tried once."""
     exceeds = isinstance(why, SharedMemoryExceeded)
-    share, most = (why.limit / why.needed, ATTEMPTS - 1) if exceeds else (1 / 2, 1)
+    share, most = (why.limit / why.needed, BUILDING.max_kernel_attempts - 1) if exceeds else (1 / 2, 1)
     if not (refused and (exceeds or theirs)):
         return False
     with no_python_dispatcher():

@@ -20,14 +20,13 @@ from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.identities import holds_exactly
 from tilewright.rewrite.normal.normalise import map_reads
+from tilewright.tuning.input_limits import MODELS
 
 from .region import Program, Step, operand
 
 LARGEST = {"f16": 65504.0, "bf16": 3.3895e38, "f32": 3.4028e38, "f64": 1.7976e308}
 """The largest finite number of each floating type (rounded down)."""
 _SMALLEST = {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149, "f64": 5e-324}
-MOST = 1 << 40
-"""No tensor has more elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,8 @@ class Bounds:
         some = all(dims.at_least(a.extent, 1) for a in step.expr.reduce)
         for a in step.expr.reduce:
             high = dims.int_range(a.extent)[1]
-            n *= MOST if high is None else max(high, 0)
-        n = min(n, MOST)
+            n *= MODELS.max_assumed_tensor_elements if high is None else max(high, 0)
+        n = min(n, MODELS.max_assumed_tensor_elements)
         low = (each.low if some else 0.0) if each.low >= 0 else _times(n, each.low)
         total = Range(low, max(_times(n, each.high), 0.0), finite=each.finite)
         if each.low >= 0 and some:

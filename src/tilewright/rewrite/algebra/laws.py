@@ -20,8 +20,9 @@ from tilewright.ir.expr import Expr, axes_of, axis, call, cast, const, read, sub
 from tilewright.ir.pattern import Proof
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
+from tilewright.tuning.input_limits import MODELS
 
-from .bounds import LARGEST, MOST
+from .bounds import LARGEST
 from .factors import Draft, Part, constant, constant_value, factors, terms
 from .region import Step, operand, position
 from .scale import scaled, scaled_operand
@@ -53,12 +54,15 @@ def _leaves_sum(d: Draft, p: Part, step: Step) -> bool:
     """Whether the sum of what is left is finite where the program's is, and the factor keeps NaN and infinities."""
     f = d.bounds.of(p.part)
     if p.divides:
-        harmless, gentle = not f.zero and f.least > 0, f.finite and f.largest <= MOST
+        harmless, gentle = (
+            not f.zero and f.least > 0,
+            f.finite and f.largest <= MODELS.max_assumed_tensor_elements,
+        )
         shrinks = not f.zero and f.least >= 1
     else:
-        harmless, gentle = f.finite, not f.zero and f.least >= 1 / MOST
+        harmless, gentle = f.finite, not f.zero and f.least >= 1 / MODELS.max_assumed_tensor_elements
         shrinks = f.largest <= 1
-    room = d.bounds.of(p.rest).largest * MOST <= LARGEST[step.value.dtype.name]
+    room = d.bounds.of(p.rest).largest * MODELS.max_assumed_tensor_elements <= LARGEST[step.value.dtype.name]
     if not harmless:
         why = "the divisor may be 0" if p.divides else ENDLESS
     elif not (gentle or room):
@@ -320,7 +324,12 @@ def factor_stands_in_exp(d: Draft, step: Step) -> Found:
                 continue
             for p in factors(d, node.args[0], frozenset(), constants=True):
                 value = constant_value(p.part)
-                if value is None or not 1 / MOST <= abs(value) <= MOST:
+                if (
+                    value is None
+                    or not 1 / MODELS.max_assumed_tensor_elements
+                    <= abs(value)
+                    <= MODELS.max_assumed_tensor_elements
+                ):
                     continue
                 if not all(r.exact for r in p.rounded):
                     continue

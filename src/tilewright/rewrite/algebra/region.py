@@ -15,9 +15,7 @@ from tilewright.ir.graph import Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.normalise import map_reads
-
-UNKNOWN_SIZE = 1024
-"""What a size counts as in costs, if nothing is known of it."""
+from tilewright.tuning.thresholds import SIZES
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +125,9 @@ class Program:
 
 @lru_cache(1 << 12)
 def _count(extents: tuple[Expr, ...], sizes: tuple[tuple[str, int], ...]) -> int:
-    """The product of extents; a size that is not given counts as `UNKNOWN_SIZE`, or as near as it gets."""
+    """The product of extents; a size that is not given counts as `SIZES.algebra_size`, or as near as it gets."""
     symbols = [s.value for e in extents for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
-    guesses = {s.name: max(s.low, min(UNKNOWN_SIZE, s.high or UNKNOWN_SIZE)) for s in symbols}
+    guesses = {s.name: max(s.low, min(SIZES.algebra_size, s.high or SIZES.algebra_size)) for s in symbols}
     return dims.evaluate(dims.prod(extents), {**guesses, **dict(sizes)})
 
 

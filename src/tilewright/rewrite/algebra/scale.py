@@ -9,8 +9,9 @@ from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, narrow, re
 from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.tuning.input_limits import MODELS
 
-from .bounds import LARGEST, MOST
+from .bounds import LARGEST
 from .factors import Draft, Part, constant_value, number
 from .region import Step, operand, position
 
@@ -87,7 +88,7 @@ class _Scaling:
             value = constant_value(c)
             if self.into == "constant" and by is not None and value is not None and (e.op == "mul" or k == 1):
                 total = by / value if e.op == "div" else by * value
-                if 1 / MOST <= abs(total) <= MOST:
+                if 1 / MODELS.max_assumed_tensor_elements <= abs(total) <= MODELS.max_assumed_tensor_elements:
                     self.taken = True
                     return self._times(e.args[1 - k], total)
         for k, a in enumerate(e.args if e.op == "mul" else e.args[:1]):

@@ -21,20 +21,16 @@ from tilewright.ir.pattern import Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import normalise
+from tilewright.tuning.search_limits import ALGEBRA_SEARCH
+from tilewright.tuning.thresholds import ALGEBRA, SIZES
 
 from .bounds import of_tensor
 from .factors import Draft
 from .laws import RULES, AlgebraRule
-from .region import UNKNOWN_SIZE, Program, Step, canonical, operand, renumber_reads
+from .region import Program, Step, canonical, operand, renumber_reads
 
-GROWTH = 2
-"""How many times larger than its largest operand the result of an op is that starts a part to be searched."""
-STEPS = 100
-"""Steps of annealing for each part."""
 INPUT = "an input"
 """What a factor is called that no op of a part makes."""
-TRIES = 32
-"""Steps of a descent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class Search:
     result of an op has that starts a part to be searched."""
 
     seed: int = 0
-    steps: int = STEPS
+    steps: int = ALGEBRA_SEARCH.annealing_steps
     limit: float | None = None
     round_intermediates: bool = False
     least_bytes: int = 1 << 16
@@ -187,7 +183,9 @@ def _large(graph: Graph, sizes: Mapping[str, int], least_bytes: int) -> dict[Val
             continue
         size, wide = _numel(op.output, sizes), max(_numel(v, sizes) for v in op.inputs)
         follows = any(v in found and 2 * size >= _numel(v, sizes) for v in op.inputs)
-        if follows or (size >= GROWTH * wide and size * op.output.dtype.bytes >= least_bytes):
+        if follows or (
+            size >= ALGEBRA.min_growth_ratio * wide and size * op.output.dtype.bytes >= least_bytes
+        ):
             found[op.output] = op
     return found
 
@@ -197,7 +195,7 @@ def _plain(op: Op) -> bool:
 
 
 def _numel(v: Value, sizes: Mapping[str, int]) -> int:
-    known = {s.value.name: sizes.get(s.value.name, max(s.value.low, UNKNOWN_SIZE))
+    known = {s.value.name: sizes.get(s.value.name, max(s.value.low, SIZES.algebra_size))
              for e in v.shape for s in dims.symbols_of(e) if isinstance(s.value, Symbol)}  # fmt: skip
     return dims.evaluate(v.numel, known)
 
@@ -363,7 +361,7 @@ class Walk:
     def descend(self, s: _State, only: Iterable[AlgebraRule] | None = None) -> _State:
         """The steepest way down."""
         wanted = set(self.search.rules if only is None else only)
-        for _ in range(TRIES):
+        for _ in range(ALGEBRA_SEARCH.descent_steps):
             ways = [self.after(s, m) for m in self.moves(s.program) if m[0] in wanted]
             best = min(ways, key=lambda n: n.program.cost, default=s)
             if best.program.cost >= s.program.cost:

@@ -46,12 +46,9 @@ from tilewright.ir.reduction import any_, sum_
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
+from tilewright.tuning.thresholds import MASKS
 
 from .find import Mask
-
-FEWEST = 3
-"""Tiles of a row from which on they are listed: of two, a list says little more than a window, and Triton cannot
-pipeline a loop whose every step loads the same next number."""
 
 Fold = Callable[[str, tuple[Value, ...], TensorExpr], Op]
 """Makes an op of a fold, with a name."""
@@ -96,7 +93,7 @@ def cuts(m: Mask, schedule: Schedule) -> Iterator[Cut]:
     parallel = [p for p in schedule.tiling.classes if p.role is Role.GRID and p.tile > 1]
     for s in streamed:
         tiles = dims.static(dims.ceildiv(s.axis.extent, dims.integer(s.tile)))
-        if tiles is not None and tiles < FEWEST:
+        if tiles is not None and tiles < MASKS.min_listed_tiles:
             continue
         rows = [Cut(s.tile, d, p.tile) for p in parallel for d in m.kept[::-1] if shape[d] is p.axis.extent]
         yield from rows or [Cut(s.tile)]

@@ -20,23 +20,11 @@ from tilewright.ir.expr import Expr, axis, call, const, integer, substitute, wal
 from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import output_axes
+from tilewright.tuning.input_limits import MODELS, PIECES
+from tilewright.tuning.search_limits import MASK_SEARCH
+from tilewright.tuning.thresholds import MASKS
 
 from .normalise import drop_dead, simplify, tidy_operands
-
-LARGEST = 1 << 26
-"""Elements of a buffer that is looked at; a larger one stays."""
-
-SMALLEST = 64
-"""Elements below which reading a mask costs nothing, so that it stays."""
-
-ROWS = 64
-"""Rows that are compared at a time, and rows of which a first look takes some elements."""
-
-FIRST = 8
-"""Elements of the first row that are looked at before anything is computed."""
-
-SAMPLE = 256
-"""Rows that suggest predicates, and that a predicate is first compared with."""
 
 
 def recognise_masks(graph: Graph) -> Graph:
@@ -44,7 +32,9 @@ def recognise_masks(graph: Graph) -> Graph:
     stay (an index out of bounds must raise), and so do library calls."""
     known: dict[Value, Expr] = {}
     for v, tensor in graph.constants.items():
-        if isinstance(tensor, torch.Tensor) and (tensor.numel() >= SMALLEST or not tensor.dim()):
+        if isinstance(tensor, torch.Tensor) and (
+            tensor.numel() >= MASKS.min_mask_elements or not tensor.dim()
+        ):
             found = recognise(tensor, v.dtype)
             if found is not None:
                 known[v] = found
@@ -71,7 +61,7 @@ def _without_buffers(op: Op, known: dict[Value, Expr]) -> Op:
 def recognise(tensor: torch.Tensor, dtype: DType) -> Expr | None:
     """An expression over the tensor's axes i0, i1, ... that equals every element of it, or None: one number, or a
     choice of two by a predicate of the last two axes. Dims before those must not matter."""
-    if not 0 < tensor.numel() <= LARGEST or tensor.device.type == "meta":
+    if not 0 < tensor.numel() <= MODELS.max_mask_elements or tensor.device.type == "meta":
         return None
     matrix = _matrix(tensor.detach())
     values = None if matrix is None else _values(matrix)
@@ -107,9 +97,9 @@ def _matrix(t: torch.Tensor) -> torch.Tensor | None:
 
 def _values(m: torch.Tensor) -> list[float] | None:
     """Its values in ascending order, if they are one or two; a look at a few elements refuses most tensors."""
-    if len(set(m[0, :FIRST].tolist())) > 2:
+    if len(set(m[0, : MASK_SEARCH.first_elements].tolist())) > 2:
         return None
-    some = m[:: max(1, m.shape[0] // ROWS)][:, :: max(1, m.shape[1] // ROWS)]
+    some = m[:: max(1, m.shape[0] // PIECES.mask_rows)][:, :: max(1, m.shape[1] // PIECES.mask_rows)]
     for part in (some, m):
         low, high = part.min(), part.max()
         if not bool(((part == low) | (part == high)).all()):
@@ -120,11 +110,14 @@ def _values(m: torch.Tensor) -> list[float] | None:
 
 def _equals(condition: Expr, bits: Array, rows: Expr, columns: Expr) -> bool:
     """Whether the condition is true exactly where `bits` is."""
-    few = np.arange(0, bits.shape[0], max(1, bits.shape[0] // SAMPLE))
+    few = np.arange(0, bits.shape[0], max(1, bits.shape[0] // MASK_SEARCH.sample_rows))
     parts = [
         few[::32],
         few,
-        *(np.arange(k, min(k + ROWS, bits.shape[0])) for k in range(0, bits.shape[0], ROWS)),
+        *(
+            np.arange(k, min(k + PIECES.mask_rows, bits.shape[0]))
+            for k in range(0, bits.shape[0], PIECES.mask_rows)
+        ),
     ]
     across = np.arange(bits.shape[1])[None, :]
     for part in parts:
@@ -150,7 +143,7 @@ class _Rows:
 
 def _rows(bits: Array) -> _Rows:
     number = np.flatnonzero(bits.any(1))
-    number = np.union1d(number[:: max(1, len(number) // SAMPLE)], number[-1:])
+    number = np.union1d(number[:: max(1, len(number) // MASK_SEARCH.sample_rows)], number[-1:])
     part = bits[number]
     width = bits.shape[1]
     last = width - 1 - part[:, ::-1].argmax(1)

@@ -21,6 +21,7 @@ from tilewright.ir.graph import Graph, LibraryCall, Op, Operand, Origin, Value
 from tilewright.ir.pattern import Rule
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
+from tilewright.tuning.input_limits import PIECES
 
 from .normalise import Evaluate, drop_dead, fold_constants, interpret, layout_of
 
@@ -244,10 +245,6 @@ def absorb(chains: tuple[Chain, ...]) -> Graph:
     )
 
 
-BLOCK = 1 << 18
-"""Elements of a weight that are scaled at a time."""
-
-
 def _tensors(chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
     """The new weight, in the memory format of the old one, and the new bias."""
     old = chain.graph.constants[chain.weight]
@@ -256,7 +253,7 @@ def _tensors(chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
     bias = torch.from_numpy(chain.shift.copy()).to(device=old.device, dtype=old.dtype)
     factor = torch.from_numpy(scale.copy()).to(old.device)
     weight = torch.empty_like(old, requires_grad=False)
-    rows = max(1, BLOCK // max(1, old[:1].numel()))
+    rows = max(1, PIECES.scaled_weight_elements // max(1, old[:1].numel()))
     for first in range(0, old.shape[0], rows):  # in fp64 block by block: no large temporary
         part = slice(first, first + rows)
         weight[part] = old.detach()[part].double().mul_(factor[part] if chain.place == 0 else factor)

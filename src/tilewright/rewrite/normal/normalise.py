@@ -16,7 +16,6 @@ import torch
 
 from tilewright.interp.graph import run_graph, to_torch
 from tilewright.ir.expr import (
-    MOST_WRITTEN,
     Axis,
     Expr,
     axes_of,
@@ -33,6 +32,8 @@ from tilewright.ir.graph import Graph, Layout, Op, Operand, Value, symbols_in
 from tilewright.ir.pattern import ExprRule, Rewriter
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
+from tilewright.tuning.input_limits import MODELS
+from tilewright.tuning.search_limits import EXPRESSIONS
 
 from .identities import IEEE_RULES
 
@@ -40,9 +41,6 @@ Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
 """Runs one op on frozen tensors and returns the frozen results."""
 
 _SIMPLER = Rewriter(IEEE_RULES)
-
-FOLD_LIMIT = 1 << 16
-"""Elements that a folded result may have even if its inputs have fewer."""
 
 
 def normalise(graph: Graph, evaluate: Evaluate | None = None) -> Graph:
@@ -166,7 +164,7 @@ def _composed(
         number, view = inputs[r.value], shown[r.value]
         if view is not None and _keeps_bounds(view, index):
             place = substitute(view.element, dict(zip(map(axis, view.axes), index, strict=True))).args
-            if longest_index(place) <= MOST_WRITTEN:
+            if longest_index(place) <= EXPRESSIONS.max_written_index_nodes:
                 index, number = place, behind[r.value]
         return read(order.setdefault(number, len(order)), index, r.dtype)
 
@@ -326,7 +324,7 @@ def substitute_values(graph: Graph, same: Mapping[Value, Value]) -> Graph:
     )
 
 
-def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = FOLD_LIMIT) -> Graph:
+def fold_constants(graph: Graph, evaluate: Evaluate, limit: int = MODELS.max_folded_elements) -> Graph:
     """Ops that read only frozen tensors become frozen tensors, unless the result is larger than `limit` and
     its inputs.
 

@@ -22,27 +22,12 @@ from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import drop_dead, substitute_values
+from tilewright.tuning.search_limits import CASCADE_PARTS
+from tilewright.tuning.thresholds import SPLIT_CASCADES
 
 from .cascade_parts import split_cascade
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
-
-PARTS = (4, 8, 16, 32, 64, 128)
-
-PART = 1 << 10
-"""Elements of a part at least: parts are merged in another kernel."""
-
-EVEN = 64
-"""Parts begin at multiples of this many elements: accesses stay as wide as they can be."""
-
-IDLE = 2
-"""Cores for each row from which on rows run in parts."""
-
-GAIN = 1.2
-"""How many times as fast as one kernel, by the model, both kernels must be."""
-
-FEW = 16
-"""A value is computed again where so many times fewer of its elements are read."""
 
 
 def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> tuple[Graph, frozenset[Op]]:
@@ -56,7 +41,9 @@ def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> 
     for op in reversed(found.ops):
         region = _region(found, op)
         parts = (
-            _fastest(region, price, cores // IDLE, hints) if region is not None and op not in made else None
+            _fastest(region, price, cores // SPLIT_CASCADES.min_cores_per_row, hints)
+            if region is not None and op not in made
+            else None
         )
         if region is None or parts is None:
             continue
@@ -138,14 +125,14 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
     if region.kept() & set(found[0].along):
         return None  # all elements would be made again, of what is brought again
     try:
-        least = price(Kernel(region.ops, _owed(region)), region.layouts) / GAIN
+        least = price(Kernel(region.ops, _owed(region)), region.layouts) / SPLIT_CASCADES.min_gain_ratio
     except IllegalSchedule:
         return None
     best: Graph | None = None
-    for parts in PARTS:
+    for parts in CASCADE_PARTS.of_long_rows:
         made = (
-            split_cascade(region, found[0], parts, EVEN)
-            if parts * PART <= hints.estimate(found[0].extent)
+            split_cascade(region, found[0], parts, SPLIT_CASCADES.part_multiple)
+            if parts * SPLIT_CASCADES.min_part_elements <= hints.estimate(found[0].extent)
             else None
         )
         if made is None:
@@ -213,7 +200,7 @@ def _read_where_made(graph: Graph, hints: SizeHints) -> Graph:
 def _made_here(op: Op, producer: Mapping[Value, Op], hints: SizeHints) -> Op:
     if op.expr is None or not op.expr.is_pointwise or len(op.outputs) > 1 or op.kernel >= 0:
         return op
-    enough = FEW * hints.estimate(op.output.numel)
+    enough = SPLIT_CASCADES.min_times_fewer_reads * hints.estimate(op.output.numel)
     inputs: list[Value] = []
 
     def visit(owner: Op, x: Expr) -> Expr | None:

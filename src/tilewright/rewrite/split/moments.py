@@ -33,29 +33,15 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.ir.tensor import TensorExpr
 from tilewright.rewrite.normal.normalise import drop_dead
+from tilewright.tuning.search_limits import CASCADE_PARTS
+from tilewright.tuning.thresholds import ROW_CHUNKS, SPLIT_MOMENTS
 
 from .origins import count_from_origin, from_memory, origin
-from .row_chunks import CHUNK, Rows
+from .row_chunks import Rows
 from .seen_reads import Inside, as_one, joined_axes
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]
-
-PART = 1 << 13
-"""Elements of a part that lies along memory: what the threads of one block hold of a row."""
-
-PARTS = (1, 4, 8, 32, 128)
-"""Numbers of parts of columns, of which the fastest by the model is taken: many keep all cores busy, few leave little
-to merge. The number is the same whatever the sizes are, so that a block holds all parts of a column."""
-
-LEAST = 64
-"""Rows of such a part at least."""
-
-FULL = 2
-"""Rows for each core from which on each row may as well stay whole."""
-
-EVEN = 16
-"""Parts of a long row begin at multiples of this many elements: accesses stay as wide as they can be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +118,7 @@ def split_moments(
         if pair is None or pair.first not in ops:
             continue
         fresh = 1 + max(v.id for o in ops for v in (*o.inputs, *o.outputs))
-        tried = _in_parts(pair, inside, fresh, FULL * cores, hints)
+        tried = _in_parts(pair, inside, fresh, SPLIT_MOMENTS.min_rows_per_core_whole * cores, hints)
         new = _best(pair, tried, inside.before(pair.first), graph.layouts, price, least)
         if new is None:
             continue
@@ -249,7 +235,11 @@ def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHin
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None:
         near = max(reduce, key=lambda a: hints.estimate(a.extent))
-        parts = [n for n in PARTS if n * LEAST <= hints.estimate(near.extent)]
+        parts = [
+            n
+            for n in CASCADE_PARTS.of_columns
+            if n * SPLIT_MOMENTS.min_column_part_rows <= hints.estimate(near.extent)
+        ]
         halves = inside.are_halves(pair.first)
         return [_column_parts(pair, joined, near, n, halves, fresh) for n in parts]
     if hints.estimate(dims.prod(expr.shape)) >= most:
@@ -284,7 +274,7 @@ def _axes(e: Expr) -> list[Axis]:
 def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[_Cut]:
     """How each axis is cut: the one that lies along memory first, then the others into what room is left, the innermost
     first."""
-    room, order = PART, [along, *(a for a in reversed(reduce) if a != along)]
+    room, order = SPLIT_MOMENTS.max_row_part_elements, [along, *(a for a in reversed(reduce) if a != along)]
     found: dict[Axis, _Cut] = {}
     for a in order:
         length = _length(a, room, hints)
@@ -301,7 +291,7 @@ def _length(a: Axis, room: int, hints: SizeHints) -> int:
     if next_power_of_two(extent) <= room:
         return max(1, extent)
     count = -(-extent // room)
-    even = EVEN if room > EVEN else 1
+    even = SPLIT_MOMENTS.part_multiple if room > SPLIT_MOMENTS.part_multiple else 1
     return min(room, -(-extent // (count * even)) * even)
 
 
@@ -323,7 +313,7 @@ def _column_parts(
     rest = tuple(a for a in dict.fromkeys(x for e in joined.values() for x in _axes(e)) if a != near)
     rows = Rows.of(near.extent, count)
     x = substitute(expr.body[0], joined)
-    elements = [substitute(x, {axis(near): rows.place(k)}) for k in range(CHUNK)]
+    elements = [substitute(x, {axis(near): rows.place(k)}) for k in range(ROW_CHUNKS.rows)]
     chunk = _chunk(elements, origin(expr), rows, halves)
     kept, name = (*rows.parts, *expr.axes), f"{second.name}_part"
     whole = TensorExpr(kept, chunk, (rows.chunk, *rest), moments_of_chunks(dtype))

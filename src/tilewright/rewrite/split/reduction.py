@@ -23,6 +23,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.ir.tensor import TensorExpr
 from tilewright.target import Target
+from tilewright.tuning.search_limits import CASCADE_PARTS
+from tilewright.tuning.thresholds import SPLIT_REDUCTIONS
 
 from .cascades import extents, split_cascades
 from .moments import split_moments
@@ -30,25 +32,6 @@ from .seen_reads import Inside, joined_axes
 from .wide_parts import may_cancel, with_wide_parts
 
 Price = Callable[[Kernel, Mapping[Value, Layout]], float]
-
-SMALLEST = 1 << 14
-"""Elements folded into one result below which a split for few cores is not tried."""
-
-LEAST_PARTS, LARGEST_PARTS = 8, 64
-
-MANY_PARTS = (4, 16, 64, 256, 1024)
-"""What is tried on a machine whose cores run many blocks at once."""
-
-PART = 64
-"""Elements that a part folds at least on such a machine."""
-
-EVEN = 64
-"""Parts of a length that is not known before are multiples of this many elements: steps need no masks but for what the
-last part lacks."""
-
-WAITING = 1.6
-"""How many times as fast the halves of a fold must be there if another fold over the same elements waits for it, or it
-for the other: one kernel of both reads them once, from memory or at least from near, and halves keep them apart."""
 
 
 def split_reductions(graph: Graph, price: Price, target: Target, hints: SizeHints) -> Graph:
@@ -73,7 +56,7 @@ def split_reductions(graph: Graph, price: Price, target: Target, hints: SizeHint
     waiting = find_cascaded(graph) if target.lanes > 1 else frozenset[Op]()
     ops: list[Op] = []
     for op in graph.ops:
-        times = WAITING if op in waiting else 1
+        times = SPLIT_REDUCTIONS.min_gain_of_waiting_ratio if op in waiting else 1
         splits = [] if op in parts else split_reduction(op, fresh, target, hints, inside)
         halves = _best(op, splits, graph.layouts, price, times)
         if halves is not None:
@@ -142,9 +125,9 @@ def split_reduction(
     wide = target.wide_sums and may_cancel(expr, summed)
     if inside is not None and target.lanes > 1 and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
-    long = [a for a in expr.reduce if hints.estimate(a.extent) >= LEAST_PARTS]
+    long = [a for a in expr.reduce if hints.estimate(a.extent) >= SPLIT_REDUCTIONS.min_axis_extent]
     r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
-    even = EVEN if target.lanes > 1 and dims.static(r.extent) is None else 1
+    even = SPLIT_REDUCTIONS.part_multiple if target.lanes > 1 and dims.static(r.extent) is None else 1
     return [_halves(op, expr, r, p, even, neutral, fresh, wide=wide) for p in _parts(expr, r, target, hints)]
 
 
@@ -161,10 +144,18 @@ def _parts(expr: TensorExpr, r: Axis, target: Target, hints: SizeHints) -> list[
     whole = hints.estimate(dims.prod(a.extent for a in expr.reduce))
     kept = hints.estimate(dims.prod(expr.shape))
     if target.lanes > 1:
-        return [p for p in MANY_PARTS if p * PART <= whole and 2 * p <= hints.estimate(r.extent)]
-    if whole < SMALLEST or kept >= LARGEST_PARTS:
+        return [
+            p
+            for p in CASCADE_PARTS.of_reductions
+            if p * SPLIT_REDUCTIONS.min_part_elements <= whole and 2 * p <= hints.estimate(r.extent)
+        ]
+    if whole < SPLIT_REDUCTIONS.few_cores_min_fold_elements or kept >= SPLIT_REDUCTIONS.few_cores_max_parts:
         return []
-    most = min(LARGEST_PARTS, hints.estimate(r.extent), whole // (SMALLEST // 4))
+    most = min(
+        SPLIT_REDUCTIONS.few_cores_max_parts,
+        hints.estimate(r.extent),
+        whole // (SPLIT_REDUCTIONS.few_cores_min_fold_elements // 4),
+    )
     return [last_power_of_two(most)]
 
 

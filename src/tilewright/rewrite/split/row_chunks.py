@@ -1,6 +1,6 @@
 """Rows of columns in parts, these in chunks of rows that a thread holds at once.
 
-Row (p * M + m) * CHUNK + k is element k of chunk m of part p, of which each has M chunks.
+Row (p * M + m) * ROW_CHUNKS.rows + k is element k of chunk m of part p, of which each has M chunks.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, where
 from tilewright.ir.sizes import dims
-
-CHUNK = 8
-"""Rows of a column that a thread holds at a time."""
-
-EVEN, STEPS = 16, 32
-"""Parts of rows that come out even consist of a multiple of the former number of chunks, others of the latter: only the
-last ones need masks."""
+from tilewright.tuning.thresholds import ROW_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +25,9 @@ class Rows:
     @classmethod
     def of(cls, extent: Expr, count: int) -> Rows:
         """`count` parts, each of whole steps of chunks unless they come out even."""
-        known = dims.divisible(extent, count * CHUNK * EVEN)
-        even = dims.ONE if known else dims.integer(STEPS)
-        step = dims.mul(dims.integer(count * CHUNK), even)
+        known = dims.divisible(extent, count * ROW_CHUNKS.rows * ROW_CHUNKS.even_multiple)
+        even = dims.ONE if known else dims.integer(ROW_CHUNKS.odd_multiple)
+        step = dims.mul(dims.integer(count * ROW_CHUNKS.rows), even)
         chunks = dims.mul(dims.ceildiv(extent, step), even)
         parts = (Axis("p", dims.integer(count)),) if count > 1 else ()
         return cls(extent, parts, Axis("m", chunks))
@@ -46,22 +40,22 @@ class Rows:
 
     def place(self, element: int) -> Expr:
         """The row that is an element of the chunk."""
-        return dims.add(dims.mul(self.number, dims.integer(CHUNK)), dims.integer(element))
+        return dims.add(dims.mul(self.number, dims.integer(ROW_CHUNKS.rows)), dims.integer(element))
 
     @property
     def full(self) -> Expr | None:
         """Whether all rows of a chunk are there."""
         count = dims.prod(a.extent for a in (*self.parts, self.chunk))
-        if dims.equal(dims.mul(count, dims.integer(CHUNK)), self.extent):
+        if dims.equal(dims.mul(count, dims.integer(ROW_CHUNKS.rows)), self.extent):
             return None
-        return call("lt", self.number, dims.floordiv(self.extent, dims.integer(CHUNK)))
+        return call("lt", self.number, dims.floordiv(self.extent, dims.integer(ROW_CHUNKS.rows)))
 
     @property
     def some(self) -> Expr | None:
         """Whether a row of the chunk may be there."""
         if self.full is None:
             return None
-        chunks = dims.add(dims.floordiv(self.extent, dims.integer(CHUNK)), dims.ONE)
+        chunks = dims.add(dims.floordiv(self.extent, dims.integer(ROW_CHUNKS.rows)), dims.ONE)
         return call("lt", self.number, chunks)
 
     def inside(self, element: int) -> Expr | None:
@@ -74,19 +68,19 @@ class Rows:
     def held(self) -> Expr:
         """Rows of a chunk."""
         if self.full is None:
-            return dims.integer(CHUNK)
-        left = dims.sub(self.extent, dims.mul(self.number, dims.integer(CHUNK)))
-        return dims.maximum(dims.minimum(dims.integer(CHUNK), left), dims.ZERO)
+            return dims.integer(ROW_CHUNKS.rows)
+        left = dims.sub(self.extent, dims.mul(self.number, dims.integer(ROW_CHUNKS.rows)))
+        return dims.maximum(dims.minimum(dims.integer(ROW_CHUNKS.rows), left), dims.ZERO)
 
     def weight(self, dtype: DType) -> Expr:
         """The same as a float, which is one number for all full chunks."""
         held = cast(self.held, dtype)
-        return held if self.full is None else where(self.full, const(CHUNK, dtype), held)
+        return held if self.full is None else where(self.full, const(ROW_CHUNKS.rows, dtype), held)
 
     @property
     def of_part(self) -> Expr:
         """Rows of a part."""
-        length = dims.mul(self.chunk.extent, dims.integer(CHUNK))
+        length = dims.mul(self.chunk.extent, dims.integer(ROW_CHUNKS.rows))
         start = dims.mul(axis(self.parts[0]), length)
         if self.full is None:
             return length

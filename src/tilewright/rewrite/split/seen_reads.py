@@ -13,12 +13,8 @@ from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.region import renumber_reads
-
-DEEP = 8
-"""Pointwise ops that are looked through between one step of a pattern and the next."""
-
-SMALL = 16
-"""A value of so many times fewer elements than another costs nothing beside it."""
+from tilewright.tuning.search_limits import MASK_SEARCH
+from tilewright.tuning.thresholds import MASKS
 
 
 class Inside:
@@ -45,7 +41,7 @@ class Inside:
 
     def until(self, e: Expr, *wanted: str) -> Expr:
         """`e`, opened until its operation is one of `wanted`."""
-        for _ in range(DEEP):
+        for _ in range(MASK_SEARCH.max_pointwise_ops):
             opened = self.opened(e)
             if e.op in wanted and (e.op != "read" or opened is e):
                 return e
@@ -54,7 +50,7 @@ class Inside:
 
     def whole(self, e: Expr) -> Expr:
         """`e` with everything pointwise opened."""
-        for _ in range(DEEP):
+        for _ in range(MASK_SEARCH.max_pointwise_ops):
             table = {x: y for x in walk(e) if x.op == "read" and (y := self.opened(x)) is not x}
             if not table:
                 break
@@ -89,7 +85,7 @@ class Inside:
         smaller."""
         found = self._accesses(op)
         most = max((size for size, _ in found), default=0)
-        return [offset for size, offset in found if size * SMALL >= most]
+        return [offset for size, offset in found if size * MASKS.min_times_smaller >= most]
 
     def _accesses(self, op: Op) -> list[tuple[int, Expr]]:
         """The elements of each value that is read, and the place of the one that is read."""

@@ -22,6 +22,7 @@ from tilewright.errors import InputError, TilewrightError, UnsupportedError
 from tilewright.plan.coverage import Coverage
 from tilewright.runtime.plan.arguments import deliver
 from tilewright.runtime.plan.executable import Executable
+from tilewright.tuning.input_limits import GRAPHS
 
 from .dynamic_dims import Dim, Naming, by_name
 from .fast_path import Direct, Surroundings, direct_of, without_scalars
@@ -64,10 +65,6 @@ class Sessions(Protocol):
     def trace(self) -> object:
         """Of the graph compiled last."""
         ...
-
-
-MOST_GRAPHS = 1 << 14
-"""Graphs that may be compiled from one code object."""
 
 
 class TracedWay:
@@ -177,7 +174,10 @@ class TracedWay:
         with ExitStack() as stack:
             if getattr(torch._dynamo.config, "trace_autograd_ops", None) is not None:
                 stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
-            limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
+            limits = {
+                "recompile_limit": GRAPHS.max_per_code_object,
+                "accumulated_recompile_limit": GRAPHS.max_per_code_object,
+            }
             stack.enter_context(torch._dynamo.config.patch(limits))
             stack.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
             if self.naming:

@@ -14,12 +14,10 @@ from tilewright.capture.trace import fits, hints, trace
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.plan.arguments import deliver
+from tilewright.tuning.input_limits import GRAPHS
 
 from .exported import ProgramWay
 from .fallback import Region
-
-MOST = 16
-"""Graphs that are compiled for one piece, where sizes that matter keep changing; then it runs eagerly."""
 
 Compile = Callable[[Exported], ProgramWay]
 
@@ -146,7 +144,7 @@ class Piece:
         for program, way in self._ways:
             if fits(program, tensors) and way.admits(tensors):
                 return way
-        if self._eager is not None or len(self._ways) >= MOST:
+        if self._eager is not None or len(self._ways) >= GRAPHS.max_per_piece:
             return self._eagerly("sizes that keep changing")
         free = [dict.fromkeys(range(t.dim())) for t in tensors]
         fixed = [{d: None for d, n in enumerate(t.shape) if n > 1} for t in tensors]

@@ -13,12 +13,9 @@ from torch.utils import _pytree as pytree
 from tilewright.arrays import as_arrays, only_arrays, tensor_of_array
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.plan.coverage import Coverage
+from tilewright.tuning.input_limits import GRAPHS
 
 from .fast_path import Short, key_of
-
-MOST = 512
-"""Short ways kept per model."""
-
 
 Out = Tensor | np.ndarray
 """What receives one output."""
@@ -151,7 +148,7 @@ class CompiledModel:
             self._short.clear()
         result, found = self._way(args, kwargs, out)
         if found is not None and key is not None:
-            if len(self._short) >= MOST:
+            if len(self._short) >= GRAPHS.max_short_ways:
                 self._short.clear()
             self._short[key] = found
         return result

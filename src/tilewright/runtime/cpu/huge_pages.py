@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewright.runtime.plan.tensors import Make
-
-LARGE = 4 << 20
-"""Bytes of a tensor from which on asking is worth its microsecond."""
+from tilewright.tuning.thresholds import CPU_WORK
 
 PAGE = 2 << 20
 """Bytes of a large page."""
@@ -48,6 +46,6 @@ def large_maker(make: Make) -> Make:
 
     def made(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
         t = make(shape, strides, dtype)
-        return on_large_pages(t) if t.untyped_storage().nbytes() >= LARGE else t
+        return on_large_pages(t) if t.untyped_storage().nbytes() >= CPU_WORK.min_huge_page_bytes else t
 
     return made

@@ -16,6 +16,7 @@ import torch
 from tilewright.options import Options
 from tilewright.runtime.plan.launch import Launching, Table
 from tilewright.runtime.store.cache import Store
+from tilewright.tuning.thresholds import CPU_WORK
 
 from .native_call import Outside, WholeCall, attach, call_of
 from .pool import pool
@@ -49,8 +50,6 @@ _SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _HELD = ctypes.PYFUNCTYPE(ctypes.c_int64)
 """A function that is called without letting other Python threads run meanwhile. Its argument, a pointer that is kept,
 has no declared type: converting it would take as long as the call."""
-FEW = 4
-"""Launches that may run so, if all of them are brief: letting others run takes longer than they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +193,7 @@ class NativeUnit:
             records.address, records.count, bases.buffer_info()[0], place, self._sign * (self._fixed or 1)
         )
         table.kept = (records, bases, sizes)
-        return table, records.brief and records.count <= FEW and self._sign > 0
+        return (
+            table,
+            records.brief and records.count <= CPU_WORK.max_uninterrupted_launches and self._sign > 0,
+        )

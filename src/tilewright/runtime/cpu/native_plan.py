@@ -22,11 +22,9 @@ from tilewright.runtime.plan.bound import Workspace
 from tilewright.runtime.plan.call_results import Act, Tensors
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import torch_dtype
+from tilewright.tuning.input_limits import KEPT_MEMORY
 
 from .native_steps import Header, Stage, Tables, beside_stage, copy_stage, is_dense, loop_stage, product_stage
-
-LASTING_BYTES = 1 << 20
-"""Results of calls that nobody sees outside and that are not larger keep their memory from call to call."""
 
 
 def join(workspace: Workspace) -> None:
@@ -186,7 +184,7 @@ class Joined:
                 if plan.buffers[b].home is not Home.LIBRARY or plan.buffers[b].source >= 0:
                     raise LookupError
                 form = layouts.shapes[b], layouts.strides[b], torch_dtype(plan.buffers[b].spec.dtype)
-                if b in leaving or layouts.bytes_of(plan, b) > LASTING_BYTES:
+                if b in leaving or layouts.bytes_of(plan, b) > KEPT_MEMORY.max_lasting_result_bytes:
                     self.makes.append((b, *form))
                 else:
                     t = self.part.make(*form)

@@ -26,12 +26,11 @@ from tilewright.errors import BuildError, CompilerMissing, KernelRefused
 from tilewright.options import Options
 from tilewright.runtime.store.cache import Store, digest
 from tilewright.target import MemoryKind, Target, preset
+from tilewright.tuning.input_limits import BUILD_LIMITS
+from tilewright.tuning.thresholds import CPU_WORK
 
 HEADERS = Path(emit.__path__[0]) / "native"
 LIBRARY = "unit.so"
-BUILD_SECONDS = 300.0
-_PROBE_SECONDS = 60.0
-_CACHE_SHARE = 16 << 20  # bytes of last-level cache per core at most: virtual machines name a whole socket's
 _FORMAT = "1"  # part of every key: raise it when the meaning of an entry changes
 
 # What generated code means does not depend on the optimiser: no reassociation, wrapping integers, NaN and infinities
@@ -122,7 +121,7 @@ def _asked(command: tuple[str, ...], changed: int, size: int) -> Compiler | None
         run = subprocess.run(
             [*command, "--version"],
             capture_output=True,
-            timeout=_PROBE_SECONDS,
+            timeout=BUILD_LIMITS.max_probe_seconds,
             check=False,
             env=_environment(),
         )
@@ -237,7 +236,7 @@ def _cache_sizes(cpus: Path, cores: int) -> dict[MemoryKind, int]:
         sizes[MemoryKind.SHARED] = size if sharers <= 2 else size // sharers
     if found and max(found) >= 3:
         size, sharers = found[max(found)]
-        sizes[MemoryKind.L2] = min(size * max(1, cores // sharers), cores * _CACHE_SHARE)
+        sizes[MemoryKind.L2] = min(size * max(1, cores // sharers), cores * CPU_WORK.max_cache_share_bytes)
     return sizes
 
 
@@ -347,7 +346,7 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait for all; raise `KernelRefused` for the first that failed, `BuildError` where time ran out, and leave none
     behind."""
-    deadline = time.monotonic() + BUILD_SECONDS
+    deadline = time.monotonic() + BUILD_LIMITS.max_cpp_seconds
     try:
         for process in running:
             output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
@@ -355,7 +354,9 @@ def _finish(running: Sequence[subprocess.Popen[bytes]]) -> None:
                 text = first_errors(output.decode(errors="replace")) or f"exit status {process.returncode}"
                 raise KernelRefused(f"the C++ compiler failed: {text}")
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"the C++ compiler took over {BUILD_SECONDS:.0f} s", phase="build") from error
+        raise BuildError(
+            f"the C++ compiler took over {BUILD_LIMITS.max_cpp_seconds:.0f} s", phase="build"
+        ) from error
     finally:
         for process in running:
             if process.poll() is None:

@@ -10,11 +10,9 @@ import torch
 
 from tilewright.errors import UnsupportedError
 from tilewright.target import PRESETS, MemoryKind, Target
+from tilewright.tuning.thresholds import GPU_WORK
 
 from . import triton_compat
-
-REACHED = 0.88
-"""The part of a memory's nominal rate that a copy reaches (measured on one H200: 4.25 of 4.8 TB/s)."""
 
 
 class Properties(Protocol):
@@ -97,4 +95,4 @@ def singles_may_round() -> bool:
 def _bandwidth(found: Properties) -> float:
     """Bytes per second that a copy reaches, of clock (kHz, two transfers each) and width (bits); 0 if not told."""
     clock, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
-    return REACHED * 2e3 * clock * width / 8
+    return GPU_WORK.reached_bandwidth_ratio * 2e3 * clock * width / 8

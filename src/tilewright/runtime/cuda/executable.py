@@ -28,14 +28,10 @@ from tilewright.runtime.plan.bound import Workspace
 from tilewright.runtime.plan.executable import Bound, Executable, Result
 from tilewright.runtime.plan.launch import Unit, raise_error
 from tilewright.runtime.plan.verified import Checks
+from tilewright.tuning.input_limits import KEPT_MEMORY
 
 from .driver import Device, capturing_on, current_stream, opened
 from .graph import Graphs
-
-KEEP_BYTES = 1 << 30
-"""A workspace with more memory than this is not kept between calls."""
-STREAMS = 32
-"""Streams that memory is kept for, per size table."""
 
 
 class DeviceOutOfMemory(OutOfMemory, torch.OutOfMemoryError):
@@ -45,7 +41,7 @@ class DeviceOutOfMemory(OutOfMemory, torch.OutOfMemoryError):
 class CudaBound(Bound):
     """As `Bound`, with workspaces per stream."""
 
-    keep_bytes = KEEP_BYTES
+    keep_bytes = KEPT_MEMORY.max_gpu_workspace_bytes
 
     def __init__(
         self,
@@ -78,7 +74,7 @@ class CudaBound(Bound):
         stream = current_stream(self.ordinal)
         kept = self.by_stream.get(stream)
         if kept is None:
-            if len(self.by_stream) >= STREAMS:
+            if len(self.by_stream) >= KEPT_MEMORY.max_streams:
                 self.by_stream.clear()
             kept = self.by_stream.setdefault(stream, [])
         return kept

@@ -29,15 +29,10 @@ from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Bound, Result
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import maker_on, memory_range, repeats_memory
+from tilewright.tuning.input_limits import CUDA_GRAPHS
 
 from .driver import Device, capturing_on, current_stream
 
-MOST_GRAPHS = 8
-"""Sizes of one plan that get a graph."""
-MOST_CAPTURES = 4
-"""Times that one of them is captured again because an input has moved."""
-MOST_MISSES = 8
-"""Calls of a pass of training, one after another, that find inputs elsewhere before it is captured again."""
 UNCAPTURED = frozenset({"random", "data-dependent shape", "control flow", "linear algebra"})
 """Reasons of library calls that a graph cannot replay: new numbers, sizes on the host, waiting for the device."""
 
@@ -260,7 +255,7 @@ class Graphs:
         state = self._sizes.get(bound)
         if state is None:
             with self._lock:
-                if len(self._sizes) >= MOST_GRAPHS:
+                if len(self._sizes) >= CUDA_GRAPHS.max_plan_sizes:
                     return None
                 state = self._sizes.setdefault(bound, _Sizes())
         with state.lock:
@@ -277,10 +272,10 @@ class Graphs:
             return not any(lent.in_use() for lent in found.lent)
         if found is not None and self._trains:
             state.misses += 1
-            if state.misses < MOST_MISSES:
+            if state.misses < CUDA_GRAPHS.max_training_misses:
                 return False
             state.captured = state.addresses = None
-        if not self._ready(state, args, plain.plan.host) or state.captures >= MOST_CAPTURES:
+        if not self._ready(state, args, plain.plan.host) or state.captures >= CUDA_GRAPHS.max_recaptures:
             return False
         self._capture(plain, state, args)
         return state.captured is not None

@@ -19,6 +19,7 @@ from tilewright.ir.sizes.host import Number, number, size
 from tilewright.lower.variants import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
 from tilewright.runtime.cpu.native_call import Outside, WholeCall
 from tilewright.runtime.plan.launch import Launching
+from tilewright.tuning.thresholds import GPU_WORK
 
 from .build import Built
 from .descriptors import Tensor, maps, tensors
@@ -26,9 +27,6 @@ from .driver import Device, current_stream
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of one launch."""
-LEAST_BUNDLE = 4
-"""Launches that follow each other without a library call between are handed to the driver at once, as a graph whose
-addresses are set anew, if there are so many of them; 0: never. What a launch costs the host is then paid once."""
 
 UNBUILT = -1_000_000
 """What a launch gives that needs a variant which is not built, as the native side has it."""
@@ -228,7 +226,7 @@ class CudaUnit:
             ctypes.addressof(records),
             len(rows),
             bases.buffer_info()[0],
-            LEAST_BUNDLE,
+            GPU_WORK.min_bundled_launches,
             0,
             None,
         )

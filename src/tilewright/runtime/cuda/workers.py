@@ -17,10 +17,7 @@ from pathlib import Path
 
 from tilewright.errors import BuildError, KernelRefused
 from tilewright.runtime.store.cache import digest
-
-BUILD_SECONDS = 300.0
-"""What one kernel may take."""
-MOST_WORKERS = 16
+from tilewright.tuning.input_limits import BUILD_LIMITS
 
 
 class BuilderDied(KernelRefused):
@@ -56,7 +53,7 @@ class _Worker:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(BUILD_SECONDS, end)
+        timer = threading.Timer(BUILD_LIMITS.max_triton_seconds, end)
         timer.daemon = True
         timer.start()
         try:
@@ -71,7 +68,9 @@ class _Worker:
             self.close(0)
             status = f"(exit status {self._process.returncode})"
             if late.is_set():
-                raise KernelRefused(f"the Triton compiler took over {BUILD_SECONDS:.0f} s {status}")
+                raise KernelRefused(
+                    f"the Triton compiler took over {BUILD_LIMITS.max_triton_seconds:.0f} s {status}"
+                )
             raise BuilderDied(f"the Triton compiler died {status}")
         if not is_answer(answer, line):
             self.close(0)
@@ -157,7 +156,7 @@ def workers() -> Workers:
         if owner not in _held:
             _held.clear()
             cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-            found = _held[owner] = Workers(max(1, min(MOST_WORKERS, cores)))
+            found = _held[owner] = Workers(max(1, min(BUILD_LIMITS.max_triton_workers, cores)))
             atexit.register(_end, owner, found)
         return _held[owner]
 

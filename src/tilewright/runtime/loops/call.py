@@ -14,14 +14,12 @@ from tilewright.ir.sizes.host import size
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Bound, Executable
 from tilewright.runtime.plan.tensors import torch_dtype
+from tilewright.tuning.input_limits import LOOP_LIMITS
 
 from .body import LoopBody, largest
 from .cuda_graph import GraphLoop, Recorder, refusal_of
-from .native import FIRST, NativeLoop, native_places
+from .native import NativeLoop, native_places
 from .rows import RowLoop, RowParts
-
-MAX_STEPS = 1_000_000
-"""A loop without a trip count that goes on beyond this is taken for one without end."""
 
 
 class LoopRunner:
@@ -90,8 +88,8 @@ class LoopRunner:
         rest: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Without Python between steps."""
-        ends, stacks, done = runs(most, MAX_STEPS if most is None else most, state, parts, rest)
-        if most is None and done >= MAX_STEPS and bool(runs.goes):
+        ends, stacks, done = runs(most, LOOP_LIMITS.max_steps if most is None else most, state, parts, rest)
+        if most is None and done >= LOOP_LIMITS.max_steps and bool(runs.goes):
             raise _endless()
         with self._lock:
             if self._free[0] is runs.bound:
@@ -137,7 +135,7 @@ class LoopRunner:
         made = (
             None
             if self.graphs is None
-            else self.graphs(MAX_STEPS if steps is None else steps, state, sliced, rest)
+            else self.graphs(LOOP_LIMITS.max_steps if steps is None else steps, state, sliced, rest)
         )
         if made is None:
             return self._stepwise(steps, state, sliced, rest)
@@ -176,10 +174,10 @@ class LoopRunner:
         loop = self.loop
         first = len(state) + loop.conditional
         device = _device(state, sliced, rest)
-        stacks = self._rooms(FIRST if steps is None else steps, state, sliced, rest)
+        stacks = self._rooms(LOOP_LIMITS.first_step_room if steps is None else steps, state, sliced, rest)
         done, goes = 0, True
         while goes and (steps is None or done < steps):
-            if done >= MAX_STEPS and steps is None:
+            if done >= LOOP_LIMITS.max_steps and steps is None:
                 raise _endless()
             if stacks and done == stacks[0].shape[0]:
                 stacks = [torch.cat((x, torch.empty_like(x))) for x in stacks]
@@ -250,4 +248,6 @@ def _device(*groups: Sequence[Argument]) -> torch.device | None:
 
 
 def _endless() -> UnsupportedError:
-    return UnsupportedError(f"a loop does not end within {MAX_STEPS} steps", phase="run", op="loop")
+    return UnsupportedError(
+        f"a loop does not end within {LOOP_LIMITS.max_steps} steps", phase="run", op="loop"
+    )

@@ -1,10 +1,10 @@
 """Loops on a GPU without Python between steps: a few steps are one CUDA graph, which is replayed as often as is needed.
 
-A graph of all steps serves a known number of them, up to MOST_WHOLE; graphs of 1, 2, 4, .. CHUNK steps serve any
-other. They read slices from, and stack results in, memory of their own, a chunk at a time, and carry values from one
-replay to the next there. What is the same in every step is read where it lies if it lay there before, otherwise from a
-copy. Where data end the loop, steps behind its end change nothing: their results are not taken, and the host asks once
-a chunk how many steps there were.
+A graph of all steps serves a known number of them, up to `CUDA_GRAPHS.max_whole_steps`; graphs of 1, 2, 4, .. steps,
+up to `CUDA_GRAPHS.max_chunk_steps`, serve any other. They read slices from, and stack results in, memory of their own,
+a chunk at a time, and carry values from one replay to the next there. What is the same in every step is read where it
+lies if it lay there before, otherwise from a copy. Where data end the loop, steps behind its end change nothing: their
+results are not taken, and the host asks once a chunk how many steps there were.
 """
 
 from __future__ import annotations
@@ -26,19 +26,9 @@ from tilewright.plan.data import Call, Plan
 from tilewright.runtime.cuda.graph import StepRecorder, copy_all, refusal
 from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.arguments import Argument
+from tilewright.tuning.input_limits import CUDA_GRAPHS
 
 from .body import LoopBody, largest
-
-CHUNK = 64
-"""Steps of the longest graph that serves any number of steps."""
-MOST_WHOLE = 1024
-"""Steps up to which a loop whose steps are counted beforehand is one graph (if `CHUNK_BYTES` allow)."""
-CHUNK_BYTES = 1 << 28
-"""Of slices and stacked results that one graph may hold."""
-MOST_SIZES = 4
-"""Sets of sizes of one loop that keep graphs."""
-MOST_CAPTURES = 4
-"""Times that one of them is captured again because what it reads in place has moved."""
 
 Step = Callable[[LoopBody, int, Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]]
 """Runs a body in a chunk, given the number of its first step, what is carried into it, and where to write results."""
@@ -126,7 +116,7 @@ class GraphLoop:
         self.loop = loop
         self.bodies = tuple(bodies)
         known = None if loop.conditional or loop.steps is None else dims.static(loop.steps)
-        self.whole = known if known is not None and known <= MOST_WHOLE else 0
+        self.whole = known if known is not None and known <= CUDA_GRAPHS.max_whole_steps else 0
         """How many steps are one graph; 0 where graphs serve any number of steps."""
         self.recorder = recorder
         self.refused = refused
@@ -157,7 +147,7 @@ class GraphLoop:
         with self._lock:
             found = self._sizes.setdefault(key, _Sizes())
             self._sizes.move_to_end(key)
-            while len(self._sizes) > MOST_SIZES:
+            while len(self._sizes) > CUDA_GRAPHS.max_loop_sizes:
                 self._sizes.popitem(last=False)
             return found
 
@@ -172,7 +162,7 @@ class GraphLoop:
             found.moving |= moved
             found.chunks.clear()
             found.captures += 1
-        return found.captures <= MOST_CAPTURES
+        return found.captures <= CUDA_GRAPHS.max_recaptures
 
     def _run(
         self, found: _Sizes, most: int, state: Sequence[Tensor], sliced: Sequence[Tensor],
@@ -182,8 +172,8 @@ class GraphLoop:
             self._fill(found, state, outer)
             inner = [found.own.get(k, x) for k, x in enumerate(outer)]
             stacks = _Stacks(self.loop, most)
-            room = CHUNK_BYTES // max(1, _step_bytes(state, sliced))
-            done, goes, length = 0, True, 1 if self.loop.conditional else CHUNK
+            room = CUDA_GRAPHS.max_chunk_bytes // max(1, _step_bytes(state, sliced))
+            done, goes, length = 0, True, 1 if self.loop.conditional else CUDA_GRAPHS.max_chunk_steps
             while goes and done < most:
                 length = last_power_of_two(min(length, most - done, room))
                 if most == self.whole <= room:
@@ -197,7 +187,7 @@ class GraphLoop:
                     made, goes = int(found.done) - done, bool(found.alive)
                 stacks.take(chunk.stacks, done, made)
                 done += made
-                length = min(2 * length, CHUNK) if self.loop.conditional else length
+                length = min(2 * length, CUDA_GRAPHS.max_chunk_steps) if self.loop.conditional else length
             return [x.clone() for x in found.state], stacks.whole(), goes
 
     def _fill(self, found: _Sizes, state: Sequence[Tensor], outer: Sequence[Argument]) -> None:

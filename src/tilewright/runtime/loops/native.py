@@ -34,6 +34,7 @@ from tilewright.runtime.plan.executable import Bound
 from tilewright.runtime.plan.launch import raise_error
 from tilewright.runtime.plan.tensors import empty_strided, torch_dtype
 from tilewright.runtime.store.cache import Store
+from tilewright.tuning.input_limits import LOOP_LIMITS
 
 SOURCE = Path(__file__).parents[1] / "native" / "loop.cpp"
 _functions: list[Callable[..., int]] = []
@@ -205,7 +206,7 @@ class NativeLoop:
         """The last carried values, what was stacked and how many steps there were: `steps` (more than none), or as many
         as the condition allows, at most `most`."""
         header, backwards = self.header, self.loop.backwards and steps is not None
-        room = FIRST if steps is None else steps
+        room = LOOP_LIMITS.first_step_room if steps is None else steps
         stacks = {b: self.empty(b, room) for b in self.stacks}
         for b, t in zip(self.places.outer, outer, strict=True):
             self.bases[b] = t.data_ptr()
@@ -276,6 +277,3 @@ class NativeLoop:
 
 Place = tuple[int, int]
 """A slot among the bases, and bytes behind it."""
-
-FIRST = 16
-"""Steps for which there is room at first where their number is not known; it doubles."""

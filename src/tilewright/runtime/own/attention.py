@@ -16,10 +16,7 @@ from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Attention, LibraryCall, Operand
 from tilewright.ir.sizes import dims
-
-FEWEST_KEYS = 96
-SHALLOWEST = 32
-"""Keys and depth below which packing costs more than it saves."""
+from tilewright.tuning.thresholds import OWN_KERNELS
 
 
 class Owner(Protocol):
@@ -55,7 +52,7 @@ class _Task(ctypes.Structure):
 def attention_call(owner: Owner, task: Attention) -> LibraryCall | None:
     """The call for attention on q, k, v (and an open mask); None where torch's is the better choice."""
     keys, depth = dims.static(task.k[2]), dims.static(task.q[3])
-    if depth is None or depth < SHALLOWEST or (keys is not None and keys < FEWEST_KEYS):
+    if depth is None or depth < OWN_KERNELS.min_depth or (keys is not None and keys < OWN_KERNELS.min_keys):
         return None
     mask = task.mask
     if mask is not None and not (isinstance(mask, Tensor) and mask.dtype is torch.float32):

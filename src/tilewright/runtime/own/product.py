@@ -32,6 +32,7 @@ from tilewright.runtime.cpu.toolchain import built
 from tilewright.runtime.plan.tensors import same_layout
 from tilewright.runtime.store.cache import Store
 from tilewright.target import Target
+from tilewright.tuning.thresholds import OWN_KERNELS
 
 from .attention import attention_call
 from .conv_window import Window, channels_last, dense, laid_out, window_of
@@ -39,12 +40,8 @@ from .conv_window import Window, channels_last, dense, laid_out, window_of
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
 )
-NARROWEST = 8
-"""Numbers of a convolution's input below which its runs are too short."""
 MOST_TAPS = 64
 """Taps of a depthwise convolution that the native side has room for."""
-FILLED = 0.5
-"""The least part of the packed columns that are real."""
 
 _ACTIVATIONS = (
     "none", "relu", "clamp", "leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh",
@@ -226,7 +223,10 @@ class Products:
         if groups > 1:  # each channel on its own
             return groups == columns and inner == 1 and weight[0, 0].numel() <= MOST_TAPS
         half = max(1, self.panel // 2)
-        return inner * window.run >= NARROWEST and columns / (-(-columns // half) * half) >= FILLED
+        return (
+            inner * window.run >= OWN_KERNELS.min_run_elements
+            and columns / (-(-columns // half) * half) >= OWN_KERNELS.min_filled_ratio
+        )
 
     def _pack(self, task: FrozenProduct) -> Packed | None:
         """[N, K, taps...] as [N / panel, taps, K, panel], the last panel filled up with zeros; None if not finite."""

@@ -30,33 +30,10 @@ from tilewright.runtime.cpu.pool import running
 from tilewright.runtime.plan.tensors import drawn, torch_dtype
 from tilewright.runtime.store.cache import Store, digest
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.search_limits import COMPARISON, TIMER
+from tilewright.tuning.thresholds import LIBRARY, SIZES
 
 from .product import SOURCES
-
-TYPICAL = 64
-"""What a size counts for if no example tells."""
-SECONDS = 1.5
-"""About how long all measuring of one compilation may take."""
-SHARE = 0.08
-"""The same for one region."""
-ROUNDS = 9
-"""Runs of each way at most."""
-FEWEST = 3
-HOPELESS = 1.5
-"""How much longer than the best a way may take after so many rounds to be timed on."""
-GAIN = 0.97
-"""A later way must take at most this part of the time of an earlier one to be preferred."""
-INSTRUCTION = 4
-"""Operations of the peak rate that one instruction of a chain takes the time of, for each element."""
-STEADY = 1.25
-"""How much longer than its best run the middle one of the winner may have taken in a quiet measurement."""
-TRIALS = 3
-"""Measurements after which a verdict stands, however noisy they were."""
-REPEATED = 1
-"""Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so that
-it is short and finds what was built."""
-SLACK = 0.95
-"""A time may be this part of what memory allows at least; one below was not that of the whole work."""
 
 LOG = logging.getLogger("tilewright")
 REFUSALS = (RuntimeError, MemoryError)
@@ -93,7 +70,7 @@ class Timer:
     def size(self, e: Expr) -> int:
         """The value of a size."""
         names = [s.value.name for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
-        return dims.evaluate(e, {name: self.sizes.get(name, TYPICAL) for name in names})
+        return dims.evaluate(e, {name: self.sizes.get(name, SIZES.unseen_size) for name in names})
 
     def verdict(self, task: str) -> str | None:
         """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
@@ -101,7 +78,7 @@ class Timer:
         last = self._trials(task)[-1:]
         if not last:
             return None
-        if not last[0]["final"] and self.spent and self.repeated < REPEATED:
+        if not last[0]["final"] and self.spent and self.repeated < TIMER.max_repeated_verdicts:
             self.repeated += 1
             return None
         return str(last[0]["fastest"])
@@ -109,7 +86,10 @@ class Timer:
     def _trials(self, task: str) -> list[dict[str, Any]]:
         """What earlier measurements found, each with the best times of all up to it."""
         found: list[dict[str, Any]] = []
-        while len(found) < TRIALS and (folder := self.store.get(self._key(task, len(found)))) is not None:
+        while (
+            len(found) < TIMER.max_measurements
+            and (folder := self.store.get(self._key(task, len(found)))) is not None
+        ):
             try:
                 trial = json.loads((folder / "verdict.json").read_text())
                 found.append({name: trial[name] for name in ("fastest", "seconds", "final")})
@@ -131,13 +111,15 @@ class Timer:
         for name, seconds in before[-1]["seconds"].items() if before else ():
             if name in times:
                 times[name] = min(times[name], float(seconds))
-        bound = self._bound(entrants[0]) * SLACK
+        bound = self._bound(entrants[0]) * TIMER.min_bound_ratio
         best = entrants[0].name
         for name, seconds in times.items():
-            if seconds >= bound and (best not in times or seconds < GAIN * times[best]):
+            if seconds >= bound and (
+                best not in times or seconds < COMPARISON.max_preferred_ratio * times[best]
+            ):
                 best = name
         self.spent += time.perf_counter() - start
-        final = spread.get(best, 1.0) <= STEADY or len(before) + 1 >= TRIALS
+        final = spread.get(best, 1.0) <= TIMER.max_steady_ratio or len(before) + 1 >= TIMER.max_measurements
         shown = {"task": task, "fastest": best, "seconds": times, "spread": spread, "final": final}
         files = {"verdict.json": json.dumps(shown, indent=1).encode()}
         self.store.put(self._key(task, len(before)), files)
@@ -172,10 +154,10 @@ class Timer:
     def _rounds(self, runs: dict[str, Run], operands: Sequence[Tensor]) -> dict[str, list[float]]:
         taken: dict[str, list[float]] = {name: [] for name in runs}
         start = time.perf_counter()
-        left = min(SHARE, SECONDS - self.spent)
-        for done in range(ROUNDS):
-            if done >= FEWEST:
-                limit = HOPELESS * min(map(min, taken.values()), default=0.0)
+        left = min(TIMER.max_region_seconds, TIMER.max_seconds - self.spent)
+        for done in range(COMPARISON.max_rounds):
+            if done >= COMPARISON.min_rounds:
+                limit = TIMER.hopeless_ratio * min(map(min, taken.values()), default=0.0)
                 runs = {name: run for name, run in runs.items() if min(taken[name]) <= limit}
                 if len(runs) < 2 or time.perf_counter() - start > left:
                     break
@@ -208,7 +190,7 @@ class Timer:
             began = time.perf_counter()
             t.mul_(1.0)
             best = min(best, time.perf_counter() - began)
-        return best + left.work * t.numel() / (self.target.flops / INSTRUCTION)
+        return best + left.work * t.numel() / (self.target.flops / LIBRARY.work_per_chained_instruction)
 
     def _laid(self, entrant: TimedOffer) -> list[tuple[Value, Sequence[Expr] | None]]:
         wants = [*entrant.call.wants, *[None] * len(entrant.inputs)]

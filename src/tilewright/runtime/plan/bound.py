@@ -16,18 +16,16 @@ from tilewright.ir.sizes.host import Number, size
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
 from tilewright.plan.late import root_of
-from tilewright.runtime.cpu.huge_pages import LARGE, large_maker, on_large_pages
+from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.tuning.input_limits import KEPT_MEMORY
+from tilewright.tuning.thresholds import CPU_WORK
 
 from . import steps
 from .call_results import Act, Promise, Tensors, counting, receiving
 from .launch import Launching, Unit
 from .tensors import maker_on, torch_dtype
 from .verified import Checks
-
-ALIGN = 64
-GPU_ALIGN = 256
-"""Of what lies in an arena, in bytes."""
 
 
 class Layouts:
@@ -96,7 +94,10 @@ class Part:
             allocate.Block(self.layouts.bytes_of(plan, k), plan.buffers[k].start, plan.buffers[k].end)
             for k in arena
         ]
-        places, self.arena_bytes = allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)
+        places, self.arena_bytes = allocate.pack(
+            blocks,
+            KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes,
+        )
         self.place = dict(zip(arena, places, strict=True))
         own = {
             k: (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
@@ -107,7 +108,9 @@ class Part:
         self.later = {k: o for k, o in own.items() if k in later}
         """Tensors that are made in front of a step; `outputs` are made first."""
         self.outputs = tuple(o for k, o in own.items() if k not in later)
-        if plan.device == "cpu" and any(self.layouts.bytes_of(plan, k) >= LARGE for k in own):
+        if plan.device == "cpu" and any(
+            self.layouts.bytes_of(plan, k) >= CPU_WORK.min_huge_page_bytes for k in own
+        ):
             self.make = large_maker(self.make)
 
     def promise(self, b: int) -> Promise:
@@ -151,7 +154,10 @@ def intermediate_bytes(plan: Plan, sizes: Mapping[str, Number]) -> int | None:
             for k, b in mine
             if b.home is Home.ARENA or b.home in (Home.LIBRARY, Home.OUTPUT) and k not in plan.outputs
         ]
-        total += allocate.pack(blocks, ALIGN if plan.device == "cpu" else GPU_ALIGN)[1]
+        total += allocate.pack(
+            blocks,
+            KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes,
+        )[1]
     return total
 
 
@@ -162,7 +168,7 @@ class Workspace:
         self.part = part
         plan = part.plan
         self.arena = torch.empty(max(1, part.arena_bytes), dtype=torch.uint8, device=plan.device)
-        if plan.device == "cpu" and part.arena_bytes >= LARGE:
+        if plan.device == "cpu" and part.arena_bytes >= CPU_WORK.min_huge_page_bytes:
             on_large_pages(self.arena)
         self.bases = array("Q", [0] * (len(plan.buffers) + 1))
         self.arena_slot = len(plan.buffers)

@@ -22,6 +22,7 @@ from tilewright.plan.bind import names_in
 from tilewright.plan.data import Binding, Home, Launches, Plan, Spec
 from tilewright.runtime.cpu.native_call import Outside
 from tilewright.runtime.stats import STATS
+from tilewright.tuning.input_limits import KEPT_MEMORY
 
 from .arguments import (
     Argument,
@@ -38,13 +39,6 @@ from .bound import Part, Workspace, check_preconditions
 from .launch import Unit, raise_error
 from .tensors import copy_into, lay_out, memory_range, same_layout, torch_dtype
 from .verified import Checks
-
-PLANS = 256
-"""Size tables kept per executable."""
-SMALL_BYTES = 1 << 16
-"""Of memory between kernels that every size table may keep."""
-KEEP_BYTES = 1 << 28
-"""A workspace with more memory than this is not kept between calls."""
 
 Result = Tensor | int | float | bool | None
 Quick = Callable[[list[Argument]], list[Result] | None]
@@ -80,7 +74,7 @@ def _never(args: list[Argument]) -> None:
 class Bound:
     """A plan whose input sizes are known: what the inputs must look like, and the parts that do the work."""
 
-    keep_bytes = KEEP_BYTES
+    keep_bytes = KEPT_MEMORY.max_workspace_bytes
 
     def __init__(
         self, plan: Plan, sizes: dict[str, Number], unit: Unit | None, constants: Sequence[Tensor],
@@ -138,7 +132,7 @@ class Bound:
 
     def whole_run(self) -> Quick | None:
         """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
-        if self.shared() is None or self.first.arena_bytes > SMALL_BYTES:
+        if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
             return None
         inputs = [(k, b, None if dense else strides) for k, b, strides, dense in self._lying()]
         outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
@@ -347,7 +341,7 @@ class Executable:
         STATS.plan_misses += 1
         with self._lock:
             self._tables[key] = bound
-            while len(self._tables) > PLANS:
+            while len(self._tables) > KEPT_MEMORY.max_size_tables:
                 self._tables.popitem(last=False)
         self._use(bound)
         return bound

@@ -4,7 +4,8 @@ A kernel's meaning are its ops under the interpreter, rounded as eager rounds, b
 what the program asked for, run again on copies of the operands in their own types and in float64, with the same random
 numbers. A loop's body is a plan of its own, whose steps are looked at one by one; then all of them are held against the
 program's own loop, and what runs without Python against them. The fp64 rule judges; of few elements eager's error may
-be nothing, so that SLACK is allowed. Slow, and for finding faults only: the first step that differs is named."""
+be nothing, so that `VERIFICATION.max_rule_ratio` is allowed. Slow, and for finding faults only: the first step that
+differs is named."""
 
 from __future__ import annotations
 
@@ -29,15 +30,12 @@ from tilewright.ir.kernel import Cover, Kernel, LibraryStep
 from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Call, Home, Launch, Launches, Plan
 from tilewright.plan.verify import written_operands
+from tilewright.tuning.search_limits import VERIFICATION
 
 from .call_results import Act, Tensors
 from .tensors import memory_range
 
 Level = bool | str
-SLACK = 4.0
-"""Times the rule's k up to which rounding explains a difference."""
-ULPS = 8.0
-"""Roundings of the largest result up to which rounding explains a difference."""
 UNWRITTEN = "unwritten"
 """The level at which kernels run on results that are no numbers, and nothing is compared."""
 Sizes = Mapping[str, Number]
@@ -176,7 +174,11 @@ class Checks:
         made, eager, exact = made.detach().cpu(), eager.detach().cpu().to(made.dtype), exact.detach().cpu()
         wide = exact.double() if made.is_floating_point() else exact
         verdict = accuracy.compare(made, eager, wide)
-        if verdict.passed or verdict.relative_k <= SLACK * verdict.k or _in_ulps(made, wide) <= ULPS:
+        if (
+            verdict.passed
+            or verdict.relative_k <= VERIFICATION.max_rule_ratio * verdict.k
+            or _in_ulps(made, wide) <= VERIFICATION.max_roundings
+        ):
             return
         what = f"{name} gave another result in the {self.kind} graph: {verdict}"
         hint = "a fault of Tilewright or of the library: the options of this compilation and the inputs reproduce it"

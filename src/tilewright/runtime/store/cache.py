@@ -30,11 +30,9 @@ import platformdirs
 
 from tilewright.errors import BuildError, CacheWarning
 from tilewright.options import Options
+from tilewright.tuning.input_limits import STORE
 
 MANIFEST = "manifest.json"
-LOCK_SECONDS = 60.0
-LIMIT_BYTES = 2 << 30
-_STALE_SECONDS = 3600.0
 _KEY = re.compile(r"[0-9a-f]{16,64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -113,7 +111,7 @@ class Store:
         return self._keep_private(key, files)
 
     @contextlib.contextmanager
-    def single_flight(self, key: str, timeout: float = LOCK_SECONDS) -> Generator[None]:
+    def single_flight(self, key: str, timeout: float = STORE.max_lock_seconds) -> Generator[None]:
         """Hold the key's lock, so that one process builds while the others wait, at most `timeout` seconds.
 
         After that, or where locks do not work, everybody goes alone: `put` is safe without the lock.
@@ -188,7 +186,7 @@ class Store:
         if self._swept:
             return
         self._swept = True
-        oldest = time.time() - _STALE_SECONDS
+        oldest = time.time() - STORE.max_unfinished_seconds
         _trim(staging.parent, oldest)
         for left in staging.iterdir():
             with contextlib.suppress(OSError):
@@ -302,7 +300,7 @@ def _move_aside(path: Path, staging: Path) -> None:
 
 
 def _trim(root: Path, oldest: float) -> None:
-    """Bring a store over `LIMIT_BYTES` down to three quarters of it: those unused for longest go first.
+    """Bring a store over `STORE.max_bytes` down to three quarters of it: those unused for longest go first.
 
     Entries used after `oldest` stay, as another process may be about to load them.
     """
@@ -312,10 +310,10 @@ def _trim(root: Path, oldest: float) -> None:
             size = sum(file.stat().st_size for file in folder.iterdir())
             entries.append(((folder / MANIFEST).stat().st_mtime, size, folder))
     total = sum(size for _, size, _ in entries)
-    if total <= LIMIT_BYTES:
+    if total <= STORE.max_bytes:
         return
     for used, size, folder in sorted(entries):
-        if used >= oldest or total <= LIMIT_BYTES * 3 // 4:
+        if used >= oldest or total <= STORE.max_bytes * 3 // 4:
             return
         _move_aside(folder, root / "staging")
         total -= size

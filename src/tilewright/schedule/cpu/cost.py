@@ -18,20 +18,10 @@ from tilewright.ir.sizes import dims
 from tilewright.lower.lower import lower
 from tilewright.schedule.instructions import count_instructions
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.search_limits import SCHEDULES
+from tilewright.tuning.thresholds import CPU_COST
 
 from .vectors import points, vector_lanes
-
-STRIDED = 3
-"""Instructions per element of an access that is not contiguous along the lane."""
-
-OVERLAP = 4
-"""Scalar computations of neighbouring points that a core keeps in flight."""
-
-ISSUE = 8e9
-"""Vector instructions per second of one core."""
-
-MOST_SETS = 32
-"""Sets of loops around one fold that are told apart; where there are more, it is taken to stand in all of them."""
 
 
 def vector_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
@@ -54,7 +44,7 @@ def vector_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHi
     busy = min(target.cores, max(1, tasks))
     share = busy / target.cores
     slow = moved / (bandwidth * (share if fits else max(share, 0.8)))
-    return max(slow, work / (ISSUE * busy)) + target.launch_seconds
+    return max(slow, work / (CPU_COST.instructions_per_second * busy)) + target.launch_seconds
 
 
 def _repeats(form: Form, schedule: Schedule, hints: SizeHints) -> dict[int, int]:
@@ -84,7 +74,7 @@ def _loops_around(form: Form, schedule: Schedule) -> dict[int, list[frozenset[Ax
             for r in (readers.get(item.id, ()) if item.is_fold else ())
             for loops in found[r]
         }
-        if len(sets) > MOST_SETS:
+        if len(sets) > SCHEDULES.max_loop_sets:
             sets = {frozenset[Axis]().union(*sets)}
         found[k] = [s for s in sets if not any(s < other for other in sets)] or [frozenset()]
     return found
@@ -126,7 +116,11 @@ def _instructions(item: Item, schedule: Schedule, width: int, hints: SizeHints) 
 
 def _vectors(axes: Sequence[Axis], schedule: Schedule, width: int) -> int:
     """Elements per instruction; scalar chains of different points overlap a little."""
-    return width if schedule.tiling.lane is not None and schedule.tiling.lane in axes else min(width, OVERLAP)
+    return (
+        width
+        if schedule.tiling.lane is not None and schedule.tiling.lane in axes
+        else min(width, CPU_COST.overlapping_points)
+    )
 
 
 def _access(offset: Expr, axes: Sequence[Axis], schedule: Schedule, width: int) -> float:
@@ -134,7 +128,11 @@ def _access(offset: Expr, axes: Sequence[Axis], schedule: Schedule, width: int) 
     lane = schedule.tiling.lane
     if lane is None or lane not in axes:
         return 1.0
-    return 1.0 / width if dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO) else STRIDED
+    return (
+        1.0 / width
+        if dims.coefficient(offset, axis(lane)) in (dims.ONE, dims.ZERO)
+        else CPU_COST.strided_instructions
+    )
 
 
 def traffic(form: Form, hints: SizeHints) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tilewright.analysis.contraction import SMALLEST, contraction, product_sides
+from tilewright.analysis.contraction import contraction, product_sides
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32
@@ -19,23 +19,9 @@ from tilewright.ir.form import Form
 from tilewright.ir.schedule import ClassPlan, Math, Memory, Reductions, Role, Schedule, Tiling
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.thresholds import CONTRACTION, CPU_MATMUL
 
 from .vectors import nest_order, vector_lanes
-
-ACROSS = 4
-"""Registers of the lane side that one step multiplies: with them, sums enough that no unit waits for another."""
-
-STREAMED = 64
-"""Values of a streamed class per step: the sums of a block are read and written once per step."""
-
-SUMMED = 32
-"""The same for a class whose values only plain sums fold: within a step they add up in one row."""
-
-CHAIN = 8
-"""Steps in a row that add to one sum: with more, the error of the last ones would outweigh those of all products."""
-
-WIDEST = 256
-"""The longest class that one block holds whole."""
 
 
 def matmul_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule | None:
@@ -55,7 +41,9 @@ def matmul_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule | 
     tiles = dict.fromkeys(form.classes(), 1)
     for a in (a for kept in longest for a in kept if a not in grid):
         tiles[a] = _inner(a, vector_lanes(target))
-    tiles |= {a: min(tiles[a], SUMMED) for a in _summed(form, sums) if tiles[a] > 1}
+    tiles |= {
+        a: min(tiles[a], CPU_MATMUL.max_summed_step_elements) for a in _summed(form, sums) if tiles[a] > 1
+    }
     tiles[lane] = _across(lane, target)
     made = [contraction(form.items[i], form.params, tiles.__getitem__) for i in sums]
     if any(c is None or lane not in (c.m, c.n) for c in made):
@@ -71,7 +59,7 @@ def matmul_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule | 
     fetch = _in_bands(form, lane, [c.axis for c in plans if c.role is Role.STREAMED], target, hints)
     return Schedule(
         Tiling(tuple(plans), lane),
-        Reductions(online=True, lane_states=False, max_chain=CHAIN, skip_hidden=True),
+        Reductions(online=True, lane_states=False, max_chain=CPU_MATMUL.max_chain, skip_hidden=True),
         Memory(next_step=fetch),
         Math(reciprocals=True),
     )
@@ -103,16 +91,16 @@ def _across(lane: Axis, target: Target) -> int:
     """Values of the lane class in a block: all registers that one step multiplies, fewer where it is short."""
     width = vector_lanes(target)
     extent = dims.static(lane.extent)
-    most = ACROSS * width
-    while most < SMALLEST:
+    most = CPU_MATMUL.max_lane_registers * width
+    while most < CONTRACTION.min_block_side:
         most *= 2
-    return most if extent is None else max(SMALLEST, min(most, -(-extent // width) * width))
+    return most if extent is None else max(CONTRACTION.min_block_side, min(most, -(-extent // width) * width))
 
 
 def _inner(a: Axis, width: int) -> int:
     """The tile of another class: the whole of a short one, in whole registers."""
     extent = dims.static(a.extent)
-    if extent is None or extent > WIDEST:
-        return STREAMED
-    step = max(width, SMALLEST)
+    if extent is None or extent > CPU_MATMUL.max_whole_extent:
+        return CPU_MATMUL.streamed_step_elements
+    step = max(width, CONTRACTION.min_block_side)
     return -(-extent // step) * step

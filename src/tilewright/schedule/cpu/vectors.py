@@ -10,36 +10,7 @@ from tilewright.ir.schedule import ClassPlan, Math, Memory, Role, Schedule, Size
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.target import MemoryKind, Target
-
-CHUNK = 4096
-"""Elements of a parallel class that one task walks."""
-
-ROW = 2048
-"""Most elements of a row that one task folds into those above it: memory is fetched ahead along whole pages."""
-
-STATES = 4096
-"""States of such a task that the nearest cache holds, twice: sums have levels."""
-
-SIDE = 4
-"""Most rows that one step of such a task reads side by side: several streams draw more from memory than one."""
-
-IDLE = 1 / 8
-"""Part of the cores' time that may be lost where tasks do not come out even."""
-
-MANY = 64
-"""Rows from which on the way to memory counts, not states that leave the registers."""
-
-BLOCK = 64
-"""Side of the square that one task transposes."""
-
-TURNED = (128, 1024)
-"""Rows and columns that one task reads where stores are turned: memory is fetched ahead along some pages of a row."""
-
-TASKS = 8
-"""Tasks for each core from which on they may be large."""
-
-KEEP = 12
-"""Recomputing costs more than a store and a load in the nearest cache from about one transcendental on."""
+from tilewright.tuning.thresholds import CPU_VECTORS
 
 
 def points(item: Item, hints: SizeHints) -> int:
@@ -71,7 +42,7 @@ def vector_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule:
     if lane in grid:
         assert lane is not None
         folded = any(i.is_fold for i in form.items)
-        plans.append(ClassPlan(lane, Role.GRID, tile, tile if folded else CHUNK))
+        plans.append(ClassPlan(lane, Role.GRID, tile, tile if folded else CPU_VECTORS.task_elements))
     side = _side(inner[-1], tile, target) if inner and lane in grid and inner[-1] in reduced - scans else 1
     for a in inner:
         step = tile if a == lane else side if a == inner[-1] else 1
@@ -128,16 +99,19 @@ def _transposing(
     line = next((a for a in (across, lane) if _writes_along(form, a)), None)
     if line is not None and hints.estimate(line.extent) >= 2 * width:
         other = lane if line == across else across
-        rows, columns = max(TURNED[0], 2 * width), TURNED[1]
+        rows, columns = (
+            max(CPU_VECTORS.turned_rows_and_columns[0], 2 * width),
+            CPU_VECTORS.turned_rows_and_columns[1],
+        )
         tasks = max(points(i, hints) for i in form.outputs) / (rows * columns)
-        if tasks < TASKS * target.cores:
-            rows, columns = 2 * width, 4 * BLOCK
+        if tasks < CPU_VECTORS.min_large_tasks_per_core * target.cores:
+            rows, columns = 2 * width, 4 * CPU_VECTORS.transposed_side
         plans += [
             ClassPlan(line, Role.GRID, 2 * width, rows),
             ClassPlan(other, Role.GRID, width, columns),
         ]
     else:
-        plans += [ClassPlan(a, Role.GRID, width, BLOCK) for a in (across, lane)]
+        plans += [ClassPlan(a, Role.GRID, width, CPU_VECTORS.transposed_side) for a in (across, lane)]
     rest = [a for a in form.classes() if a not in grid]
     plans += [ClassPlan(a, Role.STREAMED) for a in rest]
     return Schedule(
@@ -168,7 +142,12 @@ def _as_read(form: Form, grid: list[Axis], hints: SizeHints) -> list[Axis]:
 def _short(form: Form, lane: Axis, alone: bool) -> bool:
     """Whether a parallel lane class is better walked whole by each grid point: no fold keeps it, and it is not long."""
     extent = dims.static(lane.extent)
-    return not alone and extent is not None and extent <= 4 * CHUNK and not any(i.is_fold for i in form.items)
+    return (
+        not alone
+        and extent is not None
+        and extent <= 4 * CPU_VECTORS.task_elements
+        and not any(i.is_fold for i in form.items)
+    )
 
 
 def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target, hints: SizeHints) -> int:
@@ -183,9 +162,11 @@ def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target, hints
     if folds and all(i.reduction is not None and len(i.reduction.state) == 1 for i in folds):
         limit = 4 * width
         rows = min(hints.estimate(dims.prod(a.extent for a in i.reduce)) for i in folds)
-        if extent is not None and lane in grid and rows >= MANY:
+        if extent is not None and lane in grid and rows >= CPU_VECTORS.min_rows_from_memory:
             others = hints.estimate(dims.prod(a.extent for a in grid if a != lane))
-            while 2 * limit <= ROW and _even(others * -(-extent // (2 * limit)), target.cores):
+            while 2 * limit <= CPU_VECTORS.max_task_row_elements and _even(
+                others * -(-extent // (2 * limit)), target.cores
+            ):
                 limit *= 2
     while limit > width and extent is not None and extent < limit:
         limit //= 2
@@ -197,15 +178,19 @@ def _tile(form: Form, grid: list[Axis], lane: Axis | None, target: Target, hints
 def _even(tasks: int, cores: int) -> bool:
     """Whether tasks of equal length keep the cores busy."""
     rounds = -(-tasks // cores)
-    return tasks >= (1 - IDLE) * rounds * cores
+    return tasks >= (1 - CPU_VECTORS.max_idle_ratio) * rounds * cores
 
 
 def _side(rows: Axis, tile: int, target: Target) -> int:
     """Rows that one step folds, where it folds long pieces of them."""
     extent = dims.static(rows.extent)
-    if extent is None or extent < MANY or tile < STATES // SIDE:
+    if (
+        extent is None
+        or extent < CPU_VECTORS.min_rows_from_memory
+        or tile < CPU_VECTORS.max_states // CPU_VECTORS.max_rows_side_by_side
+    ):
         return 1
-    return min(SIDE, STATES // tile)
+    return min(CPU_VECTORS.max_rows_side_by_side, CPU_VECTORS.max_states // tile)
 
 
 def pick_lane(form: Form, classes: list[Axis], hints: SizeHints) -> Axis | None:
@@ -250,7 +235,7 @@ def _keep(form: Form, target: Target, wide: int, hints: SizeHints) -> int:
         row = hints.estimate(dims.prod(a.extent for a in (i.reduce if i.is_fold else i.kept) if a in reduced))
         if 4 * row * wide > capacity:
             return 0
-    return KEEP
+    return CPU_VECTORS.min_kept_cost
 
 
 def _stream(form: Form, target: Target) -> tuple[Sized, ...]:
@@ -285,7 +270,7 @@ def _ahead(form: Form, schedule: Schedule, target: Target) -> tuple[Sized, ...]:
     if not grid or grid[-1].chunk or schedule.tiling.lane is None or cache is None:
         return ()
     found: dict[int, Expr] = {}
-    working = [i for i in form.outputs if sum(map(cost, i.body)) >= KEEP]
+    working = [i for i in form.outputs if sum(map(cost, i.body)) >= CPU_VECTORS.min_kept_cost]
     for item, (param, offset) in [(i, a) for i in (*form.folds.values(), *working) for a in i.accesses()]:
         if param != item.param:
             row = dims.coefficient(offset, axis(grid[-1].axis))

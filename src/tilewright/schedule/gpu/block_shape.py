@@ -11,9 +11,7 @@ from tilewright.ir.expr import Axis, axis
 from tilewright.ir.form import Form
 from tilewright.ir.sizes import dims
 from tilewright.schedule.cpu.vectors import nest_order, pick_lane
-
-NARROW = 16
-"""A class that loops or folds walk is the contiguous one of a block only from this extent on."""
+from tilewright.tuning.thresholds import GPU_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def shape_of(form: Form, hints: SizeHints) -> Shape:
 def is_narrow(a: Axis) -> bool:
     """Whether a class is too short to fill the threads of a warp, as the window of a pooling is."""
     extent = dims.static(a.extent)
-    return extent is not None and extent < NARROW
+    return extent is not None and extent < GPU_BLOCKS.min_contiguous_extent
 
 
 def _stored_along(form: Form, classes: Sequence[Axis]) -> Axis | None:

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tilewright.analysis.contraction import SMALLEST
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.form.implied import drop_implied, listed_tiles
@@ -23,79 +22,19 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two, next_power_of_two
 from tilewright.schedule.table import HELD, Entry, Tuning
 from tilewright.target import Target
+from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS, GPU_COLUMNS, GPU_ROWS, SKINNY_MATMUL
 
 from .block_shape import Shape, is_narrow, shape_of
 from .matmul import Blocks, product_blocks
-from .skinny_matmul import FEW, open_rows, summed_blocks
+from .skinny_matmul import open_rows, summed_blocks
 
 NOTHING = Tuning()
 
-ACCESSES = 2
-"""Full-width accesses per thread and value: enough under way to hide memory, few enough for registers."""
-
-LONGEST = 1 << 14
-"""Elements of a row that a block of the widest kind keeps in registers."""
-
-BUCKETS = (1 << 10, 1 << 12, 1 << 14)
-"""Lengths of rows for which there is a schedule of its own where the extent is unknown."""
-
-SHORT = 8
-"""Rows so many times shorter than the shortest of these have a schedule for what was seen, too: parts to merge, say."""
-
-WARPS, MOST_WARPS = 4, 32
-
-SQUARE = 64
-"""Side of a block that is read along one class and written along another."""
-
-COLUMN_BYTES = 256
-"""Contiguous bytes that a block takes of a row while it folds columns."""
-
-COLUMN_STEP = 16
-"""Rows per step while columns are folded."""
-
-CHUNK_WARPS, ODD_CELLS = 4, 4
-"""Of a block whose threads take chunks of rows; columns for each thread where rows begin anywhere."""
-
-FEW_ROWS = 64
-"""Rows that a block of few columns holds: parts that are merged, above all."""
-
-DEEP, FEW_STEPS = 512, 4
-"""Rows that a block adds up at a time where there are few of them and few columns, and at most how many times; also the
-accesses of a thread each time."""
-
-CHOOSING = 2
-"""Times as few elements of a long row that a block holds while a fold chooses by place."""
-
-LINE = 128
-"""Contiguous bytes that such a block takes of a row at least."""
-
-ENOUGH = 128
-"""Contiguous elements from which on a longer tile brings nothing."""
-
-
-UNSEEN, UNSEEN_STREAM = 1 << 20, 1 << 17
-"""Lengths for which the table is asked where the extent is not known; of a row that is streamed."""
-
-STAGES = 3
 
 ANYWHERE = frozenset({"flat", "square", "columns", "row_totals", "stream_totals"})
 """Kinds of kernels with blocks of their own for rows that begin anywhere at sizes not known before. Those that write
-rows along memory (`rows`) do only if elements have more than HALF bytes: addresses of halves take most registers, in
-whatever block."""
-
-HALF = 2
-
-SHARING = 16
-"""Elements that a thread of a block over several classes of unknown lengths should hold: they share what places and
-masks cost, which the table of blocks, measured where lengths are known, does not see."""
-
-EARLY = 128
-"""Bytes for each thread that may be loaded before they are needed: halves wait in half registers."""
-
-CHAIN = 256
-"""A block adds its lanes as a tree at the end, so a long chain per lane is short beside the whole sum."""
-SHORT_CHAIN = 16
-"""Beside products of singles, which cost more than levels: the longer a chain is, the more it errs."""
+rows along memory (`rows`) do only if elements have more than `GPU_ROWS.max_half_bytes`: addresses of halves take
+most registers, in whatever block."""
 
 
 def block_schedule(
@@ -113,29 +52,31 @@ def block_schedule(
         made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
         return made.changed(descriptors=products.descriptors and target.descriptors)
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
-    per_warp = target.lanes * access * ACCESSES
-    inner = _inner_tiles(form, shape, per_warp * WARPS, most, hints)
+    per_warp = target.lanes * access * GPU_BLOCKS.accesses_per_thread
+    inner = _inner_tiles(form, shape, per_warp * GPU_BLOCKS.usual_warps, most, hints)
     kind, size, length = _kind(form, shape, inner, most, hints)
-    differs = kind in ANYWHERE or (kind == "rows" and size > HALF)
+    differs = kind in ANYWHERE or (kind == "rows" and size > GPU_ROWS.max_half_bytes)
     misaligned = (odd and differs) or _is_odd(form, shape, target)
     found = tuning.find(kind, size, length, misaligned)
-    entry = found or Entry("", 0, 0, per_warp * WARPS, 0, 0, STAGES)
+    entry = found or Entry("", 0, 0, per_warp * GPU_BLOCKS.usual_warps, 0, 0, GPU_BLOCKS.usual_stages)
     if found and found.kind in ("streams", "stream_totals") and shape.lane is not None:
         beside = _product(t for a, t in inner.items() if a != shape.lane)
-        held = found.elements // (CHOOSING if _chooses(form, shape.lane) else 1)
+        held = found.elements // (GPU_ROWS.choosing_shrink_ratio if _chooses(form, shape.lane) else 1)
         inner[shape.lane] = min(max(1, held // beside), _longest(shape.lane, hints))
-        entry = replace(found, elements=per_warp * WARPS)
+        entry = replace(found, elements=per_warp * GPU_BLOCKS.usual_warps)
     elif kind == "columns" and any(i.reduction.step for i in form.items if i.reduction is not None):
-        inner, entry = _chunk_blocks(shape, most, ODD_CELLS if misaligned else access, target, hints)
+        inner, entry = _chunk_blocks(
+            shape, most, GPU_COLUMNS.odd_columns if misaligned else access, target, hints
+        )
     elif (
         found and found.kind == "columns" and not misaligned and _few_rows(form, shape, found, target, hints)
     ):
         inner, entry = _deep_blocks(shape, most, access, target, hints)
     elif found and found.kind == "columns":
-        wide = _beside(shape, target, hints) if len(inner) == 1 else ENOUGH
-        if wide < ENOUGH:
+        wide = _beside(shape, target, hints) if len(inner) == 1 else GPU_BLOCKS.enough_contiguous_elements
+        if wide < GPU_BLOCKS.enough_contiguous_elements:
             inner = {
-                a: next_power_of_two(most[a]) if t < most.get(a, 0) <= FEW_ROWS else t
+                a: next_power_of_two(most[a]) if t < most.get(a, 0) <= GPU_COLUMNS.max_resident_rows else t
                 for a, t in inner.items()
             }
         if any(a in most and t >= most[a] > 1 for a, t in inner.items()):
@@ -143,19 +84,20 @@ def block_schedule(
         else:
             reductions = [i.reduction for i in form.items if i.reduction is not None]
             if any(len(r.state) > 1 for r in reductions):
-                few = replace(found, lane=wide, elements=wide * COLUMN_STEP)
-                found = replace(few if wide < ENOUGH else found, warps=0)
+                few = replace(found, lane=wide, elements=wide * GPU_COLUMNS.step_rows)
+                found = replace(few if wide < GPU_BLOCKS.enough_contiguous_elements else found, warps=0)
             entry = found
             inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
     tiles = inner | _grid_tiles(form, shape, inner, entry, target, hints)
-    warps = entry.warps or max(1, min(MOST_WARPS, _product(tiles.values()) // per_warp))
+    warps = entry.warps or max(1, min(GPU_BLOCKS.max_warps, _product(tiles.values()) // per_warp))
     open_ = [a for a in inner if dims.static(a.extent) is None and inner[a] > 1]
-    if kind in HELD and len(open_) > 1 and _product(tiles.values()) < SHARING * warps * target.lanes:
+    enough = GPU_BLOCKS.min_elements_per_thread * warps * target.lanes
+    if kind in HELD and len(open_) > 1 and _product(tiles.values()) < enough:
         warps = max(1, warps // 2)
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
     made = _made(form, shape, tiles, most, warps, entry.stages)
-    early = EARLY * made.launch.warps * target.lanes
+    early = GPU_ROWS.max_early_bytes_per_thread * made.launch.warps * target.lanes
     return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=early)
 
 
@@ -198,7 +140,11 @@ def _made(
         online=streamed,
         lane_states=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
         lane_states_of=products.spread if products is not None else (),
-        max_chain=CHAIN if products is None else 0 if halves else SHORT_CHAIN,
+        max_chain=GPU_BLOCKS.max_chain
+        if products is None
+        else 0
+        if halves
+        else GPU_BLOCKS.max_chain_beside_products,
         blockwise=streamed and products is not None and not halves,
     )
     math = Math(
@@ -224,13 +170,17 @@ def _kind(
     """Kind, bytes of an element and length of a row, as `Tuning.find` takes them."""
     lane = hints.likely(shape.lane.extent) if shape.lane is not None else None
     if not shape.inner:
-        return "square" if shape.across is not None else "flat", shape.element, lane or UNSEEN
+        return (
+            "square" if shape.across is not None else "flat",
+            shape.element,
+            lane or GPU_ROWS.assumed_length,
+        )
     if shape.lane not in shape.inner:
-        return "columns", shape.element, lane or UNSEEN
+        return "columns", shape.element, lane or GPU_ROWS.assumed_length
     stored = any(shape.lane in o.axes for o in form.outputs)
     if all(a in most and t >= most[a] for a, t in inner.items()):
         return "rows" if stored else "row_totals", shape.element, _product(inner.values())
-    return "streams" if stored else "stream_totals", shape.element, lane or UNSEEN_STREAM
+    return "streams" if stored else "stream_totals", shape.element, lane or GPU_ROWS.assumed_streamed_length
 
 
 def _is_odd(form: Form, shape: Shape, target: Target) -> bool:
@@ -286,10 +236,16 @@ def buckets(
     most = {a: next_power_of_two(max(1, hints.estimate(a.extent))) for a in open_ if a != shape.lane}
     found: list[tuple[Expr, Schedule]] = []
     open_ended = block_schedule(form, target, hints, None, tuning)
-    seen = max(target.lanes, next_power_of_two(hints.likely(shape.lane.extent) or LONGEST))
-    for b in (seen, *BUCKETS) if SHORT * seen <= BUCKETS[0] else BUCKETS:
+    seen = max(
+        target.lanes, next_power_of_two(hints.likely(shape.lane.extent) or GPU_ROWS.max_resident_elements)
+    )
+    for b in (
+        (seen, *GPU_ROWS.bucket_lengths)
+        if GPU_ROWS.min_times_shorter * seen <= GPU_ROWS.bucket_lengths[0]
+        else GPU_ROWS.bucket_lengths
+    ):
         limits = most | {shape.lane: b}
-        if _product(limits.values()) <= LONGEST:
+        if _product(limits.values()) <= GPU_ROWS.max_resident_elements:
             conditions = [call("le", a.extent, dims.integer(n)) for a, n in limits.items()]
             fits = functools.reduce(lambda p, q: call("and", p, q), conditions)
             even, odd = (block_schedule(form, target, hints, limits, tuning, odd) for odd in (False, True))
@@ -312,13 +268,15 @@ def row_buckets(
         return []
     (a, beside), low = rows, dims.int_range(rows[0].extent)[0] or 0
     on_grid = a in shape.grid
-    few = {1, FEW // beside} | ({SMALLEST // beside, SMALLEST} if on_grid else set())
+    few = {1, SKINNY_MATMUL.max_rows // beside} | (
+        {CONTRACTION.min_block_side // beside, CONTRACTION.min_block_side} if on_grid else set()
+    )
     found: list[tuple[int, Form, Schedule]] = []
     for n in sorted(n for n in few if n >= max(1, low)):
         small = take("pack_rows", form, target, hints, {a: n}) if on_grid else form
         limits = {c: n * beside for c in small.classes() if c not in form.classes()} | {a: n}
         made = block_schedule(small, target, hints.also({repr(a.extent): n}), limits, tuning)
-        if not on_grid and made.plan(a).tile >= SMALLEST:
+        if not on_grid and made.plan(a).tile >= CONTRACTION.min_block_side:
             continue
         if found and _height(found[-1][2]) == _height(made) and (small is not form or found[-1][1] is form):
             found.pop()  # more rows at the same cost
@@ -348,7 +306,7 @@ def fit_tile(a: Axis, most: int, hints: SizeHints) -> int:
     waste = {t: -(-extent // t) * t / max(1, extent) - 1 for t in tiles}
     close = next(t for t in tiles if waste[t] <= 1 / 8)
     rough = next(t for t in tiles if waste[t] <= 1 / 2)
-    return close if close >= min(rough, ENOUGH) else rough
+    return close if close >= min(rough, GPU_BLOCKS.enough_contiguous_elements) else rough
 
 
 def _inner_tiles(
@@ -361,10 +319,10 @@ def _inner_tiles(
     if shape.lane not in shape.inner:
         near = max(shape.inner, key=lambda a: hints.estimate(a.extent)) if shape.scan is None else shape.scan
         if not is_narrow(near):
-            tiles[near] = _rows(form, near, most) or COLUMN_STEP
+            tiles[near] = _rows(form, near, most) or GPU_COLUMNS.step_rows
         return tiles
     again = _cascaded(form) or any(shape.lane in o.axes for o in form.outputs)
-    limit = LONGEST if again else 4 * budget
+    limit = GPU_ROWS.max_resident_elements if again else 4 * budget
     held = 1
     for a in reversed(shape.inner):
         extent = most.get(a)
@@ -385,7 +343,7 @@ def _chunk_blocks(
     """Tiles of inner classes where each thread takes chunks of `cells` columns, side by side in a line."""
     wide = _side_by_side(shape, target, hints)
     near = max(shape.inner, key=lambda a: hints.estimate(a.extent))
-    lanes = max(1, CHUNK_WARPS * target.lanes * cells // wide)
+    lanes = max(1, GPU_COLUMNS.chunk_warps * target.lanes * cells // wide)
     lanes = min(lanes, next_power_of_two(most.get(near, lanes)))
     warps = max(1, wide * lanes // (cells * target.lanes))
     inner = {a: lanes if a == near else 1 for a in shape.inner}
@@ -399,7 +357,11 @@ def _few_rows(form: Form, shape: Shape, found: Entry, target: Target, hints: Siz
         -(-hints.estimate(a.extent) // (found.lane if a == shape.lane else 1)) for a in shape.grid
     )
     rows = dims.static(shape.inner[0].extent) or 0 if len(shape.inner) == 1 else 0
-    return plain and blocks < target.cores and FEW_ROWS < rows <= FEW_STEPS * DEEP
+    return (
+        plain
+        and blocks < target.cores
+        and GPU_COLUMNS.max_resident_rows < rows <= GPU_COLUMNS.max_deep_steps * GPU_COLUMNS.deep_step_rows
+    )
 
 
 def _deep_blocks(
@@ -407,33 +369,42 @@ def _deep_blocks(
 ) -> tuple[dict[Axis, int], Entry]:
     """Tiles for such rows: a block for each core, with many of them under way."""
     (rows,) = shape.inner
-    wide, deep = _side_by_side(shape, target, hints), min(DEEP, next_power_of_two(most.get(rows, DEEP)))
-    warps = max(1, wide * deep // (FEW_STEPS * access * target.lanes))
+    wide, deep = (
+        _side_by_side(shape, target, hints),
+        min(GPU_COLUMNS.deep_step_rows, next_power_of_two(most.get(rows, GPU_COLUMNS.deep_step_rows))),
+    )
+    warps = max(1, wide * deep // (GPU_COLUMNS.max_deep_steps * access * target.lanes))
     return {rows: deep}, Entry("columns", shape.element, 0, wide * deep, wide, warps)
 
 
 def _side_by_side(shape: Shape, target: Target, hints: SizeHints) -> int:
     """Columns of a block that are a line in memory, or half of one where few cores would have a block."""
     share = _product(hints.estimate(a.extent) for a in shape.grid) // target.cores
-    return min(LINE // shape.element, max(LINE // 2 // shape.element, next_power_of_two(share + 1) // 2))
+    return min(
+        GPU_COLUMNS.min_row_bytes // shape.element,
+        max(GPU_COLUMNS.min_row_bytes // 2 // shape.element, next_power_of_two(share + 1) // 2),
+    )
 
 
 def _rows(form: Form, near: Axis, most: Mapping[Axis, int]) -> int:
     """The tile of all rows of a column, where folds read others over them and the block is not too large; else 0."""
     rows = next_power_of_two(most[near]) if near in most and _cascaded(form) else 0
-    return rows if rows * ENOUGH <= LONGEST else 0
+    return rows if rows * GPU_BLOCKS.enough_contiguous_elements <= GPU_ROWS.max_resident_elements else 0
 
 
 def _beside(shape: Shape, target: Target, hints: SizeHints) -> int:
     """Columns of a block that holds all rows or merges states: fewer where few cores would have a block, but a line."""
     share = _product(hints.estimate(a.extent) for a in shape.grid) // target.cores
-    return min(ENOUGH, max(LINE // shape.element, next_power_of_two(share + 1) // 2))
+    return min(
+        GPU_BLOCKS.enough_contiguous_elements,
+        max(GPU_COLUMNS.min_row_bytes // shape.element, next_power_of_two(share + 1) // 2),
+    )
 
 
 def _longest(a: Axis, hints: SizeHints) -> int:
     """The longest tile that a class may want."""
     extent = hints.likely(a.extent)
-    return LONGEST if extent is None else next_power_of_two(extent)
+    return GPU_ROWS.max_resident_elements if extent is None else next_power_of_two(extent)
 
 
 def _cascaded(form: Form) -> bool:
@@ -448,13 +419,17 @@ def _grid_tiles(
     tiles = dict.fromkeys(shape.grid, 1)
     held, budget = _product(inner.values()), entry.elements
     if shape.across is not None and shape.lane is not None:
-        side = entry.lane or SQUARE
+        side = entry.lane or GPU_BLOCKS.square_side
         tiles[shape.lane] = fit_tile(shape.lane, side, hints)
-        tiles[shape.across] = fit_tile(shape.across, max(1, budget // side) if entry.lane else SQUARE, hints)
+        tiles[shape.across] = fit_tile(
+            shape.across, max(1, budget // side) if entry.lane else GPU_BLOCKS.square_side, hints
+        )
         held *= tiles[shape.lane] * tiles[shape.across]
     elif shape.lane in tiles:
         assert shape.lane is not None
-        wide = entry.lane or (max(target.lanes, COLUMN_BYTES // shape.element) if shape.inner else budget)
+        wide = entry.lane or (
+            max(target.lanes, GPU_COLUMNS.row_bytes // shape.element) if shape.inner else budget
+        )
         tiles[shape.lane] = fit_tile(shape.lane, wide, hints)
         held *= tiles[shape.lane]
     spare = _spare(form, shape, target)

@@ -14,11 +14,9 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.schedule.cpu.cost import traffic
 from tilewright.schedule.cpu.vectors import points
 from tilewright.target import MemoryKind, Target
+from tilewright.tuning.thresholds import GPU_COST
 
 from .matmul import product_seconds
-
-SPECIAL = 12
-"""From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
 
 
 def block_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
@@ -78,8 +76,8 @@ def _work(form: Form, hints: SizeHints) -> tuple[float, float]:
             if x in seen or x.op not in SCALARS or x.dtype is i64:
                 continue
             seen.add(x)
-            if SCALARS[x.op].cost >= SPECIAL:
-                special += count * SCALARS[x.op].cost / SPECIAL
+            if SCALARS[x.op].cost >= GPU_COST.min_special_cost:
+                special += count * SCALARS[x.op].cost / GPU_COST.min_special_cost
             else:
                 plain += count * SCALARS[x.op].cost
     return special, plain

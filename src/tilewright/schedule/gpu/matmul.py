@@ -13,14 +13,7 @@ from functools import lru_cache
 from itertools import product as choices
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import (
-    SMALLEST,
-    Contraction,
-    contraction,
-    factors,
-    product_sides,
-    stored_half,
-)
+from tilewright.analysis.contraction import Contraction, contraction, factors, product_sides, stored_half
 from tilewright.analysis.loop_segments import growth
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.dtype import f32, i64
@@ -32,40 +25,8 @@ from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.schedule.cpu.vectors import points
 from tilewright.schedule.table import Tuning
 from tilewright.target import MemoryKind, Precision, Target
-
-WHOLE = 256
-"""The longest class of a product that one tile takes whole."""
-
-PARALLEL, STREAMED, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
-"""Candidates: tiles of a class on the grid and of one that is streamed, warps of a block, stages of its loops."""
-
-OVERHEAD, MOST = 56, 224
-"""Registers of a thread for addresses and the like; all that a schedule counts on, since estimates are rough."""
-
-PIECES, SPLIT = 6, 11
-"""Bytes of a single's pieces where it is split; in registers, where a product takes what another one made, of itself,
-of what a piece leaves of it, and of its pieces. Such kernels may run out of registers, which costs little then."""
-
-PIECE_PRODUCTS = 6
-"""Products of pieces, each of which waits for the one before."""
-
-GROUP = 64
-"""Rows that four warps share: pieces of the same rows in more warps leave them no registers."""
-
-SCRATCH = 2048
-"""Bytes of shared memory through which the threads of a block merge what they fold."""
-
-STEP = 0.2e-6
-"""Seconds of a step in which a block only waits: barriers, the ends of products."""
-
-APART = 0.15
-"""The part of a machine's flops that products of blocks are taken to reach where no matrix unit takes them."""
-
-FULL = 64
-"""Columns of a product at which matrix units reach half their rate: they read one operand again for all of them."""
-
-SPECIAL = 12
-"""From this cost on (see `ir.expr.SCALARS`), an operation goes to the units for special functions."""
+from tilewright.tuning.search_limits import MATMUL_BLOCKS
+from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +77,10 @@ def product_blocks(
     for a in tiled:
         if a in grid:
             continue
-        if most.get(a, WHOLE + 1) <= (STREAMED[1] if a in passed else WHOLE):
-            fixed[a] = max(SMALLEST, next_power_of_two(most[a]))
+        if most.get(a, GPU_MATMUL.max_whole_extent + 1) <= (
+            MATMUL_BLOCKS.streamed_tiles[1] if a in passed else GPU_MATMUL.max_whole_extent
+        ):
+            fixed[a] = max(CONTRACTION.min_block_side, next_power_of_two(most[a]))
         else:
             streamed.append(a)
     known = Products(
@@ -136,7 +99,7 @@ def product_blocks(
     if not made:
         return None
     held = [registers(known, c, target) for c in made]
-    room = min(MOST, target.vector_registers)
+    room = min(GPU_MATMUL.max_registers, target.vector_registers)
     split = any(_is_split(known, product) for _, product in _made(known, made[0]))
     limit = max(2 * room if split else room, min(held))
     legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
@@ -149,7 +112,10 @@ def product_blocks(
 
 def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
     open_ = (*known.grid, *known.streamed)
-    ladders = [_ladder(a, PARALLEL if a in known.grid else STREAMED, hints) for a in open_]
+    ladders = [
+        _ladder(a, MATMUL_BLOCKS.grid_tiles if a in known.grid else MATMUL_BLOCKS.streamed_tiles, hints)
+        for a in open_
+    ]
     for tiles in choices(*ladders):
         whole = dict(known.fixed) | dict(zip(open_, tiles, strict=True))
         made = _contractions(known.form, known.sums, tuple(whole.items()))
@@ -158,11 +124,21 @@ def _candidates(known: Products, hints: SizeHints) -> Iterator[Blocks]:
         spread = _spread(known, whole)
         halves = all(c.operand.is_half for c in made)
         split = [c.m for c in made if _is_split(known, c)]
-        if any(whole[a] < min(GROUP, hints.estimate(a.extent)) and a in known.streamed for a in split):
+        if any(
+            whole[a] < min(GPU_MATMUL.warp_group_rows, hints.estimate(a.extent)) and a in known.streamed
+            for a in split
+        ):
             continue
-        stages = (1,) if not known.streamed else STAGES if halves else (1, *STAGES)
-        wide = min((whole[a] for a in split if whole[a] >= GROUP), default=WARPS[-1] * SMALLEST)
-        for warps, ahead in choices([w for w in WARPS if w * SMALLEST <= wide], stages):
+        stages = (
+            (1,) if not known.streamed else MATMUL_BLOCKS.stages if halves else (1, *MATMUL_BLOCKS.stages)
+        )
+        wide = min(
+            (whole[a] for a in split if whole[a] >= GPU_MATMUL.warp_group_rows),
+            default=MATMUL_BLOCKS.warps[-1] * CONTRACTION.min_block_side,
+        )
+        for warps, ahead in choices(
+            [w for w in MATMUL_BLOCKS.warps if w * CONTRACTION.min_block_side <= wide], stages
+        ):
             yield Blocks(whole, warps, ahead, spread, halves)
 
 
@@ -171,7 +147,7 @@ def _ladder(a: Axis, sizes: Sequence[int], hints: SizeHints) -> list[int]:
     extent = hints.likely(a.extent)
     if extent is None:
         return list(sizes)
-    top = max(SMALLEST, next_power_of_two(extent))
+    top = max(CONTRACTION.min_block_side, next_power_of_two(extent))
     return sorted({min(s, top) for s in sizes})
 
 
@@ -207,22 +183,24 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
             fed = any(
                 item.id in _reached(known.form, known.form.items[i]) for i in known.sums if i != item.id
             )
-            held = SPLIT if _is_split(known, product) else product.operand.bytes
+            held = GPU_MATMUL.split_register_bytes if _is_split(known, product) else product.operand.bytes
             elements += size * _alike(c, product) * held / 4 if fed else 0
         if _is_split(known, product) and set(known.streamed) & set(_classes(product.left)):
-            elements += c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * PIECES / 4
+            elements += (
+                c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
+            )
     for f in c.spread:
         item = known.form.items[f]
         elements += _volume(c, item.axes)
     blocks = [_volume(c, axes) for _, axes in _beside(known.form, known.sums)]
-    elements += sum(size for size in blocks if size >= SMALLEST**2)
-    return int(elements / (c.warps * target.lanes)) + OVERHEAD
+    elements += sum(size for size in blocks if size >= CONTRACTION.min_block_side**2)
+    return int(elements / (c.warps * target.lanes)) + GPU_MATMUL.other_registers
 
 
 def shared_bytes(known: Products, c: Blocks) -> int:
     """Shared memory of a block (an estimate from above): operands from memory, those of a loop once per stage; what
     else a loop reads, which is fetched as many steps ahead as there are further stages."""
-    total = SCRATCH
+    total = GPU_MATMUL.merge_bytes
     for r, axes in _beside(known.form, known.sums):
         if isinstance(r.value, int) and any(a in known.streamed and c.tiles[a] > 1 for a in axes):
             total += _volume(c, axes) * known.form.params[r.value].dtype.bytes * (c.stages - 1)
@@ -238,14 +216,16 @@ def shared_bytes(known: Products, c: Blocks) -> int:
             plain = stored_half(side, known.form.params) is not None or side.op == "read"
             looped = bool(loops & {own, product.k})
             if _is_split(known, product) and not looped:
-                total += size * PIECES
+                total += size * GPU_MATMUL.piece_bytes
             elif _is_split(
                 known, product
             ):  # pieces of left sides stay in registers, with few rows all pieces
                 single = size * product.operand.bytes
                 total += single * (c.stages - 1) if plain else 0
-                right = own != product.m and c.tiles[product.m] >= GROUP
-                pieces = max(pieces, size * PIECES if right else single if c.stages == 1 else 0)
+                right = own != product.m and c.tiles[product.m] >= GPU_MATMUL.warp_group_rows
+                pieces = max(
+                    pieces, size * GPU_MATMUL.piece_bytes if right else single if c.stages == 1 else 0
+                )
             else:
                 total += size * product.operand.bytes * (c.stages if plain and looped else 1)
     return total + pieces
@@ -262,7 +242,7 @@ def _classes(e: Expr) -> set[Axis]:
 
 def _alike(c: Blocks, product: Contraction) -> int:
     """How many warps hold the same rows of a product's left side."""
-    return max(1, c.warps * SMALLEST // c.tiles[product.m])
+    return max(1, c.warps * CONTRACTION.min_block_side // c.tiles[product.m])
 
 
 def seconds_of(
@@ -290,7 +270,9 @@ def seconds_of(
     tail = -(-count // (target.cores * together)) / waves if waves > 1 else 1.0
     rounds = max(1.0, count / target.cores)
     split = any(_is_split(known, product) for _, product in _made(known, c))
-    step = STEP * (PIECE_PRODUCTS if split else 1) + (target.latency if c.stages == 1 and steps > 1 else 0.0)
+    step = GPU_MATMUL.step_seconds * (GPU_MATMUL.piece_products if split else 1) + (
+        target.latency if c.stages == 1 and steps > 1 else 0.0
+    )
     waiting = sum(parts) - max(parts) + step * steps * rounds
     if over and near is not None:  # registers that are written to memory and read again in each step
         waiting += 8 * over * threads * count * steps / (near.bandwidth * share)
@@ -346,7 +328,11 @@ def _multiplying(known: Products, c: Blocks, target: Target, hints: SizeHints) -
         for a in (product.m, product.n, product.k):
             extent = max(1, hints.estimate(a.extent))
             waste *= -(-extent // c.tiles[a]) * c.tiles[a] / extent
-        rate = max(rates) * width / (width + FULL) if rates else target.flops * APART
+        rate = (
+            max(rates) * width / (width + GPU_MATMUL.half_rate_columns)
+            if rates
+            else target.flops * GPU_MATMUL.reached_without_units_ratio
+        )
         total += 2 * points(item, hints) * waste / rate
     return total
 
@@ -363,8 +349,8 @@ def _calculating(known: Products, target: Target, hints: SizeHints) -> tuple[flo
                 continue
             seen.add(x)
             cost = SCALARS[x.op].cost * hints.estimate(dims.prod(a.extent for a in item.axes if a in used))
-            if SCALARS[x.op].cost >= SPECIAL:
-                special += cost / SPECIAL
+            if SCALARS[x.op].cost >= GPU_COST.min_special_cost:
+                special += cost / GPU_COST.min_special_cost
             else:
                 plain += cost
     return special / target.special, plain / target.flops
@@ -424,7 +410,7 @@ def kind_of(known: Products, hints: SizeHints) -> tuple[str, int, int]:
     or that fold the scores of each step; the length is that of the first product's folded class."""
     first = known.form.items[known.sums[0]]
     adding = any(set(known.form.items[i].reduce) & set(known.streamed) for i in known.sums)
-    one = dict(known.fixed) | {a: STREAMED[1] for a in known.tiled if known.fixed[a] == 1}
+    one = dict(known.fixed) | {a: MATMUL_BLOCKS.streamed_tiles[1] for a in known.tiled if known.fixed[a] == 1}
     made = contraction(first, known.form.params, one.__getitem__)
     folded = max(first.reduce, key=lambda a: hints.estimate(a.extent))
     size = made.operand.bytes if made is not None else first.body[0].dtype.bytes

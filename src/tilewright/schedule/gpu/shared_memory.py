@@ -16,12 +16,7 @@ from tilewright.ir.program import Collapse, Dot, Load, Loop, Stmt, Store, TilePr
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.target import MemoryKind, Target
-
-AGAIN = 2
-"""How often a program loads what its form reads once, about: in both branches of a choice."""
-
-COPIED = 4
-"""Bytes of the smallest copy into shared memory."""
+from tilewright.tuning.thresholds import GPU_COST
 
 Lowered = Callable[[Form, Schedule], TileProgram]
 
@@ -67,7 +62,7 @@ def _most_bytes(form: Form, schedule: Schedule, target: Target) -> int:
         for x in inside:
             if x.op == "read" and isinstance(x.value, int):
                 own = [a.value for a in axes_of(x) if isinstance(a.value, Axis)]
-                elements = AGAIN * size if chosen else _volume(own, tiles)
+                elements = GPU_COST.loads_per_choice * size if chosen else _volume(own, tiles)
                 waiting += elements * form.params[x.value].dtype.bytes
         if not item.is_fold:
             turned = max(turned, size * form.params[item.param].dtype.bytes)
@@ -83,7 +78,7 @@ def _block(s: Load, tiles: dict[Axis, int]) -> int:
     """Bytes that a load has in shared memory for one step: none if threads read less than can be copied."""
     own = _axes(s, tiles)
     size = s.buffer.dtype.bytes
-    return _volume(own, tiles) * size if size >= COPIED or _along(s, own) else 0
+    return _volume(own, tiles) * size if size >= GPU_COST.min_copy_bytes or _along(s, own) else 0
 
 
 def _turned(program: TileProgram, tiles: dict[Axis, int]) -> int:

@@ -17,22 +17,9 @@ from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.target import Target
+from tilewright.tuning.thresholds import GPU_MATMUL, SKINNY_MATMUL
 
-from .matmul import WHOLE, Blocks
-
-FEW = 8
-"""Rows up to which products are summed: more of them are worth the padding to what products of blocks take."""
-
-ELEMENTS = 1 << 13
-"""Elements of a block of products: 64 for each thread."""
-
-MATRIX = 1 << 12
-"""Elements of a block of a matrix."""
-
-LEAST = 4
-"""Steps of a block at least: shorter ones wait too often."""
-
-WARPS, STAGES = 4, 3
+from .matmul import Blocks
 
 
 def summed_blocks(
@@ -56,11 +43,15 @@ def summed_blocks(
     if walked in rows or len(sizes) < len(rows) + len(wide):
         return None
     tiles = dict.fromkeys((*grid, *inner), 1) | {a: next_power_of_two(n) for a, n in sizes.items()}
-    blocks = [ELEMENTS // _volume(tiles, i.axes) for i in form.items]
-    step = min(*blocks, *(MATRIX // _volume(tiles, m) for m in made.values()))
-    if _volume(tiles, rows) > FEW or any(tiles[a] > WHOLE for a in wide) or step < LEAST:
+    blocks = [SKINNY_MATMUL.block_product_elements // _volume(tiles, i.axes) for i in form.items]
+    step = min(*blocks, *(SKINNY_MATMUL.block_matrix_elements // _volume(tiles, m) for m in made.values()))
+    if (
+        _volume(tiles, rows) > SKINNY_MATMUL.max_rows
+        or any(tiles[a] > GPU_MATMUL.max_whole_extent for a in wide)
+        or step < SKINNY_MATMUL.min_step_elements
+    ):
         return None
-    return Blocks(tiles | {walked: step}, WARPS, STAGES if walked in inner else 1)
+    return Blocks(tiles | {walked: step}, SKINNY_MATMUL.warps, SKINNY_MATMUL.stages if walked in inner else 1)
 
 
 def open_rows(form: Form, grid: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, int] | None:

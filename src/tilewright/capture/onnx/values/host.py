@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import (
 )
 
 from tilewright.capture.onnx.registry import host_op
+from tilewright.tuning.input_limits import MODEL_FILES
 
 from .ratio import Ratio
-from .run import MAX_HOST, Host, Number, host, is_symbolic, plain, scalar, surely, to_int, torch_dtype
+from .run import Host, Number, host, is_symbolic, plain, scalar, surely, to_int, torch_dtype
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -222,7 +223,9 @@ def concat(*xs: Host, axis: int) -> Host | None:
     """Join along an axis."""
     if xs[0].rank == 1:
         values = tuple(itertools.chain.from_iterable(x.values for x in xs))
-        return None if len(values) > MAX_HOST else Host(values, (len(values),), xs[0].dtype)
+        return (
+            None if len(values) > MODEL_FILES.max_host_elements else Host(values, (len(values),), xs[0].dtype)
+        )
     axis = axis % xs[0].rank
     outer = math.prod(xs[0].shape[:axis])
     parts: list[Number] = []
@@ -330,7 +333,10 @@ def transpose(x: Host, *, perm: Sequence[int] | None = None) -> Host:
 def expand(x: Host, target: Host) -> Host | None:
     """Broadcast to a small static shape."""
     dims = target.ints()
-    if any(is_symbolic(d) for d in dims) or math.prod(dims) * max(len(x.values), 1) > MAX_HOST:
+    if (
+        any(is_symbolic(d) for d in dims)
+        or math.prod(dims) * max(len(x.values), 1) > MODEL_FILES.max_host_elements
+    ):
         return None
     mark = Host((0,) * math.prod(dims), tuple(dims), x.dtype)
     return _broadcast([x, mark])[0][0]
@@ -340,7 +346,10 @@ def expand(x: Host, target: Host) -> Host | None:
 def tile(x: Host, repeats: Host) -> Host | None:
     """Repeat along each axis."""
     counts = repeats.ints()
-    if any(is_symbolic(c) for c in counts) or math.prod(counts) * len(x.values) > MAX_HOST:
+    if (
+        any(is_symbolic(c) for c in counts)
+        or math.prod(counts) * len(x.values) > MODEL_FILES.max_host_elements
+    ):
         return None
     out = [n * c for n, c in zip(x.shape, counts, strict=True)]
     return _pick(x, out, lambda i: tuple(a % n for a, n in zip(i, x.shape, strict=True)))
@@ -354,7 +363,7 @@ def arange(start: Host, limit: Host, delta: Host, **rest: object) -> Host | None
     if not (isinstance(first, int) and isinstance(last, int) and isinstance(step, int)) or step == 0:
         return None
     items = range(first, last, step)
-    return None if len(items) > MAX_HOST else host(items, start.dtype)
+    return None if len(items) > MODEL_FILES.max_host_elements else host(items, start.dtype)
 
 
 @host_op("ConstantOfShape")
@@ -362,7 +371,7 @@ def constant_of_shape(dims: Host, *, value: Host | None = None, **rest: object) 
     """A small static tensor of one value."""
     del rest
     sizes = dims.ints()
-    if any(is_symbolic(d) for d in sizes) or math.prod(sizes) > MAX_HOST:
+    if any(is_symbolic(d) for d in sizes) or math.prod(sizes) > MODEL_FILES.max_host_elements:
         return None
     dtype = torch.float32 if value is None else value.dtype
     fill = 0.0 if value is None else value.item()

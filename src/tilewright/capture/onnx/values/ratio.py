@@ -11,7 +11,7 @@ from typing import Union
 
 import torch
 
-_MAX_DENOMINATOR = 1 << 20
+from tilewright.tuning.input_limits import MODEL_FILES
 
 Real = Union[int, float, "Ratio"]
 
@@ -130,7 +130,7 @@ def parts(value: Real) -> tuple[int, int] | None:
     if isinstance(value, torch.SymFloat) or not math.isfinite(value):
         return None
     numerator, denominator = value.as_integer_ratio()
-    return (numerator, denominator) if denominator <= _MAX_DENOMINATOR else None
+    return (numerator, denominator) if denominator <= MODEL_FILES.max_scale_denominator else None
 
 
 def _real(value: Real) -> float:

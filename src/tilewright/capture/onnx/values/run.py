@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.tuning.input_limits import MODEL_FILES
 
 from .ratio import Ratio
 
@@ -26,15 +27,6 @@ Number = int | float
 
 Dim = int
 """A size: an int, or (while torch captures) a SymInt, which torch too lets stand for an int."""
-
-MAX_HOST = 1024
-"""A host operation with more elements than this is left to tensors."""
-
-MAX_CONSTANT = 64
-"""A constant with more elements than this is never treated as a host value."""
-
-MAX_ELEMENTS = 1 << 36
-"""A requested tensor with more elements is refused before it is allocated."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +207,7 @@ class TooLarge(Exception):
     """A tensor above the limit in force; only `size_limit` sets one below the absolute limit."""
 
 
-_limit: ContextVar[int] = ContextVar("onnx_size_limit", default=MAX_ELEMENTS)
+_limit: ContextVar[int] = ContextVar("onnx_size_limit", default=MODEL_FILES.max_tensor_elements)
 
 
 @contextmanager
@@ -235,9 +227,9 @@ def check_size(dims: Iterable[Dim], op: str) -> None:
     known = [d for d in dims if is_static(d)]
     if any(d < 0 for d in known):
         raise ModelError(f"negative size in {known}", phase="capture", op=op)
-    if MAX_ELEMENTS >= math.prod(known) > _limit.get():
+    if MODEL_FILES.max_tensor_elements >= math.prod(known) > _limit.get():
         raise TooLarge
-    if math.prod(known) > MAX_ELEMENTS:
+    if math.prod(known) > MODEL_FILES.max_tensor_elements:
         raise ModelError(
             f"a tensor of shape {known} is too large", phase="capture", op=op, hint="is the file intact?"
         )

@@ -11,10 +11,6 @@ from tilewright.capture.onnx.program import Program
 
 from .run import Host, as_host
 
-FOLD_BYTES = 16 << 20
-
-MOST_OF_A_NAME = 120
-
 
 class Kind(enum.Enum):
     """What is known about a value when the model is loaded."""

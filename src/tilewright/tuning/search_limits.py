@@ -1,0 +1,404 @@
+"""Bounds on what is searched, tried, remembered and timed. Another value takes more or less time to compile, or finds
+something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressionLimits:
+    """Expressions: what is remembered, rewritten and written out."""
+
+    max_written_index_nodes: int = 512
+    """Nodes of an index written out, up to which indices are put into each other: kernels and their texts name no
+    parts of an index, and each place divided by a size and joined again is used several times by the next."""
+    memo_objects: int = 1 << 15
+    """Objects whose parts are remembered."""
+    memo_rewrites: int = 1 << 16
+    """Results that a rewriter remembers; when there are more, it starts anew."""
+    max_rewrites_of_a_node: int = 200
+    """Rewrites of one node before the rule set is called divergent."""
+    memo_results: int = 1 << 16
+    """Results that each operation remembers: expressions are interned, so a look-up is by identity."""
+
+
+EXPRESSIONS = ExpressionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFormLimits:
+    """Sums of products that indices and sizes are brought into."""
+
+    max_terms: int = 32
+    """Terms of a form that axes or data decide. Places have a few per dim; arithmetic of a program may square its
+    terms with each step, so what has more stays a sum or product of its parts, which is an atom of what is made of
+    it."""
+    max_factors: int = 16
+    """Atoms of a term that axes or data decide: repeated squares have few terms, but twice the atoms with each step."""
+    max_size_terms: int = 256
+    """Terms, and atoms of a term, that sizes alone decide: a join of many parts has one for each, and whether sizes
+    are equal is asked of all."""
+    max_coefficient_bits: int = 256
+    """Bits of a coefficient, which repeated squares double."""
+    max_readable_nodes: int = 256
+    """Nodes of an atom that is ordered by its text; the text of one that shares its parts may have no end."""
+    max_equal_dims: int = 4
+    """Dims of one tensor that have the same size, an index being one. A product of more such sizes is taken for
+    arithmetic of a program, which may wrap around; so is the place in a tensor of more equal dims, which costs its
+    kernels speed."""
+    max_unknown_dims: int = 8
+    """Dims of one tensor whose sizes are not known, equal or not."""
+
+
+LINEAR_FORMS = LinearFormLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class FactLimits:
+    """What is looked at to prove a fact."""
+
+    max_repeated_checks: int = 1024
+    """Times that one kernel computes, under other conditions, what may fail and is computed already: beyond this many
+    its text has no end worth waiting for, and ops are better apart."""
+    inverse_count_error: float = 1e-6
+    """Relative error up to which a constant counts as the inverse of a count."""
+    max_cases: int = 8
+    """Cases that an expression may have; with more it counts as one."""
+    max_test_nodes: int = 64
+    """Nodes of a test of data that is kept as it is."""
+    max_condition_terms: int = 24
+    """Terms that a condition may have; a larger one stays a single opaque literal."""
+    max_inlined_nodes: int = 4096
+    """Nodes of an expression that is put into its readers."""
+    max_sign_rounds: int = 24
+    """Rounds in which the signs of a fold's state are to settle."""
+    exact_sign_rounds: int = 2
+    """Rounds after which bounds of a fold's state that still move are widened."""
+    max_loop_levels: int = 8
+    """Levels of loops whose ends depend on the loop around them."""
+    max_numbers: int = 16
+    """Numbers that an expression has at most, since those of its choices multiply: with more, a value may be
+    missed."""
+
+
+FACTS = FactLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineLimits:
+    """Bodies that the online law is sought for."""
+
+    max_terms: int = 64
+    """Terms of a body beyond which it is not looked at."""
+    max_power: int = 6
+    """The largest power of a body that is expanded."""
+
+
+ONLINE = OnlineLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatLimits:
+    """Equal steps that are sought in a graph."""
+
+    piece_lengths: tuple[int, ...] = (2, 8, 32, 128)
+    """Lengths of pieces of keys whose next occurrence tells a period: short ones for short steps, long ones for steps
+    that repeat something within themselves."""
+    max_periods: int = 8
+    """Periods that are tried."""
+    max_phases: int = 4
+    """Places in a step at which it is tried to begin."""
+    max_steps_back: int = 8
+    """How many steps back a step may read."""
+
+
+REPEATS = RepeatLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLimits:
+    """Sizes that are tried where none are given."""
+
+    undeclared_sizes: tuple[tuple[int, int], ...] = ((2, 64), (2, 224), (1, 64), (1, 1))
+    """Sizes of undeclared dims, the first and the others, where nobody gave inputs."""
+
+
+EXAMPLES = ExampleLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSearchLimits:
+    """Predicates that are sought for a frozen mask, and patterns of masks made of data."""
+
+    first_elements: int = 8
+    """Elements of the first row that are looked at before anything is computed."""
+    sample_rows: int = 256
+    """Rows that suggest predicates, and that a predicate is first compared with."""
+    max_pointwise_ops: int = 8
+    """Pointwise ops that are looked through between one step of a pattern and the next."""
+
+
+MASK_SEARCH = MaskSearchLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class AlgebraSearchLimits:
+    """Annealing of a part of a graph."""
+
+    annealing_steps: int = 100
+    """Steps of annealing for each part."""
+    descent_steps: int = 32
+    """Steps of a descent."""
+
+
+ALGEBRA_SEARCH = AlgebraSearchLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class PartCounts:
+    """Numbers of parts that are tried, by what is cut."""
+
+    of_few_rows: tuple[int, ...] = (4, 16, 64)
+    """Into how many parts a cascade is cut, at most, if it has few rows."""
+    of_long_rows: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    """Numbers of parts that cascades of few long rows are tried in."""
+    of_columns: tuple[int, ...] = (1, 4, 8, 32, 128)
+    """Numbers of parts of columns, of which the fastest by the model is taken: many keep all cores busy, few leave
+    little to merge. The number is the same whatever the sizes are, so that a block holds all parts of a column."""
+    of_reductions: tuple[int, ...] = (4, 16, 64, 256, 1024)
+    """Numbers of parts of a fold that are tried on a machine whose cores run many blocks at once."""
+
+
+CASCADE_PARTS = PartCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Library calls: their epilogues, and how a fused routine is recognised."""
+
+    max_epilogue_ops: int = 8
+    """Pointwise ops that may become one epilogue."""
+    score_deviations: tuple[float, ...] = (1.0, 30.0, 1000.0)
+    """Standard deviations of the scores that are tried: caps and clamps show at large ones."""
+    equal_result_ratio: float = 1e-9
+    """Relative difference of results that counts as rounding of fp64."""
+    random_rows: int = 2
+    """Rows that are compared at each spread, beside the first two and the last one."""
+
+
+CALLS = CallLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateLimits:
+    """Kernels of a region that are considered and priced."""
+
+    max_cuts: int = 6
+    """Values at which a region may be cut that are considered."""
+    max_tried_pairs: int = 1 << 10
+    """Pairs of stores and cuts that are tried: beyond it fewer cuts are considered."""
+    max_set_slowdown_ratio: float = 1.15
+    """Kernels that only stand in sets slower than the best one by this factor are not considered."""
+    max_separate_results: int = 4
+    """Results up to which each of them may be stored without the others."""
+    max_priced_kernels: int = 96
+    """Kernels up to which all are priced; of more than these, those that a guess takes for the best, and more of them
+    only until some set of them makes what is owed."""
+    max_guess_rate_ratio: float = 2.0
+    """A guess is at most so many times the rates of a library, however long all kernels take that were priced so
+    far."""
+    priced_per_round: int = 16
+    """Kernels that are priced before the others are guessed anew."""
+    max_region_results: int = 8
+    """Values that a region leaves behind, at most: what owes more is not the surroundings of a product but a good part
+    of a model, and which kernels might store what of so much cannot be enumerated."""
+
+
+CANDIDATES = CandidateLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Groups of ops that grow into kernels."""
+
+    max_value_span: int = 256
+    """Places from its first op to its last reader over which a value is known by its distance: one that is used
+    further away is known by itself."""
+    max_kernel_operands: int = 256
+    """Operands of the ops of one kernel: an op of more stays alone."""
+    max_priced_kernels: int = 20_000
+    """Kernels that are not alike and are priced for one graph; then groups stay as they are."""
+    max_compared_views: int = 32
+    """Views of one value up to which each is held against each other one."""
+    max_joined_step_ops: int = 512
+    """Ops of all steps of a loop's body that one round computes: compilation takes longer with each."""
+    max_path_edges: int = 4096
+    """Edges that each end looks along before a path is taken for granted."""
+    label_distance: int = 1 << 256
+    """Difference of neighbouring labels where no group has moved yet."""
+
+
+GROUPS = GroupLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleLimits:
+    """What a schedule is sought for, and where its work is counted."""
+
+    max_loop_sets: int = 32
+    """Sets of loops around one fold that are told apart; where there are more, it is taken to stand in all of them."""
+    work_samples: int = 3
+    """Grid points at which the work of a kernel is counted."""
+    min_shared_bytes: int = 1 << 10
+    """Bytes of shared memory below which no schedule is looked for that needs less."""
+
+
+SCHEDULES = ScheduleLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulBlockChoices:
+    """Candidates for a block of products on matrix units."""
+
+    grid_tiles: tuple[int, ...] = (64, 128)
+    """Tiles of a class on the grid."""
+    streamed_tiles: tuple[int, ...] = (32, 64, 128)
+    """Tiles of a class that is streamed."""
+    warps: tuple[int, ...] = (4, 8)
+    """Warps of a block."""
+    stages: tuple[int, ...] = (2, 3, 4)
+    """Stages of a block's loops."""
+
+
+MATMUL_BLOCKS = MatmulBlockChoices()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonLimits:
+    """How ways to compute the same are timed against each other."""
+
+    max_preferred_ratio: float = 0.97
+    """What is later in order, or behind a better one by the model, must take at most this part of the time of the best
+    before it."""
+    max_rounds: int = 9
+    """Runs of each way that is compared, at most."""
+    min_rounds: int = 3
+    """Runs of each way before a limit of time counts."""
+
+
+COMPARISON = ComparisonLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    """Timing of a region's covers."""
+
+    max_modelled_slowdown_ratio: float = 1.4
+    """Covers that the model takes for slower than the best one by at most this factor may be faster."""
+    max_timed_covers: int = 3
+    """Covers that are timed."""
+    min_seconds_to_time: float = 1e-4
+    """Seconds of the best cover from which on timing is worth what building the others takes."""
+    max_seconds_to_time: float = 0.1
+    """Seconds of the best cover up to which covers are timed: unknown sizes are taken for large ones, the model may
+    err by a factor of ten, and all of them together may be more than anybody would wait for, or than memory holds."""
+    max_considered_sets: int = 8
+    """Sets of kernels of which the best are looked at."""
+    seconds_per_region: float = 0.4
+    """About how long the covers of one region run."""
+    max_first_runs_seconds: float = 2.0
+    """Seconds of the covers' first runs from which on no more is measured: the model may err. If some have not run by
+    then, it decides."""
+
+
+TRIAL = TrialLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class TimerLimits:
+    """Timing of what libraries and our own code offer."""
+
+    max_seconds: float = 1.5
+    """About how long all measuring of one compilation may take."""
+    max_region_seconds: float = 0.08
+    """About how long all measuring of one region may take."""
+    hopeless_ratio: float = 1.5
+    """How much longer than the best a way may take after the fewest rounds to be timed on."""
+    max_steady_ratio: float = 1.25
+    """How much longer than its best run the middle one of the winner may have taken in a quiet measurement."""
+    max_measurements: int = 3
+    """Measurements after which a verdict stands, however noisy they were."""
+    max_repeated_verdicts: int = 1
+    """Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so
+    that it is short and finds what was built."""
+    min_bound_ratio: float = 0.95
+    """A time may be this part of what memory allows at least; one below was not that of the whole work."""
+
+
+TIMER = TimerLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementLimits:
+    """Timing for a user."""
+
+    noisy_variation_ratio: float = 0.05
+    """Coefficient of variation above which a timing is called noisy."""
+    pause_seconds: float = 0.03
+    """Seconds of silence before a sample: with nothing running in this process."""
+    max_pause_seconds: float = 0.5
+    """Seconds after which threads that never sleep are waited for no longer."""
+    max_quiet_core_ratio: float = 0.1
+    """The part of a core that a process uses at most whose threads sleep."""
+    min_sample_seconds: float = 1e-3
+    """Calls shorter than this are timed several at once, so that the clock's own cost stays below a thousandth."""
+    bound_slack_ratio: float = 0.05
+    """How far below its lower bound a timing may lie before it counts as impossible."""
+
+
+MEASUREMENT = MeasurementLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildAttempts:
+    """What is built again because a compiler or a device refused it."""
+
+    max_kernel_attempts: int = 4
+    """How often a kernel is built until it fits the shared memory."""
+    max_refusal_probes: int = 32
+    """How many builds at most find out which kernels of a library are refused."""
+    max_graph_attempts: int = 4
+    """How often a graph is compiled again without the kernels that were refused."""
+
+
+BUILDING = BuildAttempts()
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationLimits:
+    """Differences that rounding explains where every step is verified."""
+
+    max_rule_ratio: float = 4.0
+    """Times the rule's k up to which rounding explains a difference."""
+    max_roundings: float = 8.0
+    """Roundings of the largest result up to which rounding explains a difference."""
+
+
+VERIFICATION = VerificationLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class BisectionLimits:
+    """The search for a wrong step."""
+
+    rounding_ratio: float = 1e-2
+    """Relative differences below this are rounding: the same call of the same library."""
+    rule_samples: int = 16
+    """Assignments of numbers that an application is tried on."""
+    max_excess_ratio: float = 1e6
+    """An error of more than this many times what is allowed is as good as infinite."""
+
+
+BISECTION = BisectionLimits()

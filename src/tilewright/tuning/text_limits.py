@@ -1,0 +1,24 @@
+"""How much of a text people are shown. A file of its own: errors are imported before anything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What people read."""
+
+    max_name_characters: int = 120
+    """Characters of a name in a model that are shown."""
+    table_columns: int = 200
+    """Columns of a table where the output is no terminal, so that nothing is folded in a log."""
+    max_message_characters: int = 4000
+    """Characters of an error's message that are shown."""
+    max_place_characters: int = 400
+    """Characters of each other part of an error that are shown."""
+    max_named_ops: int = 4
+    """Ops that are named beside a reason."""
+
+
+TEXTS = TextLimits()
