@@ -74,20 +74,7 @@ def block_schedule(
         inner, entry = _deep_blocks(shape, most, access, target, hints)
     elif found and found.kind == "columns":
         wide = _beside(shape, target, hints) if len(inner) == 1 else GPU_BLOCKS.enough_contiguous_elements
-        if wide < GPU_BLOCKS.enough_contiguous_elements:
-            inner = {
-                a: next_power_of_two(most[a]) if t < most.get(a, 0) <= GPU_COLUMNS.max_resident_rows else t
-                for a, t in inner.items()
-            }
-        if any(a in most and t >= most[a] > 1 for a, t in inner.items()):
-            entry = replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
-        else:
-            reductions = [i.reduction for i in form.items if i.reduction is not None]
-            if any(len(r.state) > 1 for r in reductions):
-                few = replace(found, lane=wide, elements=wide * GPU_COLUMNS.step_rows)
-                found = replace(few if wide < GPU_BLOCKS.enough_contiguous_elements else found, warps=0)
-            entry = found
-            inner = {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}
+        inner, entry = _column_blocks(form, inner, most, found, wide)
     tiles = inner | _grid_tiles(form, shape, inner, entry, target, hints)
     warps = entry.warps or max(1, min(GPU_BLOCKS.max_warps, _product(tiles.values()) // per_warp))
     open_ = [a for a in inner if dims.static(a.extent) is None and inner[a] > 1]
@@ -99,6 +86,24 @@ def block_schedule(
     made = _made(form, shape, tiles, most, warps, entry.stages)
     early = GPU_ROWS.max_early_bytes_per_thread * made.launch.warps * target.lanes
     return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=early)
+
+
+def _column_blocks(
+    form: Form, inner: dict[Axis, int], most: Mapping[Axis, int], found: Entry, wide: int
+) -> tuple[dict[Axis, int], Entry]:
+    """Blocks that fold columns, `wide` of them: all rows at once where these are few, else a step of rows at a time."""
+    narrow = wide < GPU_BLOCKS.enough_contiguous_elements
+    if narrow:
+        inner = {
+            a: next_power_of_two(most[a]) if t < most.get(a, 0) <= GPU_COLUMNS.max_resident_rows else t
+            for a, t in inner.items()
+        }
+    if any(a in most and t >= most[a] > 1 for a, t in inner.items()):
+        return inner, replace(found, elements=wide * _product(inner.values()), lane=wide, warps=0)
+    if any(len(i.reduction.state) > 1 for i in form.items if i.reduction is not None):
+        few = replace(found, lane=wide, elements=wide * GPU_COLUMNS.step_rows)
+        found = replace(few if narrow else found, warps=0)
+    return {a: max(1, found.elements // found.lane) if t > 1 else 1 for a, t in inner.items()}, found
 
 
 def _chooses(form: Form, lane: Axis) -> bool:
