@@ -48,39 +48,39 @@ class OfferTimer(Protocol):
         """The value of a size, typical ones for its symbols."""
         ...
 
-    def verdict(self, task: str) -> str | None:
-        """The name of the entrant that has won this task before, if one has."""
+    def recall(self, task: str) -> str | None:
+        """The name of the candidate that has won this task before, if one has."""
         ...
 
-    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
-        """Time the entrants and return the name of the fastest."""
+    def measure(self, task: str, candidates: Sequence[TimedOffer]) -> str:
+        """Time the candidates and return the name of the fastest."""
         ...
 
 
-def choose(graph: Graph, judge: OfferTimer | None, *, exact: bool = True) -> Graph:
-    """The graph with one rival in the place of each call that has some; without a judge, the first that fits."""
+def choose(graph: Graph, timer: OfferTimer | None, *, exact: bool = True) -> Graph:
+    """The graph with one offer in the place of each call that has some; without a timer, the first that fits."""
     waiting = [op for op in graph.ops if op.call is not None and op.call.rivals]
     if not waiting:
         return graph
     chosen: dict[Op, Op] = {}
-    if judge is None:
+    if timer is None:
         for op in waiting:
             chosen[op] = next(iter(_ways(op).values()))
         return _with(graph, chosen)
     finder = Finder(graph, exact)
     looped = any(op.call is not None and op.call.loop is not None for op in graph.ops)
-    verdicts: dict[str, str] = {}
+    choices: dict[str, str] = {}
     for op in waiting:
-        task = _task(op, finder, judge, looped)
-        name = verdicts.get(task) or judge.verdict(task)
+        task = _task(op, finder, timer, looped)
+        name = choices.get(task) or timer.recall(task)
         ways = _ways(op, name)
         if len(ways) > 1:
             present = _with(graph, chosen)
-            entrants = _entrants(present, op, ways, exact)
+            candidates = _candidates(present, op, ways, exact)
             # Loops and calls of our own are one native call, as long as nothing else stands between.
-            name = judge.measure(task, [replace(e, parts=looped and not e.call.own) for e in entrants])
-        verdicts[task] = name if name in ways else next(iter(ways))
-        chosen[op] = ways[verdicts[task]]
+            name = timer.measure(task, [replace(e, parts=looped and not e.call.own) for e in candidates])
+        choices[task] = name if name in ways else next(iter(ways))
+        chosen[op] = ways[choices[task]]
     return _with(graph, chosen)
 
 
@@ -95,16 +95,16 @@ def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
     assert call is not None
     for wanted in (name, None):
         found: dict[str, LibraryCall] = {}
-        for rival in call.rivals:
+        for offer in call.rivals:
             try:
-                made = rival.make() if wanted in (None, rival.name) else None
+                made = offer.make() if wanted in (None, offer.name) else None
             except Exception as error:
-                LOG.info("%s is no way to do %s", rival.name, op.name, exc_info=True)
-                call = drop_offer(call, rival.name, error)
+                LOG.info("%s is no way to do %s", offer.name, op.name, exc_info=True)
+                call = drop_offer(call, offer.name, error)
                 continue
             if made is not None:
                 # The leading dims may be others than at capture.
-                found[rival.name] = replace(made, strides=call.strides) if call.rows is not None else made
+                found[offer.name] = replace(made, strides=call.strides) if call.rows is not None else made
         if found:
             return {n: replace(op, call=behind(made, call)) for n, made in found.items()}
     if call.spare is None or call.spare.call is None:
@@ -127,14 +127,14 @@ def drop_offer(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
     )
 
 
-def _task(op: Op, finder: Finder, judge: OfferTimer, looped: bool) -> str:
+def _task(op: Op, finder: Finder, timer: OfferTimer, looped: bool) -> str:
     """What is to be done by which ways, so that equal regions are one task."""
     call = op.call
     assert call is not None
-    shapes = tuple((v.dtype, tuple(map(judge.size, v.shape))) for v in (*op.inputs, op.output))
+    shapes = tuple((v.dtype, tuple(map(timer.size, v.shape))) for v in (*op.inputs, op.output))
     run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
     after = tuple(finder.simplify(run.bodies[o.output]) for o in run.grow() if run.closed(o))
-    names = tuple(rival.name for rival in call.rivals)
+    names = tuple(offer.name for offer in call.rivals)
     return identity(call.reason, call.key, names, shapes, after, run.extra, _alone(op, finder), looped)
 
 
@@ -149,7 +149,7 @@ def _alone(op: Op, finder: Finder) -> bool:
         return all(r.call is not None for r in readers)
 
 
-def _entrants(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[TimedOffer]:
+def _candidates(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[TimedOffer]:
     """Each way with what it can absorb, in the graph that holds what was chosen before."""
     grown = {name: _grown(graph, op, way, exact) for name, way in ways.items()}
     longest = max((ops for _, ops in grown.values()), key=len)

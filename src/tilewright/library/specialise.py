@@ -29,18 +29,18 @@ def specialise(
     graph: Graph,
     target: Target,
     maker: Maker | None = None,
-    judge: OfferTimer | None = None,
+    timer: OfferTimer | None = None,
     *,
     exact: bool = True,
 ) -> Graph:
     """The graph with every library call in the fastest form that its frozen operands and its readers allow on the
-    machine `target`; `maker` may have code of its own for products with frozen weights, and `judge` measures which of
+    machine `target`; `maker` may have code of its own for products with frozen weights, and `timer` measures which of
     several forms is the fastest.
 
     Runs after library selection on a normalised graph. With `exact`, no epilogue is taken that turns NaN into a
     number where the op itself does not."""
     packed = unflatten(pack(graph, target, maker))
-    return drop_unread(absorb(drop_unread(choose(packed, judge, exact=exact)), exact=exact))
+    return drop_unread(absorb(drop_unread(choose(packed, timer, exact=exact)), exact=exact))
 
 
 # --- frozen operands -----------------------------------------------------------------------------
