@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.ir.graph import FrozenProduct, LibraryCall
+from tilewright.ir.graph import LibraryCall
 from tilewright.ir.ops.epilogue import activations
 from tilewright.ir.sizes import dims
+from tilewright.library.offers.offer import FrozenProduct
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.product import Products

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
 from typing import Literal, cast
 
-from tilewright.target import Target
-
 from .dtype import DType
 from .expr import Expr, Symbol
 from .identity import LABEL, TOLD, identity
 from .sizes import dims
+from .task import Task
 from .tensor import TensorExpr, show_tensor_expr
 
 
@@ -56,20 +55,18 @@ class LibraryCall:
     "no declaration". `pure` calls may be dropped or repeated; `own` ones are code of
     ours rather than a library's.
 
-    The rest is what capture knows of faster forms. `specialise` gets the call itself, the frozen tensors by operand
-    number, a maker of products if there is one, and the machine; it returns a faster call on the operands that are
-    left (renumbered in order), or None. `epilogues` are pointwise ops that the call can do on its one result. `wants`
-    are the strides that it would like its operands to have (None: any). With `rows`, operand number `rows` and the
-    result may have any leading dims in place of one (the result is dense). `channel` is the dim of the result along
-    which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
-    None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
-    and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
-    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any); with
-    `apart`, the call addresses storage by place, and each operand needs one of its own. `seen` are those that they have
-    in the program, for a call that takes any: a library may add up in another order elsewhere. `loop` is what the call
-    does, if that is known step by step. `places` says which of the callable's results, counted through nested lists,
-    are the op's (tensors, then the numbers that it binds); empty: the first ones. `spare` is what the program asked
-    for, where this call stands in its place; `refused` says what else was offered and failed.
+    `task` is what providers of faster forms need to know of the call, and whether it stands for one of several that are
+    offered. `epilogues` are pointwise ops that the call can do on its one result. `wants` are the strides that it would
+    like its operands to have (None: any). With `rows`, operand number `rows` and the result may have any leading dims
+    in place of one (the result is dense). `channel` is the dim of the result along which a bias varies. `reuses` says
+    whose memory the result is: an operand's by number, -1 for memory of its own, None if only the callable's schema
+    tells. `bias` is the operand (the last one) that is only added along `channel`, and that the call may go without.
+    `lies` are the strides that operands must have (None: any); with `apart`, the call addresses storage by place, and
+    each operand needs one of its own. `seen` are those that they have in the program, for a call that takes any: a
+    library may add up in another order elsewhere. `loop` is what the call does, if that is known step by step. `places`
+    says which of the callable's results, counted through nested lists, are the op's (tensors, then the numbers that it
+    binds); empty: the first ones. `spare` is what the program asked for, where this call stands in its place; `refused`
+    says what else was offered and failed.
 
     A call with a `group` (None: any other call) is a collective: all processes of the group make the same ones in the
     same order, so that none is merged, dropped, repeated, run while compiling or moved past another (none is `pure`).
@@ -82,7 +79,7 @@ class LibraryCall:
     strides: tuple[tuple[Expr, ...], ...] = ()
     reason: str = "no declaration"
     pure: bool = True
-    specialise: Specialise | None = None
+    task: Task | None = None
     epilogues: tuple[Epilogue, ...] = ()
     wants: tuple[tuple[Expr, ...] | None, ...] = ()
     rows: int | None = None
@@ -90,8 +87,6 @@ class LibraryCall:
     reuses: int | None = None
     own: bool = False
     bias: int | None = None
-    rivals: tuple[Offer, ...] = ()
-    key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
     seen: tuple[tuple[Expr, ...] | None, ...] = ()
     apart: bool = False
@@ -181,55 +176,6 @@ class Loop:
 
 def _equal(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
     return len(one) == len(other) and all(map(dims.equal, one, other))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offer:
-    """One way to do what a call does. `make` packs what there is to pack, and gives the call on the same operands, or
-    None where this way does not fit."""
-
-    name: str
-    make: Callable[[], LibraryCall | None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenProduct:
-    """x times a frozen weight plus a frozen vector, as a task for code that packs the weight.
-
-    A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C / groups,
-    kernel...], x and a result with their channels at dim 1, and the numbers of its window. `flush` gives a weight that
-    holds denormal numbers in the form in which it is used."""
-
-    weight: object
-    bias: object | None
-    source: tuple[Expr, ...]
-    shape: tuple[Expr, ...]
-    stride: tuple[int, ...] = ()
-    padding: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
-    groups: int = 1
-    flush: Callable[[], object] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attention:
-    """softmax(scale * q k^T + mask) v as a task, for q [batch, heads, queries, depth] and k and v [batch, heads (or
-    fewer, shared), keys, depth]. `scale` None means 1 / sqrt(depth). A frozen mask is given here; with `masked` it is
-    operand 3."""
-
-    q: tuple[Expr, ...]
-    k: tuple[Expr, ...]
-    causal: bool
-    scale: float | None
-    masked: bool = False
-    mask: object | None = None
-
-
-Maker = Callable[[FrozenProduct | Attention], LibraryCall | None]
-"""Gives a call for a product on its one operand x, or for attention on its operands, or None if it has none that is
-faster than the library's."""
-
-Specialise = Callable[[LibraryCall, Mapping[int, object], Maker | None, Target], LibraryCall | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,9 +14,11 @@ from typing import Protocol
 from tilewright.ir.expr import Expr, cost
 from tilewright.ir.graph import Graph, LibraryCall, Op, Value
 from tilewright.ir.identity import identity
-from tilewright.ir.spare import behind
+from tilewright.ir.task import Offered
 
 from .epilogue import Finder, Run, merge_epilogues
+from .offers.offer import Offer
+from .spare import behind
 
 LOG = logging.getLogger("tilewright")
 
@@ -57,15 +59,20 @@ class OfferTimer(Protocol):
         ...
 
 
-def choose(graph: Graph, timer: OfferTimer | None, *, exact: bool = True) -> Graph:
-    """The graph with one offer in the place of each call that has some; without a timer, the first that fits."""
-    waiting = [op for op in graph.ops if op.call is not None and op.call.rivals]
+Offers = Mapping[int, Sequence[Offer]]
+"""The offers that calls stand for, by the numbers of these (`Offered`)."""
+
+
+def choose(graph: Graph, offers: Offers, timer: OfferTimer | None, *, exact: bool = True) -> Graph:
+    """The graph with one of its offers in the place of each call that stands for some; without a timer, the first that
+    fits."""
+    waiting = [op for op in graph.ops if op.call is not None and isinstance(op.call.task, Offered)]
     if not waiting:
         return graph
     chosen: dict[Op, Op] = {}
     if timer is None:
         for op in waiting:
-            chosen[op] = next(iter(_ways(op).values()))
+            chosen[op] = next(iter(_ways(op, offers).values()))
         return _with(graph, chosen)
     finder = Finder(graph, exact)
     looped = any(op.call is not None and op.call.loop is not None for op in graph.ops)
@@ -73,7 +80,7 @@ def choose(graph: Graph, timer: OfferTimer | None, *, exact: bool = True) -> Gra
     for op in waiting:
         task = _task(op, finder, timer, looped)
         name = choices.get(task) or timer.recall(task)
-        ways = _ways(op, name)
+        ways = _ways(op, offers, name)
         if len(ways) > 1:
             present = _with(graph, chosen)
             candidates = _candidates(present, op, ways, exact)
@@ -88,19 +95,20 @@ def _with(graph: Graph, chosen: Mapping[Op, Op]) -> Graph:
     return graph.with_ops([chosen.get(op, op) for op in graph.ops])
 
 
-def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
+def _ways(op: Op, offers: Offers, name: str | None = None) -> dict[str, Op]:
     """The ways to do `op` that fit: only `name` if that is one of them. A way that raises is none; if there is no
     other, what the program asked for is the way."""
-    call = op.call
+    call, left = op.call, list(offers[_offered(op).number])
     assert call is not None
     for wanted in (name, None):
         found: dict[str, LibraryCall] = {}
-        for offer in call.rivals:
+        for offer in tuple(left):
             try:
                 made = offer.make() if wanted in (None, offer.name) else None
             except Exception as error:
                 LOG.info("%s is no way to do %s", offer.name, op.name, exc_info=True)
-                call = drop_offer(call, offer.name, error)
+                call = refuse(call, offer.name, error)
+                left.remove(offer)
                 continue
             if made is not None:
                 # The leading dims may be others than at capture.
@@ -116,15 +124,16 @@ PLAIN = "plain"
 """The name of what the program asked for, as a way."""
 
 
-def drop_offer(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
-    """The call without an offer that raised, which it tells of."""
+def _offered(op: Op) -> Offered:
+    assert op.call is not None and isinstance(op.call.task, Offered)
+    return op.call.task
+
+
+def refuse(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
+    """The call, which tells of an offer that raised."""
     lines = str(error).splitlines() or [type(error).__name__]
     said = f"{name} failed: {lines[0]}"
-    return replace(
-        call,
-        rivals=tuple(r for r in call.rivals if r.name != name),
-        refused=tuple(dict.fromkeys((*call.refused, said))),
-    )
+    return replace(call, refused=tuple(dict.fromkeys((*call.refused, said))))
 
 
 def _task(op: Op, finder: Finder, timer: OfferTimer, looped: bool) -> str:
@@ -134,8 +143,10 @@ def _task(op: Op, finder: Finder, timer: OfferTimer, looped: bool) -> str:
     shapes = tuple((v.dtype, tuple(map(timer.size, v.shape))) for v in (*op.inputs, op.output))
     run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
     after = tuple(finder.simplify(run.bodies[o.output]) for o in run.grow() if run.closed(o))
-    names = tuple(offer.name for offer in call.rivals)
-    return identity(call.reason, call.key, names, shapes, after, run.extra, _alone(op, finder), looped)
+    offered = _offered(op)
+    return identity(
+        call.reason, offered.key, offered.names, shapes, after, run.extra, _alone(op, finder), looped
+    )
 
 
 def _alone(op: Op, finder: Finder) -> bool:

@@ -13,11 +13,11 @@ from tilewright.ir.expr import Expr, Slot, axes_of, axis, slot, transform, walk
 from tilewright.ir.graph import Epilogue, Graph, LibraryCall, Op, Value
 from tilewright.ir.pattern import COMMUTATIVE, Rewriter
 from tilewright.ir.sizes import dims
-from tilewright.ir.spare import followed
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import interpret
 
 from .frozen_operands import Frozen
+from .spare import followed
 
 LOG = logging.getLogger("tilewright")
 

@@ -52,7 +52,7 @@ _CLASSES: dict[str, type] = {
     )
 }  # fmt: skip
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-_COMPILING = frozenset({"specialise", "epilogues", "spare", "refused"})
+_COMPILING = frozenset({"task", "epilogues", "spare", "refused"})
 
 
 def to_json(plan: Plan) -> dict[str, Json]:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Attention, LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Attention
+from tilewright.library.offers.offer import FrozenAttention
 
 FEWEST_KEYS = 96
 SHALLOWEST = 32
@@ -52,18 +54,19 @@ class _Task(ctypes.Structure):
     )
 
 
-def attention_call(owner: Owner, task: Attention) -> LibraryCall | None:
+def attention_call(owner: Owner, given: FrozenAttention) -> LibraryCall | None:
     """The call for attention on q, k, v (and an open mask); None where torch's is the better choice."""
+    task = given.task
     keys, depth = dims.static(task.k[2]), dims.static(task.q[3])
     if depth is None or depth < SHALLOWEST or (keys is not None and keys < FEWEST_KEYS):
         return None
-    mask = task.mask
+    mask = given.mask
     if mask is not None and not (isinstance(mask, Tensor) and mask.dtype is torch.float32):
         return None
     batch, heads, queries, _ = task.q
     inner = dims.dense_strides((batch, queries, heads, task.q[3]))
     strides: tuple[Expr, ...] = (inner[0], inner[2], inner[1], inner[3])
-    operands = tuple(Operand(k) for k in range(4 if task.masked else 3))
+    operands = tuple(Operand(k) for k in range(4 if given.masked else 3))
     return LibraryCall(
         "attention", _function(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1,
         own=True,

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilewright.ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand
+from tilewright.ir.graph import Epilogue, LibraryCall, Operand
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.ir.sizes import dims
+from tilewright.library.offers.offer import FrozenAttention, FrozenProduct, Maker, channels_last
 from tilewright.options import Options
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.runtime.cpu.pool import pool
@@ -34,7 +35,7 @@ from tilewright.runtime.store.cache import Store
 from tilewright.target import Target
 
 from .attention import attention_call
-from .conv_window import Window, channels_last, dense, laid_out, window_of
+from .conv_window import Window, dense, laid_out, window_of
 
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
@@ -81,7 +82,7 @@ def maker(target: Target, store: Store, options: Options, *, late: bool = False)
     """What `library.specialise` asks; it is built (or loaded) when it is asked first. `late` is as for `Products`."""
     made: list[Products] = []
 
-    def make(task: FrozenProduct | Attention) -> LibraryCall | None:
+    def make(task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         if not made:
             made.append(Products(target, store, options, late=late))
         return made[0](task)
@@ -199,9 +200,9 @@ class Products:
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""
 
-    def __call__(self, task: FrozenProduct | Attention) -> LibraryCall | None:
+    def __call__(self, task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         """The call for `task`; None where the library is the better choice."""
-        return attention_call(self, task) if isinstance(task, Attention) else self.product(task)
+        return attention_call(self, task) if isinstance(task, FrozenAttention) else self.product(task)
 
     def product(self, task: FrozenProduct) -> LibraryCall | None:
         """The call for a product."""

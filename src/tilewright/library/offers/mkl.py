@@ -12,21 +12,29 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Epilogue, LibraryCall, Offer, Operand
+from tilewright.ir.graph import Epilogue, LibraryCall, Operand
 from tilewright.ir.ops.epilogue import total
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Product
+from tilewright.target import Target
+
+from .offer import Known, Offer
 
 mkl = torch.ops.mkl
 
 
-def rivals(weight: Callable[[], Tensor], bias: Tensor | None, shape: Sequence[Expr]) -> list[Offer]:
-    """The ways to multiply by what `weight` gives, [N, K], for a result of `shape` [.., N]."""
-    if not torch.backends.mkl.is_available():
-        return []
-    rows = dims.static(dims.prod(tuple(shape[:-1])))
-    found = [Offer("plain", lambda: _Linear(_plain(weight()), bias, tuple(shape)).call())]
+def offers(known: Known, target: Target) -> Sequence[Offer]:
+    """The ways to multiply by a frozen weight [N, K]."""
+    del target
+    task, bias = known.task, known.bias
+    if not isinstance(task, Product) or not torch.backends.mkl.is_available():
+        return ()
+    rows = dims.static(dims.prod(task.shape[:-1]))
+    found = [Offer("plain", lambda: _Linear(_plain(known.used_weight()), bias, task.shape).call())]
     if rows:
-        found.append(Offer("mkl", lambda: _Linear(_packed(weight(), rows), bias, tuple(shape)).call()))
+        found.append(
+            Offer("mkl", lambda: _Linear(_packed(known.used_weight(), rows), bias, task.shape).call())
+        )
     return found
 
 
