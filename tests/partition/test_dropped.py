@@ -110,7 +110,7 @@ def test_a_first_run_that_fails_is_done_by_the_program(
     form: type, net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch
 ) -> None:
     """With what was fused into the call: activations, and the sum that takes the memory of an operand."""
-    nothing_of_ours.setattr(form, "function", broken(form.function))
+    nothing_of_ours.setattr(form, "bind", broken(form.bind))
     nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
     found = compiled(*net)
     with pytest.warns(

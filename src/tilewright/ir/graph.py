@@ -6,10 +6,11 @@ library call of a composite stays a candidate for exactly its region.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
-from typing import Literal, cast
+from typing import cast
 
 from .dtype import DType
 from .expr import Expr, Symbol
@@ -43,6 +44,23 @@ class Operand:
     index: int
 
 
+class Routine(ABC):
+    """What a call calls that is no op of torch's registry: a dataclass, so that its fields say all there is to it."""
+
+    @abstractmethod
+    def bind(self) -> Callable[..., object]:
+        """The function that runs, to be kept by whoever calls it often."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run it once."""
+        return self.bind()(*args, **kwargs)
+
+
+def bind(function: Callable[..., object]) -> Callable[..., object]:
+    """What runs for the `function` of a call."""
+    return function.bind() if isinstance(function, Routine) else function
+
+
 CHECK = "check"
 """The reason of a call that only raises or does nothing."""
 
@@ -56,17 +74,16 @@ class LibraryCall:
     ours rather than a library's.
 
     `task` is what providers of faster forms need to know of the call, and whether it stands for one of several that are
-    offered. `epilogues` are pointwise ops that the call can do on its one result. `wants` are the strides that it would
-    like its operands to have (None: any). With `rows`, operand number `rows` and the result may have any leading dims
-    in place of one (the result is dense). `channel` is the dim of the result along which a bias varies. `reuses` says
-    whose memory the result is: an operand's by number, -1 for memory of its own, None if only the callable's schema
-    tells. `bias` is the operand (the last one) that is only added along `channel`, and that the call may go without.
-    `lies` are the strides that operands must have (None: any); with `apart`, the call addresses storage by place, and
-    each operand needs one of its own. `seen` are those that they have in the program, for a call that takes any: a
-    library may add up in another order elsewhere. `loop` is what the call does, if that is known step by step. `places`
-    says which of the callable's results, counted through nested lists, are the op's (tensors, then the numbers that it
-    binds); empty: the first ones. `spare` is what the program asked for, where this call stands in its place; `refused`
-    says what else was offered and failed.
+    offered. `wants` are the strides that it would like its operands to have (None: any). With `rows`, operand number
+    `rows` and the result may have any leading dims in place of one (the result is dense). `channel` is the dim of the
+    result along which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of
+    its own, None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along
+    `channel`, and that the call may go without. `lies` are the strides that operands must have (None: any); with
+    `apart`, the call addresses storage by place, and each operand needs one of its own. `seen` are those that they have
+    in the program, for a call that takes any: a library may add up in another order elsewhere. `loop` is what the call
+    does, if that is known step by step. `places` says which of the callable's results, counted through nested lists,
+    are the op's (tensors, then the numbers that it binds); empty: the first ones. `spare` is what the program asked
+    for, where this call stands in its place; `refused` says what else was offered and failed.
 
     A call with a `group` (None: any other call) is a collective: all processes of the group make the same ones in the
     same order, so that none is merged, dropped, repeated, run while compiling or moved past another (none is `pure`).
@@ -80,7 +97,6 @@ class LibraryCall:
     reason: str = "no declaration"
     pure: bool = True
     task: Task | None = None
-    epilogues: tuple[Epilogue, ...] = ()
     wants: tuple[tuple[Expr, ...] | None, ...] = ()
     rows: int | None = None
     channel: int = -1
@@ -176,21 +192,6 @@ class Loop:
 
 def _equal(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
     return len(one) == len(other) and all(map(dims.equal, one, other))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Epilogue:
-    """A pointwise op that a library call can do on its result while it writes it.
-
-    `template` is the body over the slots e0 (the element of the result), c0, c1, ... (any constants), and e1 if `extra`
-    is given: the element of a second tensor of the result's shape ("equal"), or of a frozen vector along the call's
-    channel dim ("channel"). `make(constants, vector)` is the call that does both; with "equal" its last operand is the
-    second tensor. `hides_nan` marks library code that makes a number of NaN, which the op itself does not."""
-
-    template: Expr
-    make: Callable[[tuple[float, ...], object], LibraryCall]
-    extra: Literal["", "equal", "channel"] = ""
-    hides_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 A call whose function has no name in torch's registry (weights packed in this process, a routine of our own with its
 tables, a captured sub-graph) cannot be written; its place says so, and reading such a plan back is refused. What only
-compiling needs of a call (faster forms, epilogues) is left out.
+compiling needs of a call (its task, what stands behind it) is left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CLASSES: dict[str, type] = {
     )
 }  # fmt: skip
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-_COMPILING = frozenset({"task", "epilogues", "spare", "refused"})
+_COMPILING = frozenset({"task", "spare", "refused"})
 
 
 def to_json(plan: Plan) -> dict[str, Json]:

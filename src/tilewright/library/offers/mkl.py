@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Epilogue, LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.ops.epilogue import total
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Product
 from tilewright.target import Target
 
-from .offer import Known, Offer
+from .offer import Epilogue, Fusible, Known, Offer
 
 mkl = torch.ops.mkl
 
@@ -30,44 +30,45 @@ def offers(known: Known, target: Target) -> Sequence[Offer]:
     if not isinstance(task, Product) or not torch.backends.mkl.is_available():
         return ()
     rows = dims.static(dims.prod(task.shape[:-1]))
-    found = [Offer("plain", lambda: _Linear(_plain(known.used_weight()), bias, task.shape).call())]
+    found = [Offer("plain", lambda: _Linear(known.used_weight(), bias, task.shape).call())]
     if rows:
-        found.append(
-            Offer("mkl", lambda: _Linear(_packed(known.used_weight(), rows), bias, task.shape).call())
-        )
+        found.append(Offer("mkl", lambda: _packed(known.used_weight(), rows, bias, task.shape).call()))
     return found
 
 
-Form = Callable[[Tensor | None], Callable[[Tensor], Tensor]]
-"""Makes what runs, of a bias."""
-
-
-def _plain(weight: Tensor) -> Form:
-    return lambda bias: lambda x: linear(x, weight, bias)
-
-
-def _packed(weight: Tensor, rows: int) -> Form:
+def _packed(weight: Tensor, rows: int, bias: Tensor | None, shape: tuple[Expr, ...]) -> _Linear:
     held = weight.contiguous()
-    packed = mkl._mkl_reorder_linear_weight.default(held, rows)
-    multiply = mkl._mkl_linear.default
-    return lambda bias: lambda x: multiply(x, packed, held, bias, rows)
+    return _Linear(held, bias, shape, mkl._mkl_reorder_linear_weight.default(held, rows), rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Linear:
-    """x [.., K] times a frozen weight, plus a vector."""
+@dataclass(frozen=True, eq=False)
+class _Linear(Fusible):
+    """x [.., K] times a frozen weight, which may be `packed` for so many `rows`, plus a vector."""
 
-    form: Form
+    weight: Tensor
     bias: Tensor | None
     shape: tuple[Expr, ...]
+    packed: Tensor | None = None
+    rows: int = 0
 
     def call(self) -> LibraryCall:
         """The library call on x."""
-        epilogues = [] if self.bias is not None else [Epilogue(total(), self.shifted, "channel")]
         return LibraryCall(
-            "mkl.linear", self.form(self.bias), (Operand(0),), strides=(dims.dense_strides(self.shape),),
-            reason="contraction", epilogues=tuple(epilogues), rows=0, reuses=-1,
+            "mkl.linear", self, (Operand(0),), strides=(dims.dense_strides(self.shape),), reason="contraction", rows=0,
+            reuses=-1,
         )  # fmt: skip
+
+    def bind(self) -> Callable[[Tensor], Tensor]:
+        """What runs."""
+        weight, bias, packed, rows = self.weight, self.bias, self.packed, self.rows
+        if packed is None:
+            return lambda x: linear(x, weight, bias)
+        multiply = mkl._mkl_linear.default
+        return lambda x: multiply(x, packed, weight, bias, rows)
+
+    def epilogues(self) -> Sequence[Epilogue]:
+        """See `Fusible`."""
+        return [] if self.bias is not None else [Epilogue(total(), self.shifted, "channel")]
 
     def shifted(self, _: tuple[float, ...], vector: object) -> LibraryCall:
         """The call with a bias."""

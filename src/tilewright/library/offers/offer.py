@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import LibraryCall
+from tilewright.ir.graph import LibraryCall, Routine
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
@@ -29,6 +31,34 @@ class Offer:
     name: str
     make: Callable[[], LibraryCall | None]
     slow: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Epilogue:
+    """A pointwise op that a routine can do on its result while it writes it.
+
+    `template` is the body over the slots e0 (the element of the result), c0, c1, ... (any constants), and e1 if `extra`
+    is given: the element of a second tensor of the result's shape ("equal"), or of a frozen vector along the call's
+    channel dim ("channel"). `make(constants, vector)` is the call that does both; with "equal" its last operand is the
+    second tensor. `hides_nan` marks library code that makes a number of NaN, which the op itself does not."""
+
+    template: Expr
+    make: Callable[[tuple[float, ...], object], LibraryCall]
+    extra: Literal["", "equal", "channel"] = ""
+    hides_nan: bool = False
+
+
+class Fusible(Routine):
+    """A routine that can do more than the call asks for."""
+
+    @abstractmethod
+    def epilogues(self) -> Sequence[Epilogue]:
+        """Pointwise ops that it can do on its one result."""
+
+
+def epilogues_of(call: LibraryCall) -> Sequence[Epilogue]:
+    """Pointwise ops that a call can do on its one result."""
+    return call.function.epilogues() if isinstance(call.function, Fusible) else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

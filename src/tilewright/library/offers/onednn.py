@@ -16,13 +16,13 @@ from torch import Tensor
 
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, Symbol, slot, substitute
-from tilewright.ir.graph import Epilogue, LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand
 from tilewright.ir.ops.epilogue import activations, total
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
 
-from .offer import Known, Offer, channels_last
+from .offer import Epilogue, Fusible, Known, Offer, channels_last
 
 onednn = torch.ops.mkldnn
 
@@ -62,8 +62,8 @@ def offers(known: Known, target: Target) -> Sequence[Offer]:
 # --- what the library can do on its result -------------------------------------------------------
 
 
-class _Fusible(Protocol):
-    """A form of a call that can take an activation, or a vector that is added along its channels."""
+class _Extensible(Protocol):
+    """A routine that can take an activation, or a vector that is added along its channels."""
 
     @property
     def bias(self) -> Tensor | None: ...
@@ -82,7 +82,7 @@ _HIDES_NAN = frozenset({"relu", "clamp", "hardsigmoid"})
 """The library computes these with instructions that take the other operand of a NaN."""
 
 
-def _epilogues(form: _Fusible) -> list[Epilogue]:
+def _epilogues(form: _Extensible) -> list[Epilogue]:
     """Activations, and a bias where there is none yet."""
     if form.attribute != PLAIN:
         return []
@@ -96,13 +96,13 @@ def _epilogues(form: _Fusible) -> list[Epilogue]:
 
 
 def _activated(
-    form: _Fusible, named: tuple[str, str], constants: tuple[float, ...], _: object
+    form: _Extensible, named: tuple[str, str], constants: tuple[float, ...], _: object
 ) -> LibraryCall:
     name, algorithm = named
     return form.activated((name, constants, algorithm))
 
 
-def _shifted(form: _Fusible, _: tuple[float, ...], vector: object) -> LibraryCall:
+def _shifted(form: _Extensible, _: tuple[float, ...], vector: object) -> LibraryCall:
     assert isinstance(vector, Tensor)
     return form.shifted(vector.detach().reshape(-1).contiguous())
 
@@ -161,8 +161,8 @@ def _packed(weight: Tensor) -> tuple[Tensor, ...]:
     return tuple(onednn._reorder_linear_weight(w.contiguous()) for w in weight.split(step, 1))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Linear:
+@dataclass(frozen=True, eq=False)
+class _Linear(Fusible):
     """x [.., K] times a packed weight, plus a vector, then an activation."""
 
     weights: tuple[Tensor, ...]
@@ -172,12 +172,14 @@ class _Linear:
 
     def call(self) -> LibraryCall:
         """The library call on x alone."""
-        # Behind a sum of parts the library has no activation.
-        epilogues = [e for e in _epilogues(self) if len(self.weights) == 1 or e.extra]
         return LibraryCall(
-            "onednn.linear", self.function(), (Operand(0),), strides=(dims.dense_strides(self.shape),),
-            reason="contraction", epilogues=tuple(epilogues), rows=0, reuses=-1,
+            "onednn.linear", self, (Operand(0),), strides=(dims.dense_strides(self.shape),), reason="contraction",
+            rows=0, reuses=-1,
         )  # fmt: skip
+
+    def epilogues(self) -> Sequence[Epilogue]:
+        """See `Fusible`. Behind a sum of parts the library has no activation."""
+        return [e for e in _epilogues(self) if len(self.weights) == 1 or e.extra]
 
     def activated(self, attribute: Attribute) -> LibraryCall:
         """The call with an activation."""
@@ -187,7 +189,7 @@ class _Linear:
         """The call with a bias."""
         return replace(self, bias=vector).call()
 
-    def function(self) -> Callable[[Tensor], Tensor]:
+    def bind(self) -> Callable[[Tensor], Tensor]:
         """What runs."""
         bias, (name, numbers, algorithm) = self.bias, self.attribute
         scalars = list(numbers)
@@ -244,8 +246,8 @@ _convolution_add = onednn._convolution_pointwise_.binary
 _transposed_convolution = onednn._convolution_transpose_pointwise.default
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Conv:
+@dataclass(frozen=True, eq=False)
+class _Conv(Fusible):
     """A convolution with a packed weight, plus a vector, then a sum or an activation. Channels lie innermost."""
 
     weight: Tensor
@@ -258,6 +260,15 @@ class _Conv:
 
     def call(self) -> LibraryCall:
         """The library call on x alone, or on x and the tensor that the result is added to, whose memory it takes."""
+        return LibraryCall(
+            "onednn.convolution", self, (Operand(0), Operand(1)) if self.added else (Operand(0),),
+            strides=(self.strides,), reason="convolution",
+            wants=(self.wants, self.strides) if self.added else (self.wants,), channel=1,
+            pure=not self.added, reuses=1 if self.added else -1,
+        )  # fmt: skip
+
+    def epilogues(self) -> Sequence[Epilogue]:
+        """See `Fusible`."""
         epilogues = [] if self.added else _epilogues(self)
         plain = self.attribute == PLAIN and not self.added
         if plain and not self.window.transposed:
@@ -267,12 +278,7 @@ class _Conv:
             epilogues.append(
                 Epilogue(both, lambda _, __: replace(self, added=True, attribute=relu).call(), "equal", True)
             )
-        return LibraryCall(
-            "onednn.convolution", self.function(), (Operand(0), Operand(1)) if self.added else (Operand(0),),
-            strides=(self.strides,), reason="convolution", epilogues=tuple(epilogues),
-            wants=(self.wants, self.strides) if self.added else (self.wants,), channel=1,
-            pure=not self.added, reuses=1 if self.added else -1,
-        )  # fmt: skip
+        return epilogues
 
     def activated(self, attribute: Attribute) -> LibraryCall:
         """The call with an activation."""
@@ -282,7 +288,7 @@ class _Conv:
         """The call with a bias."""
         return replace(self, bias=vector).call()
 
-    def function(self) -> Callable[..., Tensor]:
+    def bind(self) -> Callable[..., Tensor]:
         """What runs."""
         w, weight, bias = self.window, self.weight, self.bias
         name, numbers, algorithm = self.attribute

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention
 from tilewright.library.offers.offer import FrozenAttention
@@ -68,9 +69,21 @@ def attention_call(owner: Owner, given: FrozenAttention) -> LibraryCall | None:
     strides: tuple[Expr, ...] = (inner[0], inner[2], inner[1], inner[3])
     operands = tuple(Operand(k) for k in range(4 if given.masked else 3))
     return LibraryCall(
-        "attention", _function(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1,
-        own=True,
+        "attention", _Routine(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1, own=True,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Routine(Routine):
+    """Attention of a task, with a mask that is frozen if there is one."""
+
+    owner: Owner
+    task: Attention
+    mask: Tensor | None
+
+    def bind(self) -> Callable[..., Tensor]:
+        """What runs."""
+        return _function(self.owner, self.task, self.mask)
 
 
 def _function(owner: Owner, task: Attention, fixed: Tensor | None) -> Callable[..., Tensor]:

@@ -22,10 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilewright.ir.graph import Epilogue, LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, bind
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.ir.sizes import dims
-from tilewright.library.offers.offer import FrozenAttention, FrozenProduct, Maker, channels_last
+from tilewright.library.offers.offer import (
+    Epilogue,
+    FrozenAttention,
+    FrozenProduct,
+    Fusible,
+    Maker,
+    channels_last,
+)
 from tilewright.options import Options
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.runtime.cpu.pool import pool
@@ -133,7 +140,7 @@ _LINEAR: WeakKeyDictionary[Callable[..., object], Linear] = WeakKeyDictionary()
 def linear_of(function: Callable[..., object]) -> Linear | None:
     """How the native side runs what a call calls, if it is a matrix product of ours."""
     try:
-        return _LINEAR.get(function)
+        return _LINEAR.get(bind(function))
     except TypeError:  # what is no plain function may have no weak references
         return None
 
@@ -281,8 +288,8 @@ class Products:
         return replace(form, bias=self._padded(vector)).call()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Form:
+@dataclass(frozen=True, eq=False)
+class _Form(Fusible):
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
 
     owner: Products
@@ -305,17 +312,25 @@ class _Form:
         wants = (channels_last(self.task.source) if image else None, strides if image else None)
         return LibraryCall(
             "convolution" if image else "linear",
-            self.convolve() if image else self.multiply(),
+            self,
             (Operand(0), Operand(1)) if self.added else (Operand(0),),
             strides=(strides,),
             reason="convolution" if image else "contraction",
-            epilogues=tuple(self.epilogues()),
             wants=wants if self.added else wants[:1],
             rows=None if image or self.added else 0,
             channel=1 if image else -1,
             reuses=-1,
             own=True,
         )
+
+    def bind(self) -> Callable[..., Tensor]:
+        """What runs, always the same."""
+        return self._bound
+
+    @functools.cached_property
+    def _bound(self) -> Callable[..., Tensor]:
+        twin = replace(self)  # the function holds what it reads, and must not hold who holds it
+        return twin.multiply() if self.window is None else twin.convolve()
 
     def epilogues(self) -> list[Epilogue]:
         """What else can be fused: a bias first, then a sum, then an activation, then a scale and a shift."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ir.expr import Expr, Symbol
-from tilewright.ir.graph import Operand, Value
+from tilewright.ir.graph import Operand, Value, bind
 from tilewright.ir.sizes import dims
 from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
@@ -239,7 +239,8 @@ def _bound_call(candidate: TimedOffer, tensors: Sequence[Tensor]) -> Run:
     call = candidate.call
     fill = lambda a: tensors[a.index] if isinstance(a, Operand) else a  # noqa: E731
     args, kwargs = [fill(a) for a in call.args], {name: fill(a) for name, a in call.kwargs}
-    return lambda: call.function(*args, **kwargs)
+    function = bind(call.function)
+    return lambda: function(*args, **kwargs)
 
 
 def processor() -> str:
