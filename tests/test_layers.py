@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1] / "src" / "tilewright"
 
 # Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "target", "allocate", "arrays"),
+    ("errors", "options", "allocate", "arrays"),
     ("ir",),
     ("interp", "accuracy"),
     ("capture",),
-    ("analysis",),
+    ("analysis", "target"),
     ("tilegraph",),
     ("rewrite",),
     ("library",),
