@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1] / "src" / "tilewright"
 
 # Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "target", "tuning", "allocate", "arrays"),
+    ("errors", "options", "tuning", "allocate", "arrays"),
     ("ir",),
     ("interp", "accuracy"),
     ("capture",),
-    ("analysis",),
+    ("analysis", "target"),
     ("tilegraph",),
     ("rewrite",),
     ("library",),

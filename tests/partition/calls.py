@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from tilewright.accuracy import compare
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
-from tilewright.ir.graph import Graph, Maker, Op
+from tilewright.ir.graph import Graph, Op
+from tilewright.library.offers.offer import Maker
 from tilewright.library.select import select
 from tilewright.library.specialise import specialise
 from tilewright.options import Options

@@ -22,7 +22,7 @@ from tilewright.target import PRESETS
 
 
 class Fixed:
-    """A judge who prefers a way, and writes down what it is asked."""
+    """A timer that prefers a way, and writes down what it is asked."""
 
     def __init__(self, favourite: str, known: dict[str, str] | None = None) -> None:
         self.favourite = favourite
@@ -32,17 +32,17 @@ class Fixed:
     def size(self, e: Expr) -> int:
         return dims.evaluate(e, {s.value.name: 50 for s in dims.symbols_of(e)})  # type: ignore[union-attr]
 
-    def verdict(self, task: str) -> str | None:
+    def recall(self, task: str) -> str | None:
         return self.known.get(task)
 
-    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
-        self.asked[task] = list(entrants)
+    def measure(self, task: str, candidates: Sequence[TimedOffer]) -> str:
+        self.asked[task] = list(candidates)
         return self.favourite
 
 
-def judged(graph: Graph, judge: Fixed) -> Graph:
-    """The graph with the ways that `judge` prefers."""
-    done = specialise(normalise(select(graph), interpret), PRESETS["x86-64-v4"], products(), judge)
+def timed(graph: Graph, timer: Fixed) -> Graph:
+    """The graph with the ways that `timer` prefers."""
+    done = specialise(normalise(select(graph), interpret), PRESETS["x86-64-v4"], products(), timer)
     done.verify()
     return normalise(done, interpret)
 
@@ -60,40 +60,40 @@ def test_the_favourite_is_taken_and_agrees(favourite: str, name: str) -> None:
     if "mkl" in name and not torch.backends.mkl.is_available():
         pytest.skip("torch without MKL")
     m, x = layers(), torch.randn(3, 50, 96)
-    g = judged(captured(m, [x]), Fixed(favourite))
+    g = timed(captured(m, [x]), Fixed(favourite))
     assert calls(g) == [name, name]
     assert bool(generated(g)) == (name == "mkl.linear")  # which has no activations
     agrees(g, m, [x])
 
 
 def test_equal_regions_are_measured_once() -> None:
-    judge = Fixed("own")
-    judged(captured(layers(4), [torch.randn(200, 96)]), judge)
-    assert len(judge.asked) == 1
-    judged(captured(layers(4, nn.SiLU), [torch.randn(200, 96)]), judge)
-    assert len(judge.asked) == 2  # another activation, another region
-    judged(captured(layers(4), [torch.randn(201, 96)]), judge)
-    assert len(judge.asked) == 3
+    timer = Fixed("own")
+    timed(captured(layers(4), [torch.randn(200, 96)]), timer)
+    assert len(timer.asked) == 1
+    timed(captured(layers(4, nn.SiLU), [torch.randn(200, 96)]), timer)
+    assert len(timer.asked) == 2  # another activation, another region
+    timed(captured(layers(4), [torch.randn(201, 96)]), timer)
+    assert len(timer.asked) == 3
 
 
-def test_a_known_verdict_is_not_measured_again() -> None:
+def test_a_known_choice_is_not_measured_again() -> None:
     m, x = layers(), torch.randn(200, 96)
-    judge = Fixed("own")
-    judged(captured(m, [x]), judge)
-    (task,) = judge.asked
+    timer = Fixed("own")
+    timed(captured(m, [x]), timer)
+    (task,) = timer.asked
     again = Fixed("own", {task: "onednn"})
-    assert calls(judged(captured(m, [x]), again)) == ["onednn.linear"] * 2
+    assert calls(timed(captured(m, [x]), again)) == ["onednn.linear"] * 2
     assert not again.asked
     gone = Fixed("own", {task: "a way of another version"})
-    assert calls(judged(captured(m, [x]), gone)) == ["linear"] * 2
+    assert calls(timed(captured(m, [x]), gone)) == ["linear"] * 2
     assert list(gone.asked) == [task]
 
 
 def test_a_way_pays_for_what_it_cannot_absorb() -> None:
-    judge = Fixed("own")
-    judged(captured(layers(2, nn.ReLU), [torch.randn(200, 96)]), judge)
-    (entrants,) = judge.asked.values()
-    left = {e.name: sum(p.work for p in e.passes) for e in entrants}
+    timer = Fixed("own")
+    timed(captured(layers(2, nn.ReLU), [torch.randn(200, 96)]), timer)
+    (candidates,) = timer.asked.values()
+    left = {e.name: sum(p.work for p in e.passes) for e in candidates}
     assert left["own"] == 0 < left["onednn"]  # whose relu hides NaN
 
 
@@ -114,31 +114,33 @@ class Recurrent(nn.Module):
 
 def test_calls_of_the_library_part_what_a_loop_could_be_joined_with() -> None:
     for layer, looped in [(Recurrent(), True), (nn.Linear(96, 384), False)]:
-        judge = Fixed("own")
-        judged(captured(layer.eval(), [torch.randn(100, 2, 96)]), judge)
-        (entrants,) = judge.asked.values()
-        assert {e.name: e.parts for e in entrants} == {e.name: looped and e.name != "own" for e in entrants}
-        assert len(entrants) > 1
+        timer = Fixed("own")
+        timed(captured(layer.eval(), [torch.randn(100, 2, 96)]), timer)
+        (candidates,) = timer.asked.values()
+        assert {e.name: e.parts for e in candidates} == {
+            e.name: looped and e.name != "own" for e in candidates
+        }
+        assert len(candidates) > 1
 
 
 def test_a_pass_that_goes_into_another_kernel_costs_nothing() -> None:
-    judge = Fixed("own")
-    judged(
+    timer = Fixed("own")
+    timed(
         captured(nn.Sequential(nn.Linear(96, 96), nn.ReLU(), nn.Softmax(-1)).eval(), [torch.randn(200, 96)]),
-        judge,
+        timer,
     )
-    assert judge.asked
-    assert [e.passes for es in judge.asked.values() for e in es] == [()] * sum(map(len, judge.asked.values()))
+    assert timer.asked
+    assert [e.passes for es in timer.asked.values() for e in es] == [()] * sum(map(len, timer.asked.values()))
 
 
-def test_convolutions_and_attention_are_judged() -> None:
+def test_convolutions_and_attention_are_timed() -> None:
     m = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Conv2d(32, 32, 3, groups=32)).eval()
     x = torch.randn(2, 16, 12, 12)
-    assert calls(judged(captured(m, [x]), Fixed("onednn"))) == ["onednn.convolution"] * 2
-    assert calls(judged(captured(m, [x]), Fixed("own"))) == ["convolution"] * 2
+    assert calls(timed(captured(m, [x]), Fixed("onednn"))) == ["onednn.convolution"] * 2
+    assert calls(timed(captured(m, [x]), Fixed("own"))) == ["convolution"] * 2
 
 
-def test_without_a_judge_the_first_way_is_taken() -> None:
+def test_without_a_timer_the_first_way_is_taken() -> None:
     m, x = layers(), torch.randn(200, 96)
     assert calls(fast(captured(m, [x]), products())) == ["linear"] * 2
     assert calls(fast(captured(m, [x]))) == ["onednn.linear"] * 2

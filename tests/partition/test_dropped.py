@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.capture.aten import mkl, onednn
+from tilewright.library.offers import onednn, registry
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.data import Call, Plan
 from tilewright.runtime.own import product
@@ -70,7 +70,7 @@ def test_packing_that_fails_is_no_offer(net: tuple[Net, Tensor], nothing_of_ours
     """All ways to pack fail: the program's own calls run, and the report says what was offered."""
     nothing_of_ours.setattr(onednn._Window, "pack", refuse)
     nothing_of_ours.setattr(onednn, "_packed", refuse)
-    nothing_of_ours.setattr(mkl, "rivals", lambda *_: [])
+    nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         found = compiled(*net)
@@ -92,7 +92,7 @@ def test_code_of_ours_that_fails_is_no_offer(
 def test_a_faster_form_that_fails_leaves_the_call(
     net: tuple[Net, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "flushed", refuse)
+    monkeypatch.setattr(registry, "flushed", refuse)
     found = compiled(*net)
     check(*net, found)
     assert any("failed" in str(call) for call in found.calls)
@@ -110,8 +110,8 @@ def test_a_first_run_that_fails_is_done_by_the_program(
     form: type, net: tuple[Net, Tensor], nothing_of_ours: pytest.MonkeyPatch
 ) -> None:
     """With what was fused into the call: activations, and the sum that takes the memory of an operand."""
-    nothing_of_ours.setattr(form, "function", broken(form.function))
-    nothing_of_ours.setattr(mkl, "rivals", lambda *_: [])
+    nothing_of_ours.setattr(form, "bind", broken(form.bind))
+    nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
     found = compiled(*net)
     with pytest.warns(
         RuntimeWarning, match=r"onednn.* failed, so aten.* runs in its place: could not create"

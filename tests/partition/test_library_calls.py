@@ -11,9 +11,9 @@ from tests.partition.calls import agrees, calls, captured, fast, generated, prod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilewright.capture.aten.onednn import _plain_transposed, flushed
 from tilewright.interp import run_graph
-from tilewright.ir.graph import Maker
+from tilewright.library.offers.offer import Maker, flushed
+from tilewright.library.offers.onednn import _plain_transposed
 from tilewright.target import PRESETS
 
 MAKERS = pytest.mark.parametrize("own", [False, True], ids=["library", "own"])

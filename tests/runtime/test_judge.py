@@ -1,4 +1,4 @@
-"""The timer: the fastest way wins, what fails or is impossible does not, and verdicts outlive the process."""
+"""The timer: the fastest way wins, what fails or is impossible does not, and choices outlive the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def timer(store: Store, **sizes: int) -> Timer:
     return Timer(host_target(), store, Options.make({}), sizes)
 
 
-def entrant(name: str, function: Callable[[Tensor], Tensor], *passes: Pass) -> TimedOffer:
+def candidate(name: str, function: Callable[[Tensor], Tensor], *passes: Pass) -> TimedOffer:
     return TimedOffer(name, LibraryCall(name, function, (Operand(0),)), (X,), passes)
 
 
@@ -51,16 +51,16 @@ def fail(x: Tensor) -> Tensor:
 def test_the_fastest_wins_and_is_remembered(tmp_path: Path) -> None:
     store = Store(tmp_path / "kernels")
     ways = [
-        entrant("a", slow(0.006)),
-        entrant("b", slow(0.002)),
-        entrant("c", slow(0.009)),
-        entrant("d", fail),
+        candidate("a", slow(0.006)),
+        candidate("b", slow(0.002)),
+        candidate("c", slow(0.009)),
+        candidate("d", fail),
     ]
     for _ in range(TIMER.max_measurements):  # on a busy machine one is not enough
         assert timer(store).measure("task", ways) == "b"
-    assert timer(store).verdict("task") == "b"
-    assert timer(Store(tmp_path / "kernels")).verdict("task") == "b"
-    assert timer(store).verdict("another task") is None
+    assert timer(store).recall("task") == "b"
+    assert timer(Store(tmp_path / "kernels")).recall("task") == "b"
+    assert timer(store).recall("another task") is None
 
 
 def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
@@ -71,39 +71,39 @@ def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
 
 def test_a_noisy_verdict_is_not_final() -> None:
     store = Store(None)
-    ways = [entrant("a", disturbed(0.002)), entrant("b", slow(0.05))]
+    ways = [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))]
     for _ in range(TIMER.max_measurements - 1):
         assert timer(store).measure("task", ways) == "a"
-        assert measuring(store).verdict("task") is None
+        assert measuring(store).recall("task") is None
     timer(store).measure("task", ways)
-    assert measuring(store).verdict("task") == "a"
+    assert measuring(store).recall("task") == "a"
 
 
 def measuring(store: Store) -> Timer:
     """The timer of a compilation that has measured something."""
     made = timer(store)
-    made.measure("another", [entrant("a", slow(0.001))])
+    made.measure("another", [candidate("a", slow(0.001))])
     return made
 
 
 def test_a_compilation_that_knows_every_verdict_measures_nothing() -> None:
     store = Store(None)
-    timer(store).measure("task", [entrant("a", disturbed(0.002)), entrant("b", slow(0.05))])
-    assert timer(store).verdict("task") == "a"
+    timer(store).measure("task", [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
+    assert timer(store).recall("task") == "a"
 
 
 def test_one_compilation_repeats_few_measurements() -> None:
     store = Store(None)
     for task in ("first", "second"):
-        timer(store).measure(task, [entrant("a", disturbed(0.002)), entrant("b", slow(0.05))])
+        timer(store).measure(task, [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
     later = measuring(store)
-    assert [later.verdict("first"), later.verdict("second")] == [None, "a"]
+    assert [later.recall("first"), later.recall("second")] == [None, "a"]
 
 
 def test_the_best_times_of_all_trials_count() -> None:
     store = Store(None)
-    timer(store).measure("task", [entrant("a", disturbed(0.002)), entrant("b", slow(0.03))])
-    again = [entrant("a", slow(0.05)), entrant("b", slow(0.03))]
+    timer(store).measure("task", [candidate("a", disturbed(0.002)), candidate("b", slow(0.03))])
+    again = [candidate("a", slow(0.05)), candidate("b", slow(0.03))]
     assert timer(store).measure("task", again) == "a"
 
 
@@ -112,7 +112,7 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
         raise KeyError("a defect")
 
     with caplog.at_level("WARNING", "tilewright"):
-        ways = [entrant("a", fail), entrant("b", broken), entrant("c", slow(0.001))]
+        ways = [candidate("a", fail), candidate("b", broken), candidate("c", slow(0.001))]
         assert timer(Store(None)).measure("task", ways) == "c"
     (record,) = caplog.records
     assert record.levelname == "ERROR" and record.exc_info is not None and "b failed" in record.message
@@ -121,20 +121,20 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
 def test_other_threads_are_another_verdict() -> None:
     store = Store(None)
     for _ in range(TIMER.max_measurements):
-        timer(store).measure("task", [entrant("a", slow(0.001))])
-    assert timer(store).verdict("task") == "a"
+        timer(store).measure("task", [candidate("a", slow(0.001))])
+    assert timer(store).recall("task") == "a"
     many = Timer(host_target(), store, Options.make({"threads": 7}), {})
-    assert many.verdict("task") is None
+    assert many.recall("task") is None
 
 
 def test_a_pass_behind_a_way_counts() -> None:
     huge = Pass(Value(1, (dims.integer(1 << 22),), f32), 400)
-    ways = [entrant("a", slow(0.001), huge), entrant("b", slow(0.002))]
+    ways = [candidate("a", slow(0.001), huge), candidate("b", slow(0.002))]
     assert timer(Store(None)).measure("task", ways) == "b"
 
 
 def test_what_is_faster_than_memory_did_not_do_the_work() -> None:
-    ways = [entrant("honest", lambda x: x * 2), entrant("empty", lambda x: x)]
+    ways = [candidate("honest", lambda x: x * 2), candidate("empty", lambda x: x)]
     assert timer(Store(None), rows=1 << 16).measure("task", ways) == "honest"
 
 
@@ -145,12 +145,12 @@ def test_ways_see_operands_of_the_example_sizes() -> None:
         seen.add(x.shape)
         return x
 
-    timer(Store(None), rows=77).measure("task", [entrant("a", look)])
+    timer(Store(None), rows=77).measure("task", [candidate("a", look)])
     assert seen == {torch.Size([77, 256])}
 
 
 def test_if_all_fail_the_first_is_named() -> None:
-    assert timer(Store(None)).measure("task", [entrant("a", fail), entrant("b", fail)]) == "a"
+    assert timer(Store(None)).measure("task", [candidate("a", fail), candidate("b", fail)]) == "a"
 
 
 @pytest.mark.parametrize("measure", [True, False])
@@ -163,6 +163,6 @@ def test_compiling_measures_unless_told_not_to(
     options = {"measure": measure}
     compiled = tilewright.compile(m, (x,), freeze=True, options=options)
     torch.testing.assert_close(compiled(x), m(x), rtol=1e-4, atol=1e-5)
-    verdicts = [json.loads(path.read_text()) for path in tmp_path.rglob("verdict.json")]
-    assert len(verdicts) == (2 if measure else 0)
-    assert all(len(v["seconds"]) > 1 for v in verdicts)
+    choices = [json.loads(path.read_text()) for path in tmp_path.rglob("choice.json")]
+    assert len(choices) == (2 if measure else 0)
+    assert all(len(v["seconds"]) > 1 for v in choices)

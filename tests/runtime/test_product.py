@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.ir.graph import FrozenProduct, LibraryCall
+from tilewright.ir.graph import LibraryCall
 from tilewright.ir.ops.epilogue import activations
 from tilewright.ir.sizes import dims
+from tilewright.library.offers.offer import FrozenProduct, epilogues_of
 from tilewright.options import Options
 from tilewright.runtime.cpu.toolchain import host_target
 from tilewright.runtime.own.product import Products
@@ -65,7 +66,7 @@ def test_a_single_row_is_summed_as_among_others(activation: str | None) -> None:
     for columns, inner in itertools.product((1, 31, 33, 65, 129, 300), (1, 127, 129, 400)):
         x, w, b = torch.randn(2, inner), torch.randn(columns, inner), torch.randn(columns)
         call = linear(w, b, x)
-        for epilogue in call.epilogues if activation else ():
+        for epilogue in epilogues_of(call) if activation else ():
             if epilogue.template is activations()[activation]:
                 call = epilogue.make((), None)
         both, one = call.function(x), call.function(x[1:])
@@ -77,8 +78,8 @@ def test_sums_that_leave_the_registers_are_those_that_an_activation_reads(inner:
     for rows, columns in itertools.product((2, 7, 100), (64, 96, 200)):
         x, w, b, y = (torch.randn(s) for s in ((rows, inner), (columns, inner), (columns,), (rows, columns)))
         call = linear(w, b, x)
-        call = next(e.make((), None) for e in call.epilogues if e.extra == "equal")
-        made = next(e.make((), None) for e in call.epilogues if e.template is activations()["relu"])
+        call = next(e.make((), None) for e in epilogues_of(call) if e.extra == "equal")
+        made = next(e.make((), None) for e in epilogues_of(call) if e.template is activations()["relu"])
         plain, behind = call.function(x, y), made.function(x, y)
         close(plain, F.linear(x.double(), w.double(), b.double()) + y)
         assert isinstance(plain, Tensor) and torch.equal(plain.relu(), behind)  # type: ignore[arg-type]

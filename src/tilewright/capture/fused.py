@@ -1,42 +1,9 @@
-"""Fused routines of the library: as calls for what a region computes, and so that a traced program gets them."""
+"""Masks laid so that a traced program gets the fused routines of the library."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Attention, LibraryCall, Operand
-from tilewright.ir.sizes import dims
-
-FASTEST = [
-    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
-]  # fmt: skip
-"""Torch's ways to do attention, the first that can serve is taken. The file
-benchmarks/results/h200/attention_4096.json has the first two side by side."""
-
-
-def fused_call(task: Attention, shape: Sequence[Expr], order: Sequence[int]) -> LibraryCall:
-    """Torch's fused attention as a dense result of `shape`: `order` says which of its dims are batch, heads, queries
-    and depth (-1: it has no such dim)."""
-    ranked = sorted(range(len(order)), key=lambda k: order[k])
-    sizes = [n for s in shape if (n := dims.static(s)) is not None]
-    assert len(sizes) == len(shape), "sizes are numbers"
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(FASTEST, set_priority=True):
-            made = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=task.causal, scale=task.scale
-            )
-        return made.permute(ranked).reshape(sizes).contiguous()
-
-    operands, strides = tuple(Operand(k) for k in range(3)), dims.dense_strides(tuple(shape))
-    return LibraryCall(
-        "scaled_dot_product_attention", attention, operands, strides=(strides,), reason="attention", reuses=-1
-    )
 
 
 def lay_masks(gm: fx.GraphModule) -> None:

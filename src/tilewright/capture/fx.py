@@ -12,19 +12,20 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from tilewright.capture.aliasing.memory import Memory, NodeMemory, by_place
 from tilewright.capture.aten.library import collective, library_reason, library_target
-from tilewright.capture.aten.onednn import specialiser
+from tilewright.capture.aten.tasks import task_of
 from tilewright.capture.loops.body import loop_call
 from tilewright.capture.loops.higher import with_loop_ops
 from tilewright.capture.loops.op import loop_op
 from tilewright.capture.placement.device import graph_device
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.builder import Builder, traced_with
-from tilewright.ir.dtype import DType, Kind
+from tilewright.ir.dtype import DType, Kind, f32
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Specialise, Value, Write
+from tilewright.ir.graph import CHECK, Graph, Layout, LibraryCall, Operand, Value, Write
 from tilewright.ir.ops import pointwise
 from tilewright.ir.ops.common import access
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Convolution, Product
 
 from .aten import TABLE, Call, Entry, NoDeclaration, to_dtype
 from .environment import shape_env, traced_sizes
@@ -253,7 +254,8 @@ class _Importer:
         if isinstance(added, Operand) and added.index == len(inputs) - 1:
             call = replace(call, bias=added.index, channel=1)
         if results[0] is not None and (len(results) == 1 or used_results(node) <= {0}):
-            call = replace(call, specialise=self.specialiser(node, inputs, results[0].shape))
+            task = task_of(node.target, call, inputs, results[0].shape, repeated=self.repeated)
+            call = replace(call, task=task)
         alone = self.standing_alone(node)
         relies = made is None or bool(by_place(node)) or call.reason not in _TAKES_ANY
         call = self.with_strides(node, call, inputs, relies=relies)
@@ -278,10 +280,6 @@ class _Importer:
         self.b.close_origin(origin, call if alone else None, inputs, outputs, view=is_view)
         return shaped_like(val, iter(made))
 
-    def specialiser(self, node: fx.Node, inputs: Sequence[Value], shape: Sequence[Expr]) -> Specialise | None:
-        """How to make the node's call faster."""
-        return specialiser(node.target, inputs, shape, repeated=self.repeated)
-
     def loop(self, node: fx.Node, origin: int) -> tuple[object, ...]:
         """A loop, whose body becomes a graph of its own."""
         held, steps, going, stacked, backwards, *given = map(self.argument, node.args)
@@ -299,7 +297,9 @@ class _Importer:
     ) -> LibraryCall:
         """`call` with how its operands lie in the program, and whether it relies on that."""
         strides = self.memory.strides_of(node, inputs)
-        if relies and (call.specialise is None or call.reason not in _TAKES_ANY):
+        packs = isinstance(call.task, (Product, Convolution)) and call.task.dtype is f32
+        takes_any = packs and call.reason in _TAKES_ANY
+        if relies and not takes_any:
             return replace(call, lies=strides, apart=bool(by_place(node)))
         return replace(call, seen=strides)
 

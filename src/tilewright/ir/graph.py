@@ -6,17 +6,17 @@ library call of a composite stays a candidate for exactly its region.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
-from typing import Literal, cast
-
-from tilewright.target import Target
+from typing import cast
 
 from .dtype import DType
 from .expr import Expr, Symbol
 from .identity import LABEL, TOLD, identity
 from .sizes import dims
+from .task import Task
 from .tensor import TensorExpr, show_tensor_expr
 
 
@@ -44,6 +44,23 @@ class Operand:
     index: int
 
 
+class Routine(ABC):
+    """What a call calls that is no op of torch's registry: a dataclass, so that its fields say all there is to it."""
+
+    @abstractmethod
+    def bind(self) -> Callable[..., object]:
+        """The function that runs, to be kept by whoever calls it often."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Run it once."""
+        return self.bind()(*args, **kwargs)
+
+
+def bind(function: Callable[..., object]) -> Callable[..., object]:
+    """What runs for the `function` of a call."""
+    return function.bind() if isinstance(function, Routine) else function
+
+
 CHECK = "check"
 """The reason of a call that only raises or does nothing."""
 
@@ -56,15 +73,12 @@ class LibraryCall:
     "no declaration". `pure` calls may be dropped or repeated; `own` ones are code of
     ours rather than a library's.
 
-    The rest is what capture knows of faster forms. `specialise` gets the call itself, the frozen tensors by operand
-    number, a maker of products if there is one, and the machine; it returns a faster call on the operands that are
-    left (renumbered in order), or None. `epilogues` are pointwise ops that the call can do on its one result. `wants`
-    are the strides that it would like its operands to have (None: any). With `rows`, operand number `rows` and the
-    result may have any leading dims in place of one (the result is dense). `channel` is the dim of the result along
-    which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of its own,
-    None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along `channel`,
-    and that the call may go without. A call with `rivals` only stands for one of them, which is to be chosen;
-    `key` says what of its task its shapes do not. `lies` are the strides that operands must have (None: any); with
+    `task` is what providers of faster forms need to know of the call, and whether it stands for one of several that are
+    offered. `wants` are the strides that it would like its operands to have (None: any). With `rows`, operand number
+    `rows` and the result may have any leading dims in place of one (the result is dense). `channel` is the dim of the
+    result along which a bias varies. `reuses` says whose memory the result is: an operand's by number, -1 for memory of
+    its own, None if only the callable's schema tells. `bias` is the operand (the last one) that is only added along
+    `channel`, and that the call may go without. `lies` are the strides that operands must have (None: any); with
     `apart`, the call addresses storage by place, and each operand needs one of its own. `seen` are those that they have
     in the program, for a call that takes any: a library may add up in another order elsewhere. `loop` is what the call
     does, if that is known step by step. `places` says which of the callable's results, counted through nested lists,
@@ -82,16 +96,13 @@ class LibraryCall:
     strides: tuple[tuple[Expr, ...], ...] = ()
     reason: str = "no declaration"
     pure: bool = True
-    specialise: Specialise | None = None
-    epilogues: tuple[Epilogue, ...] = ()
+    task: Task | None = None
     wants: tuple[tuple[Expr, ...] | None, ...] = ()
     rows: int | None = None
     channel: int = -1
     reuses: int | None = None
     own: bool = False
     bias: int | None = None
-    rivals: tuple[Offer, ...] = ()
-    key: str = ""
     lies: tuple[tuple[Expr, ...] | None, ...] = ()
     seen: tuple[tuple[Expr, ...] | None, ...] = ()
     apart: bool = False
@@ -181,70 +192,6 @@ class Loop:
 
 def _equal(one: Sequence[Expr], other: Sequence[Expr]) -> bool:
     return len(one) == len(other) and all(map(dims.equal, one, other))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offer:
-    """One way to do what a call does. `make` packs what there is to pack, and gives the call on the same operands, or
-    None where this way does not fit."""
-
-    name: str
-    make: Callable[[], LibraryCall | None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenProduct:
-    """x times a frozen weight plus a frozen vector, as a task for code that packs the weight.
-
-    A matrix product has a weight [N, K], x [.., K] and a result [.., N]. A convolution has a weight [N, C / groups,
-    kernel...], x and a result with their channels at dim 1, and the numbers of its window. `flush` gives a weight that
-    holds denormal numbers in the form in which it is used."""
-
-    weight: object
-    bias: object | None
-    source: tuple[Expr, ...]
-    shape: tuple[Expr, ...]
-    stride: tuple[int, ...] = ()
-    padding: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
-    groups: int = 1
-    flush: Callable[[], object] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attention:
-    """softmax(scale * q k^T + mask) v as a task, for q [batch, heads, queries, depth] and k and v [batch, heads (or
-    fewer, shared), keys, depth]. `scale` None means 1 / sqrt(depth). A frozen mask is given here; with `masked` it is
-    operand 3."""
-
-    q: tuple[Expr, ...]
-    k: tuple[Expr, ...]
-    causal: bool
-    scale: float | None
-    masked: bool = False
-    mask: object | None = None
-
-
-Maker = Callable[[FrozenProduct | Attention], LibraryCall | None]
-"""Gives a call for a product on its one operand x, or for attention on its operands, or None if it has none that is
-faster than the library's."""
-
-Specialise = Callable[[LibraryCall, Mapping[int, object], Maker | None, Target], LibraryCall | None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Epilogue:
-    """A pointwise op that a library call can do on its result while it writes it.
-
-    `template` is the body over the slots e0 (the element of the result), c0, c1, ... (any constants), and e1 if `extra`
-    is given: the element of a second tensor of the result's shape ("equal"), or of a frozen vector along the call's
-    channel dim ("channel"). `make(constants, vector)` is the call that does both; with "equal" its last operand is the
-    second tensor. `hides_nan` marks library code that makes a number of NaN, which the op itself does not."""
-
-    template: Expr
-    make: Callable[[tuple[float, ...], object], LibraryCall]
-    extra: Literal["", "equal", "channel"] = ""
-    hides_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,9 +14,11 @@ from typing import Protocol
 from tilewright.ir.expr import Expr, cost
 from tilewright.ir.graph import Graph, LibraryCall, Op, Value
 from tilewright.ir.identity import identity
-from tilewright.ir.spare import behind
+from tilewright.ir.task import Offered
 
 from .epilogue import Finder, Run, merge_epilogues
+from .offers.offer import Offer
+from .spare import behind
 
 LOG = logging.getLogger("tilewright")
 
@@ -48,39 +50,44 @@ class OfferTimer(Protocol):
         """The value of a size, typical ones for its symbols."""
         ...
 
-    def verdict(self, task: str) -> str | None:
-        """The name of the entrant that has won this task before, if one has."""
+    def recall(self, task: str) -> str | None:
+        """The name of the candidate that has won this task before, if one has."""
         ...
 
-    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
-        """Time the entrants and return the name of the fastest."""
+    def measure(self, task: str, candidates: Sequence[TimedOffer]) -> str:
+        """Time the candidates and return the name of the fastest."""
         ...
 
 
-def choose(graph: Graph, judge: OfferTimer | None, *, exact: bool = True) -> Graph:
-    """The graph with one rival in the place of each call that has some; without a judge, the first that fits."""
-    waiting = [op for op in graph.ops if op.call is not None and op.call.rivals]
+Offers = Mapping[int, Sequence[Offer]]
+"""The offers that calls stand for, by the numbers of these (`Offered`)."""
+
+
+def choose(graph: Graph, offers: Offers, timer: OfferTimer | None, *, exact: bool = True) -> Graph:
+    """The graph with one of its offers in the place of each call that stands for some; without a timer, the first that
+    fits."""
+    waiting = [op for op in graph.ops if op.call is not None and isinstance(op.call.task, Offered)]
     if not waiting:
         return graph
     chosen: dict[Op, Op] = {}
-    if judge is None:
+    if timer is None:
         for op in waiting:
-            chosen[op] = next(iter(_ways(op).values()))
+            chosen[op] = next(iter(_ways(op, offers).values()))
         return _with(graph, chosen)
     finder = Finder(graph, exact)
     looped = any(op.call is not None and op.call.loop is not None for op in graph.ops)
-    verdicts: dict[str, str] = {}
+    choices: dict[str, str] = {}
     for op in waiting:
-        task = _task(op, finder, judge, looped)
-        name = verdicts.get(task) or judge.verdict(task)
-        ways = _ways(op, name)
+        task = _task(op, finder, timer, looped)
+        name = choices.get(task) or timer.recall(task)
+        ways = _ways(op, offers, name)
         if len(ways) > 1:
             present = _with(graph, chosen)
-            entrants = _entrants(present, op, ways, exact)
+            candidates = _candidates(present, op, ways, exact)
             # Loops and calls of our own are one native call, as long as nothing else stands between.
-            name = judge.measure(task, [replace(e, parts=looped and not e.call.own) for e in entrants])
-        verdicts[task] = name if name in ways else next(iter(ways))
-        chosen[op] = ways[verdicts[task]]
+            name = timer.measure(task, [replace(e, parts=looped and not e.call.own) for e in candidates])
+        choices[task] = name if name in ways else next(iter(ways))
+        chosen[op] = ways[choices[task]]
     return _with(graph, chosen)
 
 
@@ -88,23 +95,24 @@ def _with(graph: Graph, chosen: Mapping[Op, Op]) -> Graph:
     return graph.with_ops([chosen.get(op, op) for op in graph.ops])
 
 
-def _ways(op: Op, name: str | None = None) -> dict[str, Op]:
+def _ways(op: Op, offers: Offers, name: str | None = None) -> dict[str, Op]:
     """The ways to do `op` that fit: only `name` if that is one of them. A way that raises is none; if there is no
     other, what the program asked for is the way."""
-    call = op.call
+    call, left = op.call, list(offers[_offered(op).number])
     assert call is not None
     for wanted in (name, None):
         found: dict[str, LibraryCall] = {}
-        for rival in call.rivals:
+        for offer in tuple(left):
             try:
-                made = rival.make() if wanted in (None, rival.name) else None
+                made = offer.make() if wanted in (None, offer.name) else None
             except Exception as error:
-                LOG.info("%s is no way to do %s", rival.name, op.name, exc_info=True)
-                call = drop_offer(call, rival.name, error)
+                LOG.info("%s is no way to do %s", offer.name, op.name, exc_info=True)
+                call = refuse(call, offer.name, error)
+                left.remove(offer)
                 continue
             if made is not None:
                 # The leading dims may be others than at capture.
-                found[rival.name] = replace(made, strides=call.strides) if call.rows is not None else made
+                found[offer.name] = replace(made, strides=call.strides) if call.rows is not None else made
         if found:
             return {n: replace(op, call=behind(made, call)) for n, made in found.items()}
     if call.spare is None or call.spare.call is None:
@@ -116,26 +124,29 @@ PLAIN = "plain"
 """The name of what the program asked for, as a way."""
 
 
-def drop_offer(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
-    """The call without an offer that raised, which it tells of."""
+def _offered(op: Op) -> Offered:
+    assert op.call is not None and isinstance(op.call.task, Offered)
+    return op.call.task
+
+
+def refuse(call: LibraryCall, name: str, error: Exception) -> LibraryCall:
+    """The call, which tells of an offer that raised."""
     lines = str(error).splitlines() or [type(error).__name__]
     said = f"{name} failed: {lines[0]}"
-    return replace(
-        call,
-        rivals=tuple(r for r in call.rivals if r.name != name),
-        refused=tuple(dict.fromkeys((*call.refused, said))),
-    )
+    return replace(call, refused=tuple(dict.fromkeys((*call.refused, said))))
 
 
-def _task(op: Op, finder: Finder, judge: OfferTimer, looped: bool) -> str:
+def _task(op: Op, finder: Finder, timer: OfferTimer, looped: bool) -> str:
     """What is to be done by which ways, so that equal regions are one task."""
     call = op.call
     assert call is not None
-    shapes = tuple((v.dtype, tuple(map(judge.size, v.shape))) for v in (*op.inputs, op.output))
+    shapes = tuple((v.dtype, tuple(map(timer.size, v.shape))) for v in (*op.inputs, op.output))
     run = Run(finder, op.output, max(0, call.channel % max(1, len(op.output.shape))))
     after = tuple(finder.simplify(run.bodies[o.output]) for o in run.grow() if run.closed(o))
-    names = tuple(rival.name for rival in call.rivals)
-    return identity(call.reason, call.key, names, shapes, after, run.extra, _alone(op, finder), looped)
+    offered = _offered(op)
+    return identity(
+        call.reason, offered.key, offered.names, shapes, after, run.extra, _alone(op, finder), looped
+    )
 
 
 def _alone(op: Op, finder: Finder) -> bool:
@@ -149,7 +160,7 @@ def _alone(op: Op, finder: Finder) -> bool:
         return all(r.call is not None for r in readers)
 
 
-def _entrants(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[TimedOffer]:
+def _candidates(graph: Graph, op: Op, ways: Mapping[str, Op], exact: bool) -> list[TimedOffer]:
     """Each way with what it can absorb, in the graph that holds what was chosen before."""
     grown = {name: _grown(graph, op, way, exact) for name, way in ways.items()}
     longest = max((ops for _, ops in grown.values()), key=len)

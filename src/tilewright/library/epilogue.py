@@ -1,6 +1,6 @@
 """Pointwise ops that a library call can do on its result become part of it.
 
-Capture knows what a call can do (`LibraryCall.epilogues`); here it is decided where that applies.
+A routine knows what it can do (`Fusible`); here it is decided where that applies.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir.expr import Expr, Slot, axes_of, axis, slot, transform, walk
-from tilewright.ir.graph import Epilogue, Graph, LibraryCall, Op, Value
+from tilewright.ir.graph import Graph, LibraryCall, Op, Value
 from tilewright.ir.pattern import COMMUTATIVE, Rewriter
 from tilewright.ir.sizes import dims
-from tilewright.ir.spare import followed
 from tilewright.rewrite.normal.identities import IEEE_RULES
 from tilewright.rewrite.normal.normalise import interpret
 from tilewright.tuning.search_limits import CALLS
 
 from .frozen_operands import Frozen
+from .offers.offer import Epilogue, epilogues_of
+from .spare import followed
 
 LOG = logging.getLogger("tilewright")
 
@@ -65,7 +66,9 @@ class Finder:
         """The longest run of pointwise readers that is an epilogue of the call of `op`, which may also stand for an op
         of the graph with the same operands and result."""
         call = op.call
-        offers = [e for e in call.epilogues if not (self.exact and e.hides_nan)] if call is not None else []
+        offers = (
+            [e for e in epilogues_of(call) if not (self.exact and e.hides_nan)] if call is not None else []
+        )
         if not offers or len(op.outputs) != 1 or op.output in self.kept:
             return None
         best: Match | None = None

@@ -17,19 +17,20 @@ from itertools import permutations
 import numpy as np
 
 from tilewright.analysis.value.constant_regions import ValueAnalysis
-from tilewright.capture.fused import fused_call
 from tilewright.errors import UnsupportedError
 from tilewright.interp.algebra import Array
 from tilewright.interp.points import Index, Points
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, read, walk
-from tilewright.ir.graph import Attention, Graph, Op, Value
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Attention
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.target import Target
 from tilewright.tuning.search_limits import CALLS
 from tilewright.tuning.thresholds import LIBRARY
 
+from .fused import fused_call
 from .select import is_contraction
 
 SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "div", "neg", "exp"})
@@ -415,7 +416,8 @@ def as_call(region: Graph, r: Routine) -> Graph:
         ops.append(Op("permute", (x.value,), (seen,), TensorExpr(axes, (read(0, index, seen.dtype),))))
         operands.append(seen)
     result = r.out.value
-    call = fused_call(Attention(r.q.sizes(), r.k.sizes(), r.causal, r.scale), result.shape, r.out.order)
+    task = Attention(result.dtype, r.q.sizes(), r.k.sizes(), r.causal, r.scale)
+    call = fused_call(task, result.shape, r.out.order)
     origins = tuple(dict.fromkeys(op.origin for op in region.ops if op.origin >= 0))
     first = next(op.origin for op in region.ops if is_contraction(op))
     rest = tuple(o for o in origins if o != first)

@@ -14,6 +14,7 @@ from tilewright.rewrite.normal.normalise import binds, bound_symbols
 from tilewright.tuning.thresholds import LIBRARY
 
 from .frozen_operands import Frozen
+from .offers.registry import is_offered
 
 
 def is_contraction(op: Op) -> bool:
@@ -141,7 +142,7 @@ def _called_each_step(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
 
 def _packs(op: Op, call: LibraryCall, frozen: Frozen) -> bool:
     """Whether an operand is frozen, for which the call may have a faster form."""
-    return call.specialise is not None and any(frozen.tensor(v) is not None for v in op.inputs)
+    return is_offered(call) and any(frozen.tensor(v) is not None for v in op.inputs)
 
 
 def _operations(op: Op) -> int | None:

@@ -1,6 +1,6 @@
 """Library calls in their fastest form: packed frozen weights, no flattening around them, pointwise readers absorbed.
 
-Capture knows the forms (`LibraryCall.specialise`, `rivals`, `rows`); here it is decided where they apply.
+Providers know the forms (`offers`); here it is decided where they apply.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Expr, axis, read, substitute
-from tilewright.ir.graph import Graph, Maker, Op, Value
+from tilewright.ir.graph import Graph, Op, Value
 from tilewright.ir.sizes import dims
-from tilewright.ir.spare import offered
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import compose_views, substitute_values
 from tilewright.target import Target
 
-from .choose import OfferTimer, choose, drop_offer
+from .choose import Offers, OfferTimer, choose, refuse
 from .epilogue import absorb
 from .frozen_operands import Frozen
+from .offers.offer import Maker, Offer
+from .offers.registry import find_faster, is_offered
 from .select import drop_unread
+from .spare import offered
 
 LOG = logging.getLogger("tilewright")
 
@@ -29,43 +31,49 @@ def specialise(
     graph: Graph,
     target: Target,
     maker: Maker | None = None,
-    judge: OfferTimer | None = None,
+    timer: OfferTimer | None = None,
     *,
     exact: bool = True,
 ) -> Graph:
     """The graph with every library call in the fastest form that its frozen operands and its readers allow on the
-    machine `target`; `maker` may have code of its own for products with frozen weights, and `judge` measures which of
+    machine `target`; `maker` may have code of its own for products with frozen weights, and `timer` measures which of
     several forms is the fastest.
 
     Runs after library selection on a normalised graph. With `exact`, no epilogue is taken that turns NaN into a
     number where the op itself does not."""
-    packed = unflatten(pack(graph, target, maker))
-    return drop_unread(absorb(drop_unread(choose(packed, judge, exact=exact)), exact=exact))
+    packed, offers = pack(graph, target, maker)
+    chosen = choose(unflatten(packed), offers, timer, exact=exact)
+    return drop_unread(absorb(drop_unread(chosen), exact=exact))
 
 
 # --- frozen operands -----------------------------------------------------------------------------
 
 
-def pack(graph: Graph, target: Target, maker: Maker | None = None) -> Graph:
-    """Calls replaced by what they become when they know their frozen operands (constants, or views of them)."""
-    frozen = Frozen(graph)
-    return graph.with_ops([_packed(op, frozen, target, maker) for op in graph.ops])
+def pack(graph: Graph, target: Target, maker: Maker | None = None) -> tuple[Graph, Offers]:
+    """Calls replaced by what they become when they know their frozen operands (constants, or views of them): a faster
+    one, or one that stands for offers, which are given by its number."""
+    frozen, offers = Frozen(graph), dict[int, Sequence[Offer]]()
+    return graph.with_ops([_packed(op, frozen, target, maker, offers) for op in graph.ops]), offers
 
 
-def _packed(op: Op, frozen: Frozen, target: Target, maker: Maker | None) -> Op:
-    call = op.call
-    if call is None or call.specialise is None:
+def _packed(
+    op: Op, frozen: Frozen, target: Target, maker: Maker | None, offers: dict[int, Sequence[Offer]]
+) -> Op:
+    call, number = op.call, len(offers)
+    if call is None or not is_offered(call):
         return op
     known = {k: t for k, v in enumerate(op.inputs) if (t := frozen.tensor(v)) is not None}
     try:
-        faster = call.specialise(call, known, maker, target)
+        faster = find_faster(call, known, target, maker, number)
     except Exception as error:
         LOG.info("no faster form of %s", op.name, exc_info=True)
-        return replace(op, call=drop_offer(call, call.name, error))
+        return replace(op, call=refuse(call, call.name, error))
     if faster is None:
         return op
+    if faster.offers:
+        offers[number] = faster.offers
     left = tuple(v for k, v in enumerate(op.inputs) if k not in known)
-    return replace(op, call=offered(faster, call, known), inputs=left)
+    return replace(op, call=offered(faster.call, call, known), inputs=left)
 
 
 # --- leading dims --------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def task_of(graph: Graph, *others: object) -> str:
 
 def as_seen(call: LibraryCall) -> LibraryCall:
     """A call without what it computes, and how else it could do so."""
-    plain = replace(call, name="", function=as_seen, args=(), kwargs=(), key="", spare=None)
-    return replace(plain, specialise=None, epilogues=(), rivals=())
+    plain = replace(call, name="", function=as_seen, args=(), kwargs=(), spare=None)
+    return replace(plain, task=None)
 
 
 def ranged(symbol: Expr) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from tilewright.errors import TilewrightError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Attention, LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.sizes import dims
+from tilewright.ir.task import Attention
+from tilewright.library.offers.offer import FrozenAttention
 from tilewright.tuning.thresholds import OWN_KERNELS
 
 
@@ -49,22 +52,35 @@ class _Task(ctypes.Structure):
     )
 
 
-def attention_call(owner: Owner, task: Attention) -> LibraryCall | None:
+def attention_call(owner: Owner, given: FrozenAttention) -> LibraryCall | None:
     """The call for attention on q, k, v (and an open mask); None where torch's is the better choice."""
+    task = given.task
     keys, depth = dims.static(task.k[2]), dims.static(task.q[3])
     if depth is None or depth < OWN_KERNELS.min_depth or (keys is not None and keys < OWN_KERNELS.min_keys):
         return None
-    mask = task.mask
+    mask = given.mask
     if mask is not None and not (isinstance(mask, Tensor) and mask.dtype is torch.float32):
         return None
     batch, heads, queries, _ = task.q
     inner = dims.dense_strides((batch, queries, heads, task.q[3]))
     strides: tuple[Expr, ...] = (inner[0], inner[2], inner[1], inner[3])
-    operands = tuple(Operand(k) for k in range(4 if task.masked else 3))
+    operands = tuple(Operand(k) for k in range(4 if given.masked else 3))
     return LibraryCall(
-        "attention", _function(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1,
-        own=True,
+        "attention", _Routine(owner, task, mask), operands, strides=(strides,), reason="attention", reuses=-1, own=True,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Routine(Routine):
+    """Attention of a task, with a mask that is frozen if there is one."""
+
+    owner: Owner
+    task: Attention
+    mask: Tensor | None
+
+    def bind(self) -> Callable[..., Tensor]:
+        """What runs."""
+        return _function(self.owner, self.task, self.mask)
 
 
 def _function(owner: Owner, task: Attention, fixed: Tensor | None) -> Callable[..., Tensor]:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewright.ir.expr import Expr
-from tilewright.ir.graph import FrozenProduct
-from tilewright.ir.sizes import dims
+from tilewright.library.offers.offer import FrozenProduct
 from tilewright.runtime.plan.tensors import same_layout
 
 
@@ -70,9 +68,3 @@ def laid_out(x: Tensor) -> Tensor:
         return x if x.is_contiguous(memory_format=last) else x.contiguous(memory_format=last)
     turned = x.transpose(1, 2)
     return x if turned.is_contiguous() else turned.contiguous().transpose(1, 2)
-
-
-def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The strides of [batch, channel, space...] with the channel innermost."""
-    inner = dims.dense_strides((shape[0], *shape[2:], shape[1]))
-    return (inner[0], inner[-1], *inner[1:-1])

@@ -22,9 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tilewright.ir.graph import Attention, Epilogue, FrozenProduct, LibraryCall, Maker, Operand
+from tilewright.ir.graph import LibraryCall, Operand, bind
 from tilewright.ir.ops.epilogue import activations, affine, total
 from tilewright.ir.sizes import dims
+from tilewright.library.offers.offer import (
+    Epilogue,
+    FrozenAttention,
+    FrozenProduct,
+    Fusible,
+    Maker,
+    channels_last,
+)
 from tilewright.options import Options
 from tilewright.runtime.cpu.huge_pages import on_large_pages
 from tilewright.runtime.cpu.pool import pool
@@ -35,7 +43,7 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import OWN_KERNELS
 
 from .attention import attention_call
-from .conv_window import Window, channels_last, dense, laid_out, window_of
+from .conv_window import Window, dense, laid_out, window_of
 
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
@@ -78,7 +86,7 @@ def maker(target: Target, store: Store, options: Options, *, late: bool = False)
     """What `library.specialise` asks; it is built (or loaded) when it is asked first. `late` is as for `Products`."""
     made: list[Products] = []
 
-    def make(task: FrozenProduct | Attention) -> LibraryCall | None:
+    def make(task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         if not made:
             made.append(Products(target, store, options, late=late))
         return made[0](task)
@@ -129,7 +137,7 @@ _LINEAR: WeakKeyDictionary[Callable[..., object], Linear] = WeakKeyDictionary()
 def linear_of(function: Callable[..., object]) -> Linear | None:
     """How the native side runs what a call calls, if it is a matrix product of ours."""
     try:
-        return _LINEAR.get(function)
+        return _LINEAR.get(bind(function))
     except TypeError:  # what is no plain function may have no weak references
         return None
 
@@ -196,9 +204,9 @@ class Products:
         self.threads: Callable[[], int] = lambda: sign * (fixed or torch.get_num_threads())
         """As the native side wants it: negative for pinned ones."""
 
-    def __call__(self, task: FrozenProduct | Attention) -> LibraryCall | None:
+    def __call__(self, task: FrozenProduct | FrozenAttention) -> LibraryCall | None:
         """The call for `task`; None where the library is the better choice."""
-        return attention_call(self, task) if isinstance(task, Attention) else self.product(task)
+        return attention_call(self, task) if isinstance(task, FrozenAttention) else self.product(task)
 
     def product(self, task: FrozenProduct) -> LibraryCall | None:
         """The call for a product."""
@@ -280,8 +288,8 @@ class Products:
         return replace(form, bias=self._padded(vector)).call()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Form:
+@dataclass(frozen=True, eq=False)
+class _Form(Fusible):
     """A product with what is fused into it. `sizes` are columns, inputs of a tap, taps."""
 
     owner: Products
@@ -304,17 +312,25 @@ class _Form:
         wants = (channels_last(self.task.source) if image else None, strides if image else None)
         return LibraryCall(
             "convolution" if image else "linear",
-            self.convolve() if image else self.multiply(),
+            self,
             (Operand(0), Operand(1)) if self.added else (Operand(0),),
             strides=(strides,),
             reason="convolution" if image else "contraction",
-            epilogues=tuple(self.epilogues()),
             wants=wants if self.added else wants[:1],
             rows=None if image or self.added else 0,
             channel=1 if image else -1,
             reuses=-1,
             own=True,
         )
+
+    def bind(self) -> Callable[..., Tensor]:
+        """What runs, always the same."""
+        return self._bound
+
+    @functools.cached_property
+    def _bound(self) -> Callable[..., Tensor]:
+        twin = replace(self)  # the function holds what it reads, and must not hold who holds it
+        return twin.multiply() if self.window is None else twin.convolve()
 
     def epilogues(self) -> list[Epilogue]:
         """What else can be fused: a bias first, then a sum, then an activation, then a scale and a shift."""

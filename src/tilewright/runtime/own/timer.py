@@ -2,7 +2,7 @@
 
 Weights of a real model are not in a core's own cache when their turn comes, but what was computed just before is: so a
 stream of other data goes through these caches before each run, then the operands are touched. The ways take turns; the
-best time of each counts, since disturbances only add. Where they added much, the verdict is not final: later processes
+best time of each counts, since disturbances only add. Where they added much, the choice is not final: later processes
 that measure anyway do it again, and the best times of all count.
 """
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ir.expr import Expr, Symbol
-from tilewright.ir.graph import Operand, Value
+from tilewright.ir.graph import Operand, Value, bind
 from tilewright.ir.sizes import dims
 from tilewright.library.choose import Pass, TimedOffer
 from tilewright.options import Options
@@ -72,7 +72,7 @@ class Timer:
         names = [s.value.name for s in dims.symbols_of(e) if isinstance(s.value, Symbol)]
         return dims.evaluate(e, {name: self.sizes.get(name, SIZES.unseen_size) for name in names})
 
-    def verdict(self, task: str) -> str | None:
+    def recall(self, task: str) -> str | None:
         """The winner of an earlier measurement, of another process perhaps; None if there was none, or if those that
         were are too noisy to tell and this compilation, which has measured others, can measure it again."""
         last = self._trials(task)[-1:]
@@ -91,28 +91,28 @@ class Timer:
             and (folder := self.store.get(self._key(task, len(found)))) is not None
         ):
             try:
-                trial = json.loads((folder / "verdict.json").read_text())
+                trial = json.loads((folder / "choice.json").read_text())
                 found.append({name: trial[name] for name in ("fastest", "seconds", "final")})
             except (OSError, ValueError, KeyError, TypeError) as error:
-                LOG.info("the verdict in %s cannot be read: %s", folder, error)
+                LOG.info("the choice in %s cannot be read: %s", folder, error)
                 break
             if found[-1]["final"]:
                 break
         return found
 
     def _key(self, task: str, trial: int) -> str:
-        return digest("verdict", self._identity, task, str(trial))
+        return digest("choice", self._identity, task, str(trial))
 
-    def measure(self, task: str, entrants: Sequence[TimedOffer]) -> str:
+    def measure(self, task: str, candidates: Sequence[TimedOffer]) -> str:
         """The name of the fastest; what raises, or is faster than memory, loses."""
         start = time.perf_counter()
         before = self._trials(task)
-        times, spread = self._times(entrants)
+        times, spread = self._times(candidates)
         for name, seconds in before[-1]["seconds"].items() if before else ():
             if name in times:
                 times[name] = min(times[name], float(seconds))
-        bound = self._bound(entrants[0]) * TIMER.min_bound_ratio
-        best = entrants[0].name
+        bound = self._bound(candidates[0]) * TIMER.min_bound_ratio
+        best = candidates[0].name
         for name, seconds in times.items():
             if seconds >= bound and (
                 best not in times or seconds < COMPARISON.max_preferred_ratio * times[best]
@@ -121,34 +121,34 @@ class Timer:
         self.spent += time.perf_counter() - start
         final = spread.get(best, 1.0) <= TIMER.max_steady_ratio or len(before) + 1 >= TIMER.max_measurements
         shown = {"task": task, "fastest": best, "seconds": times, "spread": spread, "final": final}
-        files = {"verdict.json": json.dumps(shown, indent=1).encode()}
+        files = {"choice.json": json.dumps(shown, indent=1).encode()}
         self.store.put(self._key(task, len(before)), files)
         return best
 
-    def _bound(self, entrant: TimedOffer) -> float:
+    def _bound(self, candidate: TimedOffer) -> float:
         """Seconds in which no way can read its operands and write its result, from the caches."""
-        moved = sum(self.size(v.numel) * v.dtype.bytes for v in entrant.inputs)
+        moved = sum(self.size(v.numel) * v.dtype.bytes for v in candidate.inputs)
         level = next(x for x in self.target.levels if x.kind > MemoryKind.DEVICE)
         return moved / (4 * level.bandwidth)
 
-    def _times(self, entrants: Sequence[TimedOffer]) -> tuple[dict[str, float], dict[str, float]]:
+    def _times(self, candidates: Sequence[TimedOffer]) -> tuple[dict[str, float], dict[str, float]]:
         """The best time of each way, and its middle one over its best."""
         runs: dict[str, Run] = {}
         operands: list[Tensor] = []
         with torch.no_grad():
-            for entrant in entrants:
-                tensors = [self._tensor(v, s) for v, s in self._laid(entrant)]
-                run = _bound_call(entrant, tensors)
-                if _runs(entrant.name, run):
-                    runs[entrant.name] = run
+            for candidate in candidates:
+                tensors = [self._tensor(v, s) for v, s in self._laid(candidate)]
+                run = _bound_call(candidate, tensors)
+                if _runs(candidate.name, run):
+                    runs[candidate.name] = run
                     operands += tensors
             rounds = self._rounds(runs, operands)
             times = {name: min(each) for name, each in rounds.items()}
             spread = {name: statistics.median(each) / times[name] for name, each in rounds.items()}
-            for entrant in entrants:
-                if entrant.name in times:
-                    times[entrant.name] += sum(map(self._pass, entrant.passes))
-                    times[entrant.name] += self.target.parting_seconds if entrant.parts else 0.0
+            for candidate in candidates:
+                if candidate.name in times:
+                    times[candidate.name] += sum(map(self._pass, candidate.passes))
+                    times[candidate.name] += self.target.parting_seconds if candidate.parts else 0.0
         return times, spread
 
     def _rounds(self, runs: dict[str, Run], operands: Sequence[Tensor]) -> dict[str, list[float]]:
@@ -192,9 +192,9 @@ class Timer:
             best = min(best, time.perf_counter() - began)
         return best + left.work * t.numel() / (self.target.flops / LIBRARY.work_per_chained_instruction)
 
-    def _laid(self, entrant: TimedOffer) -> list[tuple[Value, Sequence[Expr] | None]]:
-        wants = [*entrant.call.wants, *[None] * len(entrant.inputs)]
-        return list(zip(entrant.inputs, wants, strict=False))
+    def _laid(self, candidate: TimedOffer) -> list[tuple[Value, Sequence[Expr] | None]]:
+        wants = [*candidate.call.wants, *[None] * len(candidate.inputs)]
+        return list(zip(candidate.inputs, wants, strict=False))
 
     def _tensor(self, v: Value, strides: Sequence[Expr] | None) -> Tensor:
         """Any values of this shape, ones if they are no floats."""
@@ -217,11 +217,12 @@ def _runs(name: str, run: Run) -> bool:
     return True
 
 
-def _bound_call(entrant: TimedOffer, tensors: Sequence[Tensor]) -> Run:
-    call = entrant.call
+def _bound_call(candidate: TimedOffer, tensors: Sequence[Tensor]) -> Run:
+    call = candidate.call
     fill = lambda a: tensors[a.index] if isinstance(a, Operand) else a  # noqa: E731
     args, kwargs = [fill(a) for a in call.args], {name: fill(a) for name, a in call.kwargs}
-    return lambda: call.function(*args, **kwargs)
+    function = bind(call.function)
+    return lambda: function(*args, **kwargs)
 
 
 def processor() -> str:

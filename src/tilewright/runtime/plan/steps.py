@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import LibraryCall, Operand, Spare
+from tilewright.ir.graph import LibraryCall, Operand, Spare, bind
 from tilewright.ir.sizes.host import Number, number
 from tilewright.plan.data import Call
 from tilewright.runtime.cpu.pool import running
@@ -279,7 +279,7 @@ def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
     """The fastest callable that does the same."""
     if isinstance(function, torch._ops.OpOverload):
         return function._op  # the wrapper only forwards to it
-    return function
+    return bind(function)
 
 
 class _Slot:

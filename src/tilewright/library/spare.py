@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from .graph import LibraryCall, Op, Operand, Spare, Value
+from tilewright.ir.graph import LibraryCall, Op, Operand, Spare, Value
 
 Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
 
@@ -16,14 +16,14 @@ Evaluate = Callable[[Op, Sequence[object]], Sequence[object]]
 def bound(call: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
     """The call with frozen operands in their places, on those that are left."""
     if not frozen:
-        return replace(call, specialise=None)
+        return replace(call, task=None)
     count = 1 + max(a.index for a in (*call.args, *(v for _, v in call.kwargs)) if isinstance(a, Operand))
     left = {k: Operand(n) for n, k in enumerate(k for k in range(count) if k not in frozen)}
     put = lambda a: (left.get(a.index) or frozen[a.index]) if isinstance(a, Operand) else a  # noqa: E731
     kwargs = tuple((name, put(a)) for name, a in call.kwargs)
     lies, seen = (tuple(s for k, s in enumerate(of) if k not in frozen) for of in (call.lies, call.seen))
     args = tuple(map(put, call.args))
-    return replace(call, args=args, kwargs=kwargs, lies=lies, seen=seen, specialise=None)
+    return replace(call, args=args, kwargs=kwargs, lies=lies, seen=seen, task=None)
 
 
 def offered(faster: LibraryCall, captured: LibraryCall, frozen: Mapping[int, object]) -> LibraryCall:
