@@ -80,6 +80,7 @@ DEFINITIONS: Mapping[str, str] = {
     "emit.cpp.expr.EXACT_PRIMES": "the primes of exact arithmetic",
     "emit.triton.statements.LARGEST": "Triton's largest block",
     "form.lane_softmax.LARGEST": "the largest float32",
+    "ir.text.graph.FORMAT": "the number of a file format",
     "interp.exact.TRACELESS": "follows from 53 bits of a float64",
     "interp.modular.P0": "a prime of exact arithmetic",
     "interp.modular.COFACTORS": "follow from the primes of exact arithmetic",
