@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from tests.attention.cores import HALVES, LOUD, Guarded, deciding, free
-from tests.attention.run import Tensors, built, wrong
+from tests.support.attention_cores import HALVES, LOUD, Guarded, deciding, free
+from tests.support.fp64_rule import Tensors, built, wrong
 from torch import nn
 
 from benchmarks.attention.workloads import WORKLOADS, Sizes

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import click
 import torch
-from tests.schedule.corpus import CASES, Case
+from tests.support.corpus import CASES, Case
 from torch import Tensor
 
 import tilewright

@@ -6,37 +6,14 @@ Every check is a function from sources to a list of violations, so that it is te
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "src" / "tilewright"
+from tests.support.layers import LAYERS, ROOT, Sources, imports, parsed, read_package
 
-# Rooms, lowest layer first. A file imports rooms of lower layers, and rooms of its own layer without a cycle.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "options", "tuning", "allocate", "arrays"),
-    ("ir",),
-    ("interp", "accuracy"),
-    ("capture",),
-    ("analysis", "target"),
-    ("tilegraph",),
-    ("rewrite",),
-    ("library",),
-    ("partition",),
-    ("form",),
-    ("lower",),
-    ("schedule",),
-    ("emit",),
-    ("plan",),
-    ("runtime", "_build"),
-    ("pipeline",),
-    ("measure", "peak_memory", "api", "files", "bisection", "cli"),
-    ("__init__",),
-)
 LAYER = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 
 MAX_FILE = 500
@@ -120,50 +97,8 @@ DEFINITIONS: Mapping[str, str] = {
 BANNED_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"})
 BANNED_CALLS = frozenset({"hasattr", "eval", "torch.load", "torch.save"})
 
-Sources = Mapping[str, str]
-"""Module name inside the package (`ir.expr`, `ir.__init__`, `errors`) to its text."""
-
-
-@functools.cache
-def parsed(text: str, name: str) -> ast.Module:
-    """The syntax of a source, which every check reads."""
-    return ast.parse(text, name)
-
-
-def read_package() -> dict[str, str]:
-    """All Python files of the package."""
-    files = sorted(ROOT.rglob("*.py"))
-    return {".".join(f.relative_to(ROOT).with_suffix("").parts): f.read_text(encoding="utf-8") for f in files}
-
 
 # --- arrows ------------------------------------------------------------
-
-
-def imports(name: str, text: str, modules: frozenset[str]) -> Iterator[tuple[str, int]]:
-    """Modules of the package that `name` imports anywhere, also inside functions, each with its line."""
-
-    def resolve(dotted: str) -> str:
-        if dotted in modules:
-            return dotted
-        return f"{dotted}.__init__" if dotted else "__init__"
-
-    for node in ast.walk(parsed(text, name)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.split(".")[0] == "tilewright":
-                    yield resolve(alias.name.removeprefix("tilewright").lstrip(".")), node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                folder = name.split(".")[: -node.level]
-                base = ".".join(["tilewright", *folder, *([base] if base else [])])
-            if base.split(".")[0] != "tilewright":
-                continue
-            inside = base.removeprefix("tilewright").lstrip(".")
-            for alias in node.names:
-                child = f"{inside}.{alias.name}".lstrip(".")
-                known = child in modules or f"{child}.__init__" in modules
-                yield resolve(child if known else inside), node.lineno
 
 
 def wrong_arrows(sources: Sources) -> list[str]:

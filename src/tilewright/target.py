@@ -268,7 +268,7 @@ def _cpu(name: str, vector_bytes: int, registers: int, flags: tuple[str, ...], *
         launch_seconds=0.2e-6,
         alone_seconds=20e-6,
         handover_seconds=0.12e-6,
-        dot_chain=32,  # as far as a library's own blocks and lanes round; tests/emit/test_cpp_dot.py measures it
+        dot_chain=32,  # as far as a library's own blocks and lanes round; tests/emit/cpp/test_dot.py measures it
         loop_rows=4,  # gains of 4 and more: benchmarks/results/cpu/loop_rows.json; fewer would share weights less
         parting_seconds=15e-6,  # measured: voice activity and a layer, by steps and joined
         compiler_flags=flags,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.one_kernel import one_kernel
+from tests.support.triton_harness import Job, interpret
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import tilewright
-from tests.emit.triton_harness import Job, interpret
-from tests.schedule.run import one_kernel
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.capture.environment import shape_env, traced_sizes
 from tilewright.capture.fx import from_fx

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.schedule.corpus import Case
-from tests.schedule.run import capture
+from tests.support.corpus import Case
+from tests.support.one_kernel import capture
 
 from tilewright.errors import UnsupportedError
 from tilewright.interp.algebra import Array

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.corpus import CASES, Case
+from tests.support.library_calls import captured, fast, products
+from tests.support.one_kernel import capture
 from torch import nn
 
-from tests.partition.calls import captured, fast, products
-from tests.schedule.corpus import CASES, Case
-from tests.schedule.run import capture
 from tilewright.errors import InputError
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32

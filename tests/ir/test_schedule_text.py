@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
+from tests.support.corpus import CASES, Case
+from tests.support.one_kernel import capture, one_kernel
 
-from tests.schedule.corpus import CASES, Case
-from tests.schedule.run import capture, one_kernel
 from tilewright.ir.dtype import bool_
 from tilewright.ir.expr import Axis, Symbol, call, const, integer, symbol, walk
 from tilewright.ir.schedule import (

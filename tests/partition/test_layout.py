@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tests.partition.calls import captured, fast
+from tests.support.library_calls import captured, fast
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -12,8 +12,8 @@ from benchmarks.attention.workloads import WORKLOADS, Sizes
 from torch import Tensor, nn
 
 import tilewright
-from tests.attention.cores import free
-from tests.schedule.corpus import CASES, Case
+from tests.support.attention_cores import free
+from tests.support.corpus import CASES, Case
 
 Dims = Mapping[str, Mapping[int, str]] | None
 MODELS = ("bert-base", "llama", "resnet-50", "convnext-t", "mobilenet-v2", "swin-t")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.schedule.corpus import Case
-from tests.schedule.run import capture
+from tests.support.corpus import Case
+from tests.support.one_kernel import capture
 
 from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.graph import Graph, Op, Value

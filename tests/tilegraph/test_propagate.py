@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.schedule.corpus import CASES
-from tests.schedule.run import capture
+from tests.support.corpus import CASES
+from tests.support.one_kernel import capture
 from tests.tilegraph.covers import Covered, case, result
 
 from tilewright.errors import UnsupportedError, VerifyError

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from tests.partition.calls import captured, fast
-from tests.schedule.corpus import CASES
-from tests.schedule.run import capture
+from tests.support.corpus import CASES
+from tests.support.library_calls import captured, fast
+from tests.support.one_kernel import capture
 from tests.tilegraph.covers import case, covered, reported, result, scheduled
 from torch import Tensor, nn
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from tests.support.captured_op import library_calls, same
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
@@ -15,8 +16,6 @@ from tilewright.capture.aten import decompositions
 from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
-
-from .harness import library_calls, same
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.support.captured_op import agree, capture, library_calls
 from torch import Tensor
-
-from tests.capture.aten.harness import agree, capture, library_calls
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "remainder": lambda x: torch.remainder(-7, x),

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.support.captured_op import library_calls, same, trace
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tilewright.capture.fx import from_fx
 from tilewright.errors import UnsupportedError
 from tilewright.interp import run_graph
-
-from .harness import library_calls, same, trace
 
 pytest.importorskip("expecttest")  # torch's own test tools import it
 

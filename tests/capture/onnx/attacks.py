@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
-from tests.capture.onnx.models import body, ints, model, node, value
+from tests.support.onnx_models import body, ints, model, node, value
 
 SECRET = b"\xde\xad\xbe\xef"
 """What lies outside the model's folder: no result may hold it, and no such file is opened."""

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from tests.capture.onnx.models import body, ints, model, node, value
+from tests.support.onnx_models import body, ints, model, node, value
 
 from tilewright.capture.onnx import bind_inputs, load
 from tilewright.errors import InputError, ModelError, UnsupportedError

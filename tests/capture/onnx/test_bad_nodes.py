@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import NodeProto, TensorProto
-from tests.capture.onnx.models import body, ints, model, node, value
+from tests.support.onnx_models import body, ints, model, node, value
 
 import tilewright
 from tilewright.errors import TilewrightError

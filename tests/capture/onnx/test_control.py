@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
-from tests.capture.onnx.models import body, ints, model, node, value
+from tests.support.onnx_models import body, ints, model, node, value
 from torch.export import Dim
 
 from tilewright.capture.onnx import control, load

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.capture.onnx.models import ints, model, node, value
+from tests.support.onnx_models import ints, model, node, value
 
 from tilewright.capture.onnx import load
 

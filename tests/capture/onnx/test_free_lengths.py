@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.capture.onnx.models import model, node, value
+from tests.support.onnx_models import model, node, value
 
 import tilewright
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.capture.onnx.models import model, node, value
+from tests.support.onnx_models import model, node, value
 
 from tilewright.capture.onnx import load
 

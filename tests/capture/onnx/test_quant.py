@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from tests.capture.onnx.models import model, node, value
+from tests.support.onnx_models import model, node, value
 
 from tilewright.capture.onnx import load
 from tilewright.errors import ModelError, UnsupportedError

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import torch
 from onnx import defs, helper
-from tests.capture.onnx.models import model, node, value
+from tests.support.onnx_models import model, node, value
 
 from tilewright.capture.onnx import load
 from tilewright.capture.onnx.control import BUILDERS

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto
-from tests.capture.onnx.models import ints, model, node, value
+from tests.support.onnx_models import ints, model, node, value
 from torch.export import Dim
 
 from tilewright.capture.onnx import OnnxModule, load

@@ -8,47 +8,15 @@ import pytest
 import torch
 from benchmarks.onnx_suite.cases import cases, plain
 from benchmarks.onnx_suite.judge import differs
-from onnx import TensorProto, helper
+from onnx import helper
 from tests.capture.onnx import suite
-from tests.capture.onnx.models import body, ints, model, node, value
+from tests.support.onnx_models import model, node, pipeline, value
 from torch.export import Dim
 
 from tilewright.arrays import as_arrays
 from tilewright.capture.onnx import OnnxModule, Split, load, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
-
-
-def pipeline() -> onnx.ModelProto:
-    """relu(x w), a branch on its sum, then a reshape by sizes of x, a second branch, and an independent tail."""
-    then = body([node("Mul", ["h", "two"], ["t"])], [], ["t"])
-    other = body([node("Neg", ["h"], ["e"])], [], ["e"])
-    last = body([node("Identity", ["f"], ["t2"])], [], ["t2"])
-    half = body([node("Div", ["f", "two"], ["e2"])], [], ["e2"])
-    nodes = [
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Relu", ["m"], ["h"]),
-        node("Shape", ["x"], ["s"], start=0, end=1),
-        node("Concat", ["s", "shape"], ["target"], axis=0),
-        node("ReduceSum", ["h"], ["sum"], keepdims=0),
-        node("Greater", ["sum", "limit"], ["c"]),
-        node("If", ["c"], ["b"], name="first", then_branch=then, else_branch=other),
-        node("Reshape", ["b", "target"], ["r"]),
-        node("Softmax", ["r"], ["f"], axis=-1),
-        node("ReduceMax", ["f"], ["top"], keepdims=0),
-        node("Greater", ["top", "half"], ["c2"]),
-        node("If", ["c2"], ["y"], name="second", then_branch=last, else_branch=half),
-        node("Exp", ["x"], ["z"]),
-    ]
-    constants = {
-        "w": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32),
-        "two": np.array(2.0, np.float32),
-        "half": np.array(0.5, np.float32),
-        "limit": np.array(5.0, np.float32),
-        "shape": ints(2, 3),
-    }
-    outputs = ["y", "z", value("target", None, TensorProto.INT64)]
-    return model(nodes, [value("x", ["n", 4])], outputs, constants)
 
 
 def check(module: OnnxModule, cut: Split, *inputs: torch.Tensor) -> None:

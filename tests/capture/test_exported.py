@@ -1,0 +1,62 @@
+"""An exported program runs at every size that its author has allowed, those too that a trace takes for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from tests.support.fp64_rule import wrong
+from torch import Tensor
+from torch.export import Dim
+
+import tilewright
+from tilewright.errors import InputError
+
+
+class Module(torch.nn.Module):
+    def __init__(self, run: Callable[..., object]) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args: Tensor) -> object:
+        return self.run(*args)
+
+
+def compiled(
+    run: Callable[..., object], given: Sequence[Tensor], dims: Sequence[object]
+) -> Callable[..., object]:
+    program = torch.export.export(Module(run), tuple(given), dynamic_shapes=(tuple(dims),), strict=False)
+    return tilewright.compile(program, options={"contractions": "inside", "measure": False})
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with the sums of its columns; queries stand at the end."""
+    far = torch.arange(q.shape[1])[:, None] + (k.shape[1] - q.shape[1]) - torch.arange(k.shape[1])
+    p = torch.softmax((q @ k.transpose(-1, -2)).masked_fill(far < 0, -torch.inf), -1)
+    return p @ v, p.sum(1)
+
+
+BATCH, QUERIES, KEYS = Dim("batch", min=1, max=64), Dim("queries", min=1), Dim("keys", min=1)
+
+
+def test_one_of_everything() -> None:
+    def draw(b: int, s: int, t: int) -> tuple[Tensor, ...]:
+        return torch.randn(b, s, 16), torch.randn(b, t, 16), torch.randn(b, t, 24)
+
+    ready = compiled(causal, draw(2, 9, 13), [{0: BATCH, 1: QUERIES}, *[{0: BATCH, 1: KEYS}] * 2])
+    draws = [draw(*sizes) for sizes in ((2, 9, 13), (1, 1, 1), (1, 2, 17), (3, 1, 130))]
+    found = wrong(causal, ready, draws)
+    assert not found, found
+    with pytest.raises(InputError, match=r"a size is 65, outside its range 1 \.\. 64"):
+        ready(*draw(65, 1, 1))
+
+
+def test_none_at_all() -> None:
+    def norm(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x / (x.square().sum(-1, keepdim=True) + 1), x.sum(0)
+
+    ready = compiled(norm, (torch.randn(4, 6),), [{0: Dim("rows")}])
+    for rows in (0, 1, 5):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(ready(x), norm(x))

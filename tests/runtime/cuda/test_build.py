@@ -1,0 +1,216 @@
+"""Triton sources become machine code without a GPU: workers, the store, facts, refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runtime.cuda.triton_sources import product, scaled
+
+from tilewright.errors import BuildError, KernelRefused
+from tilewright.lower.variants import Variant
+from tilewright.runtime.cuda import triton_compat, workers
+from tilewright.runtime.cuda.binary import resources
+from tilewright.runtime.cuda.build import Built, build_kernels, job_of
+from tilewright.runtime.cuda.job import Facts, Job
+from tilewright.runtime.stats import STATS
+from tilewright.runtime.store.cache import Store
+from tilewright.target import preset
+
+pytestmark = pytest.mark.skipif(triton_compat.version() is None, reason="Triton is not installed")
+HOPPER = preset("sm_90")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "kernels")
+
+
+def only(store: Store, source: object, target: str = "sm_90") -> Built:
+    (built,) = build_kernels([source], preset(target), store)  # type: ignore[list-item]
+    return built
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
+def test_cubin(store: Store, name: str) -> None:
+    built = only(store, scaled(Variant(True, False)), name)
+    assert built.code.startswith(b"\x7fELF") and f".target sm_{name[3:]}" in built.assembly
+    assert built.facts.entry == "k0" and built.facts.threads == 128 and built.facts.hidden >= 0
+    assert built.facts.registers in range(8, 64) and built.facts.spills == 0
+    assert ".v4." in built.assembly
+
+
+def test_hsaco(store: Store) -> None:
+    built = only(store, scaled(), "gfx942")
+    assert built.code.startswith(b"\x7fELF") and "gfx942" in built.assembly
+    assert built.facts.threads == 256 and built.facts.registers and built.facts.spills == 0
+
+
+def test_facts_decide_the_width_of_accesses(store: Store) -> None:
+    aligned, generic, wide = build_kernels(
+        [scaled(v) for v in (Variant(True, False), Variant(False, False), Variant(False, True))],
+        HOPPER,
+        store,
+    )
+    assert "ld.global.v4" in aligned.assembly and "ld.global.v" not in generic.assembly
+    assert ".param .u32" in generic.assembly and ".param .u32" not in wide.assembly
+
+
+def test_the_store_keeps_what_was_built(store: Store) -> None:
+    STATS.reset()
+    first = build_kernels([scaled(), scaled(), product(64)], HOPPER, store)
+    assert STATS.triton == 2 and STATS.cache_hits == 0 and first[0].folder == first[1].folder
+    again = build_kernels([scaled(), product(64)], HOPPER, store)
+    assert STATS.triton == 2 and STATS.cache_hits == 2
+    assert [b.folder for b in again] == [first[0].folder, first[2].folder]
+    for other in (replace(scaled(), warps=8), replace(scaled(), text=scaled().text + "# other\n")):
+        assert only(store, other).folder != first[0].folder
+    assert only(store, scaled(), "sm_80").folder != first[0].folder
+    (first[0].folder / "kernel.bin").write_bytes(b"broken")
+    assert only(store, scaled()).code.startswith(b"\x7fELF")
+
+
+def test_shared_memory_above_the_limit_is_refused(store: Store) -> None:
+    fits = only(store, product(128))
+    assert 64 << 10 < fits.facts.shared <= 227 << 10
+    with pytest.raises(BuildError, match=rf"needs {fits.facts.shared} bytes of shared memory, gfx0 has 1000"):
+        levels = tuple(replace(x, capacity=1000) if x.name == "shared memory" else x for x in HOPPER.levels)
+        build_kernels([product(128)], replace(HOPPER, name="gfx0", levels=levels), store)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("undefined_name", "undefined_name is not defined"),
+        ("tl.arange(0, 1000)", "power of 2"),
+        ("(", "SyntaxError"),
+    ],
+)
+def test_what_triton_says_is_in_the_error(store: Store, change: str, words: str) -> None:
+    bad = replace(scaled(), text=scaled().text + f"    {change}\n")
+    with pytest.raises(BuildError, match=words):
+        build_kernels([bad, scaled()], HOPPER, store)
+    STATS.reset()
+    assert only(store, scaled()) and STATS.triton == 0, "the good one was built beside the bad one"
+
+
+def test_all_kernels_that_are_refused_are_named(store: Store) -> None:
+    bad = [replace(scaled(), text=scaled().text + f"    no_such_{n}\n") for n in range(2)]
+    with pytest.raises(KernelRefused, match="no_such_0") as caught:
+        build_kernels([bad[0], scaled(), bad[1], bad[0]], HOPPER, store)
+    assert caught.value.kernels == (0, 2, 3)
+
+
+def test_a_worker_that_dies_is_replaced(store: Store) -> None:
+    deadly = replace(scaled(), text="import os\nos._exit(3)\n" + scaled().text)
+    with pytest.raises(BuildError, match="died"):
+        only(store, deadly)
+    assert only(store, scaled())
+
+
+def test_what_kills_the_packing_pass_is_built_without(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    lines = (
+        "import os",
+        "from triton._C.libtriton import llvm",
+        "llvm.optimize_module.__name__ == 'optimize_module' and os._exit(3)",
+    )
+    fragile = replace(scaled(), text="\n".join((*lines, scaled().text)))
+    STATS.reset()
+    built = only(store, fragile)
+    assert built.facts.spills == 0 and STATS.triton == 1
+    assert f"kernel {fragile.entry}, which is built again" in caplog.text
+    assert only(store, fragile).folder == built.folder and STATS.cache_hits == 1
+
+
+def test_a_kernel_that_a_pass_refuses_is_built_without(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = (
+        "from triton._C.libtriton import passes",
+        "if passes.ttgpuir.add_optimize_thread_locality.__name__ != '<lambda>':",
+        "    raise RuntimeError('PassManager::run failed')",
+    )
+    fragile = replace(scaled(), text="\n".join((*lines, scaled().text)))
+    assert only(store, fragile).facts.spills == 0
+    assert f"Triton failed over kernel {fragile.entry}, which is built again" in caplog.text
+
+
+def test_a_worker_that_hangs_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "BUILD_LIMITS", replace(workers.BUILD_LIMITS, max_triton_seconds=0.2))
+    with pytest.raises(BuildError, match="took over"):
+        only(store, replace(scaled(), text="import time\ntime.sleep(60)\n" + scaled().text))
+
+
+def test_settings_of_triton_do_not_reach_workers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    own = workers.Workers(1)
+    try:
+        (answer,) = own.submit([job_of(scaled(entry="k7"), HOPPER).to_json()])
+        assert "error" not in json.loads(answer.result()) and own.processes == 1
+    finally:
+        own.shutdown()
+    assert own.processes == 0 and not own._folder.exists()
+
+
+def test_a_process_ends_with_its_workers(tmp_path: Path) -> None:
+    text = (
+        "from tests.runtime.cuda.triton_sources import scaled\n"
+        "from tilewright.runtime.cuda.build import *\nfrom tilewright.target import preset\n"
+        "import sys\n"
+        f"build_kernels([scaled()], preset('sm_90'), Store(__import__('pathlib').Path({str(tmp_path / 'k')!r})))\n"
+        "print(workers()._all[0]._process.pid, 'triton' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    pid, imported = done.stdout.split()
+    assert imported == "False" and not Path(f"/proc/{pid}").exists()
+
+
+def test_jobs_from_a_file(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.write_text(f"{job_of(scaled(), HOPPER).to_json()}\n\nnot json\n")
+    command = [sys.executable, "-m", "tilewright._build", str(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    good, bad = map(json.loads, done.stdout.splitlines())
+    assert set(good) == {"job", "code", "text", "facts"} and "not JSON" in bad["error"]
+
+
+def test_jobs_and_facts_are_checked() -> None:
+    job = job_of(scaled(), HOPPER)
+    assert Job.from_json(job.to_json()) == job
+    for text in ("[]", "{}", '{"text": 1}', json.dumps({**json.loads(job.to_json()), "entry": "a/b"})):
+        with pytest.raises(BuildError):
+            Job.from_json(text)
+    with pytest.raises(BuildError):
+        Facts.from_json('{"shared": 1}')
+
+
+def test_without_triton(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_compat, "version", lambda: None)
+    with pytest.raises(BuildError, match="not installed"):
+        build_kernels([scaled()], HOPPER, store)
+
+
+@pytest.mark.parametrize("junk", [b"", b"\x7fELF", b"\x7fELF" + bytes(80), bytes(range(256)) * 4])
+def test_resources_of_junk(junk: bytes) -> None:
+    assert resources(junk, "k0") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("order", "sizes", "mixed"),
+    [("0, 1", "256x16x", True), ("1, 0", "256x16x", False), ("2, 0, 1", "4x8x16x", False)],
+)
+def test_sums_of_threads_that_would_mix_rows_are_told(order: str, sizes: str, mixed: bool) -> None:
+    text = (
+        "#blocked = #ttg.blocked<{sizePerThread = [1, 1, 1], order = [2, 0, 1]}>\n"
+        f"#blocked1 = #ttg.blocked<{{sizePerThread = [1, 1], threadsPerWarp = [32, 1], order = [{order}]}}>\n"
+        f"  %3 = tt.reshape %2 allow_reorder efficient_layout : tensor<{sizes}f32, #blocked1> -> tensor<4xf32, #b>"
+    )
+    assert triton_compat.mixes_rows(text) is mixed
+    assert not triton_compat.mixes_rows(text.replace(" allow_reorder efficient_layout", ""))

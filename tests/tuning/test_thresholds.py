@@ -1,0 +1,84 @@
+"""Numbers that somebody chose: tables and records agree, and what does not is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.errors import InputError
+from tilewright.tuning import thresholds
+from tilewright.tuning.load import FILES, read_record
+
+FOLDER = Path(thresholds.__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """A record."""
+
+    max_rows: int
+    min_gain_ratio: float
+    lengths_elements: tuple[int, ...]
+
+
+def entry(value: object, **other: object) -> dict[str, object]:
+    return {"value": value, "unit": "rows", "why": "More are slower.", "source": "estimate"} | other
+
+
+TABLES: Mapping[str, Any] = {
+    "cpu.json": {"some": {"max_rows": entry(4)}},
+    "common.json": {"some": {"min_gain_ratio": entry(1.5), "lengths_elements": entry([4, 8])}},
+}
+
+
+def test_a_record_is_read_from_several_tables() -> None:
+    assert read_record(Some, "some", TABLES) == Some(4, 1.5, (4, 8))
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "wrong", "why"),
+    [
+        ("cpu.json", "max_rows", entry(4.0), "is no int"),
+        ("cpu.json", "max_rows", entry(True), "is no int"),
+        ("cpu.json", "max_rows", entry(4, unit="furlongs"), "has the unit"),
+        ("cpu.json", "max_rows", entry(4, why=""), "does not say why"),
+        ("cpu.json", "max_rows", entry(4, source=""), "does not say why"),
+        ("cpu.json", "max_rows", entry(4, since=1), "needs"),
+        ("cpu.json", "max_rows", 4, "needs"),
+        ("cpu.json", "min_gain_ratio", entry(1.5), "in two tables"),
+        ("cpu.json", "more", entry(1), "lacks or has too much"),
+        ("common.json", "min_gain_ratio", entry(float("nan")), "is no float"),
+        ("common.json", "lengths_elements", entry([4, 0.5]), "is no tuple"),
+    ],
+)
+def test_what_does_not_agree_is_refused(file: str, field: str, wrong: object, why: str) -> None:
+    tables = deepcopy(dict(TABLES))
+    tables[file]["some"][field] = wrong
+    with pytest.raises(InputError, match=re.escape(why)):
+        read_record(Some, "some", tables)
+
+
+def test_a_field_without_an_entry_is_refused() -> None:
+    with pytest.raises(InputError, match="max_rows"):
+        read_record(Some, "some", {"common.json": TABLES["common.json"]})
+
+
+def test_every_table_is_read() -> None:
+    records = {name.lower() for name in vars(thresholds) if name.isupper()}
+    tables = [json.loads((FOLDER / file).read_text(encoding="utf-8")) for file in FILES]
+    assert {name for table in tables for name in table} == records
+    assert len(records) > 20
+
+
+def test_sources_are_files_of_results() -> None:
+    root = Path(__file__).parents[2]
+    tables = [json.loads((FOLDER / file).read_text(encoding="utf-8")) for file in FILES]
+    sources = {e["source"] for table in tables for record in table.values() for e in record.values()}
+    assert all(s == "estimate" or (root / s).is_file() for s in sources)
