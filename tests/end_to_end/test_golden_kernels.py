@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.absent_gpu import Device, compiled
+from tests.support.absent_gpu import compiled
+from tests.support.corpus import Case
+from tests.support.triton_corpus import entry
 from torch import Tensor
 
 from tilewright.emit.cpp.unit import emit_unit
 from tilewright.emit.triton.kernel import emit_triton
+from tilewright.ir.program import TileProgram
 from tilewright.lower.variants import variants
 from tilewright.target import preset
 
@@ -112,13 +116,8 @@ KERNELS: dict[str, Making] = {
         lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False),
         (floats(1, 4, 16, 16),),
     ),
-    "dropout": (lambda x: F.dropout(x, 0.1, True), (floats(64, 256),)),
     "quantise": (quantised, (ROWS, floats(64, 1))),
     "dequantise": (lambda x, s: x.to(torch.float16) * s, (floats(64, 256, dtype=torch.int8), halves(64, 1))),
-    "matmul_epilogue": (
-        lambda x, w, b: F.gelu(x @ w + b, approximate="tanh"), (halves(128, 256), halves(256, 128), halves(128))
-    ),
-    "matmul_fp32": (lambda x, w: torch.relu(x @ w), (floats(128, 64), floats(64, 128))),
     "matmul_skinny": (lambda x, w: x @ w + 1, (halves(1, 512), halves(512, 256))),
     "attention": (attention, HEADS),
     "attention_causal": (causal, HEADS),
@@ -130,28 +129,54 @@ KERNELS: dict[str, Making] = {
 }  # fmt: skip
 
 
-def made_for(machine: str, function: Function, inputs: Sequence[Tensor]) -> Device:
+# What a library would do, as one kernel all the same.
+PRODUCTS: dict[str, Making] = {
+    "matmul_epilogue": (
+        lambda x, w, b: F.gelu(x @ w + b, approximate="tanh"),
+        (halves(128, 256), halves(256, 128), halves(128)),
+    ),
+    "matmul_fp32": (lambda x, w: torch.relu(x @ w), (floats(128, 64), floats(64, 128))),
+}
+
+
+@dataclass(frozen=True)
+class Given(Case):
+    """A case of inputs that are at hand."""
+
+    tensors: tuple[Tensor, ...] = ()
+
+    def inputs(self, scale: int = 1, seed: int = 0) -> list[Tensor]:
+        return list(self.tensors)
+
+
+def programs_for(machine: str, name: str) -> tuple[list[TileProgram], tuple[str, ...]]:
+    """The tile programs of a function on a machine, and its sizes."""
+    if name in PRODUCTS:
+        function, inputs = PRODUCTS[name]
+        made = entry(Given(name, function, (), (), (), inputs), False, machine)  # type: ignore[arg-type]
+        return [made.scheduled.program], made.symbols
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compiled(function, inputs, machine=machine)
+        device = compiled(*KERNELS[name], machine=machine)
+    return [k.program for k in device.kernels], device.symbols
 
 
-def text_of(function: Function, inputs: Sequence[Tensor]) -> str:
+def text_of(name: str) -> str:
     """All that is decided and printed of a function: programs and sources for a GPU, sources for a CPU."""
     parts: list[str] = []
-    gpu, cpu = made_for(GPU.name, function, inputs), made_for(CPU.name, function, inputs)
-    for n, k in enumerate(gpu.kernels):
-        source = emit_triton(k.program, gpu.symbols, GPU, variants(k.program)[0], f"k{n}")
+    programs, symbols = programs_for(GPU.name, name)
+    for n, program in enumerate(programs):
+        source = emit_triton(program, symbols, GPU, variants(program)[0], f"k{n}")
         parts += [
             f"=== {GPU.name}, tile program {n}",
-            k.program.show(),
+            program.show(),
             f"=== {GPU.name}, Triton {n}",
             source.text,
         ]
-    source = emit_unit([k.program for k in cpu.kernels], cpu.symbols, CPU)
-    return "\n".join((*parts, f"=== {CPU.name}, C++", source.text))
+    programs, symbols = programs_for(CPU.name, name)
+    return "\n".join((*parts, f"=== {CPU.name}, C++", emit_unit(programs, symbols, CPU).text))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *PRODUCTS])
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"kernels/{name}", text_of(*KERNELS[name]))
+    golden(f"kernels/{name}", text_of(name))
