@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from tilewright.errors import InputError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-R = TypeVar("R", bound="DataclassInstance")
+class Record(Protocol):
+    """A dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+R = TypeVar("R", bound=Record)
 
 FILES = ("cpu.json", "gpu.json", "common.json")
 UNITS = frozenset(
