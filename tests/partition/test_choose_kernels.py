@@ -253,7 +253,7 @@ def test_many_results_along_the_same_dims_are_stored_together() -> None:
 
 @pytest.mark.parametrize("run", [attention, with_columns, twice])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
+def test_chosen_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
     graph = graph_of(run, dynamic)
     prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
     mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)

@@ -47,7 +47,7 @@ class Group:
     places: tuple[int, ...]
     price: float
     why: str = ""
-    settled: bool = False
+    chosen: bool = False
     tried: set[Group] = field(default_factory=set["Group"])
 
 
@@ -69,7 +69,7 @@ def chosen_kernels(parts: Parts) -> list[Group]:
     for n, op in enumerate(parts.graph.ops):
         if op.kernel >= 0:
             members.setdefault(op.kernel, []).append(n)
-    return [Group(tuple(p), 0.0, "chosen with its region", settled=True) for p in members.values()]
+    return [Group(tuple(p), 0.0, "chosen with its region", chosen=True) for p in members.values()]
 
 
 class Merging:
@@ -135,8 +135,8 @@ class Merging:
         """Merge two groups if that saves at least a share `saved` of their time."""
         if (
             a is b
-            or a.settled
-            or b.settled
+            or a.chosen
+            or b.chosen
             or a in b.tried
             or len(a.places) + len(b.places) > PARTITION.max_kernel_ops
         ):

@@ -40,18 +40,18 @@ from .solver import Solver
 
 
 def with_windows(graph: Graph, solver: Solver) -> Graph:
-    """The graph with windows for the kernels that are settled in it and skip whole tiles with them, where finding
+    """The graph with windows for the kernels that are chosen in it and skip whole tiles with them, where finding
     them is cheap beside the kernel at the sizes of the `solver`. Equal masks share windows. Values behind masks are
     trusted to be finite: where the options do not, the graph stays as it is."""
     if solver.options.trim == "exact" or not any(op.kernel >= 0 for op in graph.ops):
         return graph
     made = _Windows(graph, solver)
-    settled: dict[int, list[Op]] = {}
+    chosen: dict[int, list[Op]] = {}
     for op in graph.ops:
         if op.kernel >= 0:
-            settled.setdefault(op.kernel, []).append(op)
+            chosen.setdefault(op.kernel, []).append(op)
     changed: dict[Op, Op] = {}
-    for ops in settled.values():
+    for ops in chosen.values():
         changed |= made.trimmed(ops)
     if not changed:
         return graph
@@ -121,7 +121,7 @@ class _Windows:
         """The kernels of a list; the fold over whole rows in parts, if that is modelled as faster."""
         if made.sees is None:
             return made.kernels
-        return [*self.settled(made.kernels[0]), *made.kernels[1:]]
+        return [*self.in_fastest_parts(made.kernels[0]), *made.kernels[1:]]
 
     def listed(self, m: Mask, cut: Cut, with_rows: bool) -> BlockList | None:
         """The list of a mask, the same one for equal masks."""
@@ -148,7 +148,7 @@ class _Windows:
                 pair = self.search(m)
                 fresh.append((m, pair))
             changed[m.op] = _bounded(m, pair[0].output, pair[1].output)
-        kernels = [(m, pair, self.settled(pair)) for m, pair in fresh]
+        kernels = [(m, pair, self.in_fastest_parts(pair)) for m, pair in fresh]
         if not self.pays(kernel, [ops for *_, both in kernels for ops in both], changed, _by_data):
             return {}
         for m, pair, both in kernels:
@@ -156,7 +156,7 @@ class _Windows:
             self.before.setdefault(m.op, []).extend(self.numbered(both))
         return changed
 
-    def settled(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
+    def in_fastest_parts(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
         best, least = [ops], self.seconds(ops)
         halves = [
