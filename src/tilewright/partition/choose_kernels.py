@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.online.find_cascades import Cascade, cascades
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
-from tilewright.ir.kernel import Kernel, Note
+from tilewright.ir.kernel import Kernel, Note, Price
 from tilewright.options import Contractions
 from tilewright.rewrite.split.cascade_parts import split_cascade
+from tilewright.rewrite.split.policy import part_counts
 from tilewright.tuning.search_limits import CASCADE_PARTS, COMPARISON, TRIAL
 from tilewright.tuning.thresholds import PARTITION
 
-from .candidates import Candidates, Choice, Price, candidates, choices, cut_at
+from .candidates import Candidates, Choice, candidates, choices, cut_at
 from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
 from .provenance import fill_sites, marks
 from .regions import Region, find_regions
@@ -268,12 +269,9 @@ def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
     found = _longest(region, prices.hints)
     if found is None or prices.hints.estimate(found.rows) >= PARTITION.max_rows_per_core_in_parts * cores:
         return
-    for parts in CASCADE_PARTS.of_few_rows:
-        made = (
-            split_cascade(region, found, parts)
-            if parts * PARTITION.min_cascade_part_elements <= prices.hints.estimate(found.extent)
-            else None
-        )
+    extent = prices.hints.estimate(found.extent)
+    for parts in part_counts(CASCADE_PARTS.of_few_rows, extent, PARTITION.min_cascade_part_elements):
+        made = split_cascade(region, found, parts)
         choice = cut_at(*made, prices.kernel) if made is not None else None
         if made is not None and choice is not None:
             yield _Way(made[0], parts, choice)

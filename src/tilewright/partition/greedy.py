@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, Op, Value, symbols_in
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.graph import Graph, Op, Value, symbols_in
+from tilewright.ir.kernel import Price
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import GROUPS
 from tilewright.tuning.thresholds import PARTITION
@@ -26,8 +26,6 @@ from tilewright.tuning.thresholds import PARTITION
 from .equal_groups import Likeness
 from .kernel_ops import Parts
 from .topological_order import Order, Standing
-
-Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
 from tilewright.rewrite.data_masks.find import Mask, masks
+from tilewright.rewrite.split.policy import fastest
 from tilewright.rewrite.split.reduction import split_reduction
 from tilewright.tuning.thresholds import MASKS
 
@@ -158,17 +159,14 @@ class _Windows:
 
     def in_fastest_parts(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
-        best, least = [ops], self.seconds(ops)
         halves = [
             split_reduction(op, self.fresh + k, self.solver.target, self.solver.hints)
             for k, op in enumerate(ops)
         ]
-        for parts, merges in (zip(*both, strict=True) for both in zip(*halves, strict=True)):
-            both = self.seconds(parts) + self.seconds(merges)
-            if both < least:
-                best, least = [parts, merges], both
         self.fresh += len(ops)
-        return best
+        pairs = [list(zip(*both, strict=True)) for both in zip(*halves, strict=True)]
+        ways = ((pair, sum(map(self.seconds, pair))) for pair in pairs)
+        return fastest(ways, self.seconds(ops)) or [ops]
 
     def numbered(self, kernels: Sequence[tuple[Op, ...]]) -> list[Op]:
         """Ops as kernels of their own."""

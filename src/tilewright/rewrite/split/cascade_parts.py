@@ -43,6 +43,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import normalise
 
+from .cut import Cut
+
 
 def split_cascade(
     region: Graph, cascade: Cascade, parts: int, even: int = 1
@@ -78,12 +80,9 @@ class _Parts:
         self.borders = _borders(region, cascade)
         self.region, self.cascade = _rounded(region, self.borders), cascade
         region = self.region
-        count = dims.integer(parts)
-        length = dims.mul(dims.ceildiv(cascade.extent, dims.integer(parts * even)), dims.integer(even))
-        self.p, self.q = Axis("p", count), Axis("q", length)
-        self.place = dims.add(dims.mul(axis(self.p), self.q.extent), axis(self.q))
-        whole = dims.equal(dims.mul(count, self.q.extent), cascade.extent)
-        self.inside = None if whole else call("lt", self.place, cascade.extent)
+        cut = Cut.into(Axis("j", cascade.extent), parts, even)
+        assert cut.part is not None and cut.element is not None
+        self.p, self.q, self.place, self.inside = cut.part, cut.element, cut.place, cut.inside
         self.made: dict[Value, Value] = {}
         self.states: dict[Value, Value] = {}
         self.left: dict[Value, Value] = {}
