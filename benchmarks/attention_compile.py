@@ -29,7 +29,8 @@ from benchmarks.record import Facts, Json
 from tilewright.capture.aten.decompose import decompositions
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
-from tilewright.pipeline import compiler, place
+from tilewright.pipeline import compiler
+from tilewright.pipeline.backends import cpu, cuda
 from tilewright.pipeline.place import Place
 from tilewright.pipeline.trace import Recorder, Trace
 from tilewright.runtime.cpu.toolchain import host_target
@@ -81,19 +82,19 @@ def compiled(graph: fx.GraphModule, target: str) -> Trace:
             super().__init__()
             recorders.append(self)
 
-        def __call__(self, name: str, phase: Callable[[], T]) -> T:
+        def __call__(self, name: str, phase: Callable[[], T], *shown: Callable[[T], object]) -> T:
             if name in BUILDING and target != CPU:
                 raise _Reached
-            return super().__call__(name, phase)
+            return super().__call__(name, phase, *shown)
 
     options = Options.make({"measure": False, "cache": False})
     with (
         mock.patch.object(compiler, "Recorder", Noted),
         mock.patch.object(compiler, "place_of", lambda *_: here),
-        mock.patch.object(place, "host_target", lambda: machine),
-        mock.patch.object(place, "gpu_target", lambda ordinal: machine),
-        mock.patch.object(place, "missing", lambda where: ""),
-        mock.patch.object(place, "singles_may_round", lambda: False),
+        mock.patch.object(cpu, "host_target", lambda: machine),
+        mock.patch.object(cuda, "gpu_target", lambda ordinal: machine),
+        mock.patch.object(cuda, "missing", lambda where: ""),
+        mock.patch.object(cuda, "singles_may_round", lambda: False),
     ):
         try:
             compiler.compile_fx(graph, options, trusted=True)

@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks import record
 from benchmarks.record import Facts
 from tilewright import measure
-from tilewright.pipeline import loops
+from tilewright.pipeline.backends import cpu
 
 Arrays = dict[str, np.ndarray]
 Case = tuple[onnx.ModelProto, Arrays]
@@ -223,7 +223,7 @@ def run(case: Case, threads: int, seconds: float, *, shared: bool = False) -> Fa
             "tilewright": lambda: model(**tensors), "onnxruntime": lambda: session.run(None, arrays)
         }  # fmt: skip
         if shared:
-            with mock.patch.object(loops, "parts_for", lambda *_: 1):
+            with mock.patch.object(cpu, "parts_for", lambda *_: 1):
                 stepwise = tilewright.compile(path)
                 stepwise(**tensors)
             calls["steps shared"] = lambda: stepwise(**tensors)

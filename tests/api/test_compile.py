@@ -245,7 +245,7 @@ def test_a_program_that_is_no_single_graph() -> None:
         torch._dynamo.graph_break()
         return x
 
-    with pytest.raises(UnsupportedError, match=r"no single graph.*test_door\.py:\d+"):
+    with pytest.raises(UnsupportedError, match=r"no single graph.*test_compile\.py:\d+"):
         tilewright.compile(program)(torch.ones(2))
 
 
@@ -266,7 +266,7 @@ def test_wrong_targets_and_arguments() -> None:
 
 def test_inputs_that_an_op_refuses() -> None:
     compiled = tilewright.compile(lambda a, b: a @ b)
-    with pytest.raises(InputError, match=r"same reduction dim.*test_door\.py:\d+"):
+    with pytest.raises(InputError, match=r"same reduction dim.*test_compile\.py:\d+"):
         compiled(torch.ones(3, 3), torch.ones(4, 4))
     with pytest.raises(InputError, match="unsupported operand"):
         compiled(torch.ones(3, 3), None)

@@ -67,8 +67,8 @@ def test_meaning_is_exact(name: str, style: str) -> None:
     assert agree(graph, made, inputs, wanted)
 
 
-def repairs(s: Stmt) -> list[Stmt] | None:
-    """An update that forgets to repair its old state."""
+def rescales(s: Stmt) -> list[Stmt] | None:
+    """An update that forgets to rescale its old state."""
     if not isinstance(s, Update) or len(s.vars) != 1 or s.values[0].op != "add":
         return None
     own, (old, element) = value_of(s.vars[0]), s.values[0].args
@@ -80,7 +80,7 @@ def test_a_dropped_repair_shows(name: str) -> None:
     graph, made, _ = scheduled(name, "one by one")
     inputs = data(CASES[name][0], graph, EXACT)
     wanted: list[object] = [*run_graph(graph, inputs, EXACT)]
-    bodies = list(mutants(made.program.body, repairs))
+    bodies = list(mutants(made.program.body, rescales))
     assert bodies
     for body in bodies:
         assert not agree(graph, replace(made, program=replace(made.program, body=body)), inputs, wanted)

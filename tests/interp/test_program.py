@@ -99,7 +99,7 @@ def test_online_softmax(tile: int, m: int):
     assert np.allclose(y.reshape(3, m), softmax(x), rtol=1e-5)
 
 
-def test_a_dropped_rescale_differs_exactly():
+def test_a_dropped_rescaling_differs_exactly():
     x = exact_random((2, 9), 1)
     sizes = {"n": 2, "m": 9}
     results = [run_program(online_softmax(t), [x, None], sizes, EXACT)[1] for t in (1, 4, 16)]

@@ -9,12 +9,12 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import const
 from tilewright.ir.graph import Graph, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.ops import pointwise as p
 from tilewright.ir.sizes import dims
 from tilewright.options import Options
 from tilewright.partition.cover import partition
-from tilewright.partition.greedy import Afar, Price
+from tilewright.partition.greedy import Afar
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
 

@@ -113,7 +113,7 @@ def test_a_product_that_all_layers_read_is_no_region() -> None:
 def test_pairs_of_stores_and_cuts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(with_columns)
     freely = candidates(graph, work, 1, NO_HINTS)
-    monkeypatch.setattr(mapping, "MOST_TRIED", freely.tried - 1)
+    monkeypatch.setattr(mapping, "CANDIDATES", replace(CANDIDATES, max_tried_pairs=freely.tried - 1))
     bounded = candidates(graph, work, 1, NO_HINTS)
     assert 0 < bounded.tried < freely.tried
     assert choices(graph, bounded.kept, 1)
@@ -215,7 +215,7 @@ def test_refused_kernels_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) 
             raise IllegalSchedule("no form", law="none")
         return work(kernel)
 
-    monkeypatch.setattr(mapping, "MOST_PRICED", 4)
+    monkeypatch.setattr(mapping, "CANDIDATES", replace(CANDIDATES, max_priced_kernels=4))
     few = candidates(graph, price, 1, NO_HINTS, guess=lambda kernel: 1.0 if is_legal(kernel) else 0.1)
     (again,) = choices(graph, few.kept)
     assert again.seconds == best.seconds
@@ -253,7 +253,7 @@ def test_many_results_along_the_same_dims_are_stored_together() -> None:
 
 @pytest.mark.parametrize("run", [attention, with_columns, twice])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_settled_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
+def test_chosen_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
     graph = graph_of(run, dynamic)
     prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
     mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)

@@ -175,7 +175,7 @@ def test_prices_end_and_what_is_left_stays_apart(monkeypatch: pytest.MonkeyPatch
     graph = graph_of(chain(40))
     price = Solver(host_target(), Options()).price
     usual = [s for s in partition(graph, price, NO_HINTS).steps if isinstance(s, Kernel)]
-    monkeypatch.setattr(greedy, "MOST_PRICES", 60)
+    monkeypatch.setattr(greedy, "GROUPS", replace(greedy.GROUPS, max_priced_kernels=60))
     cover = partition(graph, price, NO_HINTS)
     steps = [s for s in cover.steps if isinstance(s, Kernel)]
     assert len(usual) < len(steps) < len(graph.ops)

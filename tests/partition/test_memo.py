@@ -97,16 +97,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["modelled", "inside"])
-def test_a_known_region_is_settled_without_prices(mode: Contractions) -> None:
+def test_a_known_region_is_chosen_without_prices(mode: Contractions) -> None:
     graph, memory = capture(Case("attention", attention, ((2, 64, 8),) * 3), False), Remembered()
     solver = Solver(host_target(), Options())
     library = 0.0 if mode == "modelled" else 1.0
 
-    def settled(prices: Prices) -> ChosenRegions:
+    def decided(prices: Prices) -> ChosenRegions:
         return choose_kernels(graph, prices, lambda region: (region, ()), mode, 1, memory)
 
-    first = settled(Prices(NO_HINTS, solver.price, lambda _: library, lambda _: 0.0))
-    again = settled(Prices(NO_HINTS, never, never, never))
+    first = decided(Prices(NO_HINTS, solver.price, lambda _: library, lambda _: 0.0))
+    again = decided(Prices(NO_HINTS, never, never, never))
     assert again.graph.digest() == first.graph.digest()
     assert [op.kernel for op in again.graph.ops] == [op.kernel for op in first.graph.ops]
     assert [(r.seconds, r.library, r.notes) for r in again.regions] == [

@@ -44,7 +44,7 @@ class Clock:
         return [1.0 if k == self.fastest else 2.0 for k in range(len(covers))]
 
 
-def settled(prices: Prices, memory: Remembered | None = None) -> ChosenRegions:
+def decided(prices: Prices, memory: Remembered | None = None) -> ChosenRegions:
     return choose_kernels(graph_of(with_columns), prices, lambda region: (region, ()), "inside", 1, memory)
 
 
@@ -55,11 +55,11 @@ def kernels(mapped: ChosenRegions) -> list[list[str]]:
 def test_the_fastest_by_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
-    by_model = kernels(settled(PRICES))
+    by_model = kernels(decided(PRICES))
     chosen: list[list[list[str]]] = []
     for place in range(TRIAL.max_timed_covers):
         clock = Clock(place)
-        made = settled(replace(PRICES, timed=clock))
+        made = decided(replace(PRICES, timed=clock))
         (covers,) = clock.asked
         assert len(covers) == TRIAL.max_timed_covers and made.regions[0].notes[0].startswith("measured: ")
         chosen.append(kernels(made))
@@ -77,8 +77,8 @@ def test_what_was_measured_is_not_measured_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     memory, clock = Remembered(), Clock(1)
-    first = settled(replace(PRICES, timed=clock), memory)
-    again = settled(replace(PRICES, timed=clock), memory)
+    first = decided(replace(PRICES, timed=clock), memory)
+    again = decided(replace(PRICES, timed=clock), memory)
     assert len(clock.asked) == 1 and kernels(first) == kernels(again)
     assert first.regions[0].notes == again.regions[0].notes
 
@@ -87,13 +87,13 @@ def test_short_long_or_clear_ones_are_not_measured(monkeypatch: pytest.MonkeyPat
     clock = Clock(0)
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=1.0))
-    settled(replace(PRICES, timed=clock))
+    decided(replace(PRICES, timed=clock))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, min_seconds_to_time=1e30))
-    settled(replace(PRICES, timed=clock))
+    decided(replace(PRICES, timed=clock))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, min_seconds_to_time=0.0))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=0.0))
-    settled(replace(PRICES, timed=clock))
+    decided(replace(PRICES, timed=clock))
     assert not clock.asked
 
 
@@ -104,7 +104,7 @@ def test_covers_run_where_there_is_a_device(
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_modelled_slowdown_ratio=4.0))
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     clock = Clock(0)
-    settled(replace(PRICES, timed=clock))
+    decided(replace(PRICES, timed=clock))
     options, target = Options(), host_target()
     covers = Decisions(target, Store(tmp_path), options, {})
     trial = Trial(Builder(in_silence, BACKENDS[device], Solver(target, options), covers), device)

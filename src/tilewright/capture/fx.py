@@ -435,7 +435,7 @@ class _Importer:
             graph,
             layouts=self.layouts,
             writes=tuple(self.writes),
-            returned=tuple(forms),
+            returned=(*forms, *[None] * (len(outputs) - len(forms))) if forms else (),
             placed=tuple(self.placed.items()),
         )
 

@@ -47,7 +47,7 @@ def make_form(
     form = compose(kernel, layouts, round_halves, coarse)
     check_repeated([r for i in form.items for r in i.roots], form.sizes)
     for _ in range(4):
-        form = _settle(form)
+        form = _join_and_refine(form)
         fitted = _clone_misfits(form, clones)
         if fitted is form:
             break
@@ -58,7 +58,7 @@ def make_form(
     return _merge(drop_dead(_shared_folds(form)))
 
 
-def _settle(form: Form) -> Form:
+def _join_and_refine(form: Form) -> Form:
     for _ in range(24):
         joined = _join(form)
         refined = _refine(joined)

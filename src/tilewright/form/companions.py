@@ -10,7 +10,7 @@ from functools import lru_cache
 from tilewright.analysis.online.cascade import Link
 from tilewright.analysis.online.law import Law, Refusal, State, derive
 from tilewright.analysis.online.running import Upstream
-from tilewright.analysis.online.terms import Gauge
+from tilewright.analysis.online.terms import RunningStatistic
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, const, make, slot, substitute, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.reduction import Reduction
@@ -20,11 +20,11 @@ from tilewright.ir.sizes import dims
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A fold that runs beside the folds it reads: its law, the fold behind each gauge, the fold that holds each
-    state, and the fold that counts elements, where a running mean is a gauge."""
+    """A fold that runs beside the folds it reads: its law, the fold behind each statistic, the fold that holds each
+    state, and the fold that counts elements, where a running mean is a statistic."""
 
     law: Law
-    gauges: tuple[int, ...]
+    statistics: tuple[int, ...]
     states: tuple[int, ...]
     count: int | None = None
 
@@ -41,7 +41,7 @@ class Merge:
 def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> Merge | None:
     """How `fold` runs beside the folds `upstream` over the same class, if it can with what is among `folds`."""
     law = law_of(fold, upstream)
-    if isinstance(law, Refusal) or law.hazard or not law.direct or not law.gauges:
+    if isinstance(law, Refusal) or law.hazard or not law.direct or not law.statistics:
         return None
     number = {leaf_of(u): u.id for u in upstream}
     states = [fold.id]
@@ -50,11 +50,11 @@ def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> M
         if found is None:
             return None
         states.append(found)
-    count = _counter(fold, folds) if any(g.centred for g in law.gauges) else None
-    if count is None and any(g.centred for g in law.gauges):
+    count = _counter(fold, folds) if any(g.centred for g in law.statistics) else None
+    if count is None and any(g.centred for g in law.statistics):
         return None
     whole = None if count is None else _number(fold)
-    return Merge(law, tuple(number[g.leaf] for g in law.gauges), tuple(states), count, whole)
+    return Merge(law, tuple(number[g.leaf] for g in law.statistics), tuple(states), count, whole)
 
 
 def _number(fold: Item) -> Expr:
@@ -75,19 +75,23 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
         link = Link(leaf_of(i), i.reduction)
         upstream = [inside[d] for d in folds_read(i.body) if d in inside]
         merge = follow(i, upstream, inside) if upstream else None
-        if merge is not None and all(_closed(g) for g in merge.law.gauges):
-            gauges, states = (tuple(place[f] for f in group) for group in (merge.gauges, merge.states))
+        if merge is not None and all(_closed(g) for g in merge.law.statistics):
+            statistics, states = (
+                tuple(place[f] for f in group) for group in (merge.statistics, merge.states)
+            )
             count = None if merge.count is None else place[merge.count]
-            link = replace(link, law=merge.law, gauges=gauges, states=states, count=count, whole=merge.whole)
+            link = replace(
+                link, law=merge.law, statistics=statistics, states=states, count=count, whole=merge.whole
+            )
         elif upstream:
             return None
         made.append(link)
     return tuple(made)
 
 
-def _closed(gauge: Gauge) -> bool:
-    """Whether a gauge's value follows from its state alone."""
-    rest = substitute(gauge.through, {gauge.leaf: const(0.0, gauge.leaf.dtype)})
+def _closed(statistic: RunningStatistic) -> bool:
+    """Whether a statistic's value follows from its state alone."""
+    rest = substitute(statistic.through, {statistic.leaf: const(0.0, statistic.leaf.dtype)})
     return not any(x.op in ("read", "value", "axis") for x in walk(rest))
 
 
@@ -139,11 +143,11 @@ def _holder(
 
 
 def _named(state: State, law: Law) -> dict[object, Fraction]:
-    """A state as terms over what the gauges read, instead of their numbers."""
+    """A state as terms over what the statistics read, instead of their numbers."""
     named: dict[object, Fraction] = {}
     for m, q in state.terms:
-        powers = frozenset((law.gauges[g].through, k) for g, k in m.powers)
-        rates = frozenset((law.gauges[g].through, base, k) for (g, base), k in m.rates)
+        powers = frozenset((law.statistics[g].through, k) for g, k in m.powers)
+        rates = frozenset((law.statistics[g].through, base, k) for (g, base), k in m.rates)
         named[m.data, powers, rates] = q
     return named
 
@@ -199,7 +203,7 @@ def refusals(form: Form, schedule: Schedule) -> tuple[Late, ...]:
         if not upstream or all(schedule.plan(c).role is not Role.STREAMED for c in fold.reduce):
             continue
         law = law_of(fold, upstream)
-        why = (law.law, law.reason) if isinstance(law, Refusal) else ("safe gauge", law.hazard)
+        why = (law.law, law.reason) if isinstance(law, Refusal) else ("safe statistic", law.hazard)
         others = tuple(dict.fromkeys(u.source for u in upstream if u.source >= 0))
         if why[1] and fold.source >= 0:
             found[Late(fold.source, others, f"no {why[0]}: {why[1]}")] = None
@@ -214,7 +218,7 @@ def _rewrite(items: list[Item], number: int) -> None:
     law = law_of(fold, upstream)
     if not upstream or isinstance(law, Refusal) or law.hazard:
         return
-    if any(g.centred for g in law.gauges) and _counter(fold, _folds(items)) is None:
+    if any(g.centred for g in law.statistics) and _counter(fold, _folds(items)) is None:
         _append(items, fold, State(law.states[0].reduction, const(1.0, fold.body[0].dtype), ()))
     if not law.direct:
         body = _as_beside(law.states[0].body, fold, items)

@@ -6,8 +6,8 @@ pairs of the parts are merged:
 
     mean and spread   s = sum(x), d = sum((x - s/n)^2)
                       (n, s/n, d) of a row = merge of those of its parts                  (Chan, Golub, LeVeque 1979)
-    maximum and sum   m = max(x), d = sum(f(x, m)), where the online law has a repair of d
-                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p repaired from m_p to m
+    maximum and sum   m = max(x), d = sum(f(x, m)), where the online law has a rescaling of d
+                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p rescaled from m_p to m
 
 Both hold in real arithmetic; in floats the first is more exact than what it replaces.
 """

@@ -222,7 +222,7 @@ class Precondition:
 class Op:
     """`expr` (a tensor expression whose operand k is `inputs[k]`) or `call` (a library call): exactly one is given.
     `binds` are the symbols that a call returns as host scalars, after its tensors. `absorbed` are the origins of ops
-    that a call does besides its own. Ops of equal `kernel` (if not -1) are settled to become one kernel, of nothing
+    that a call does besides its own. Ops of equal `kernel` (if not -1) are chosen to become one kernel, of nothing
     else."""
 
     name: str = field(metadata=TOLD)

@@ -27,6 +27,10 @@ class Kernel:
         return tuple(dict.fromkeys(v for op in self.ops for v in op.inputs if v not in made))
 
 
+Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+"""Modelled seconds of a kernel whose values lie so. Raises IllegalSchedule where it has no legal form."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryStep:
     """Run `op.call` on `op.inputs`; it makes `op.outputs`, with the strides that the call states.

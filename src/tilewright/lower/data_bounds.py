@@ -23,7 +23,7 @@ from tilewright.ir.reduction import maximum, minimum
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
-from .rescale import Repair
+from .rescale import Rescale
 
 
 def explain_unbounded_loops(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -64,7 +64,7 @@ def bounds_loop(mask: Expr, c: Axis) -> bool:
     return all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks)
 
 
-class Ended(Repair):
+class Ended(Rescale):
     """Lowering that finds ends of loops in memory."""
 
     def ends(self) -> Ends:

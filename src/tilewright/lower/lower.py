@@ -272,9 +272,9 @@ class _Lowering(Listed):
         self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges, outermost: bool
     ) -> None:
         """One loop over `c` that advances the states of `targets` and stores `outs`."""
-        repaired = any(t.id in merged and t.id in self.contractions for t in targets)
+        rescaled = any(t.id in merged and t.id in self.contractions for t in targets)
         plain = not any(t.id in merged or t.id in self.contractions for t in targets)
-        levels = not repaired if outermost else plain
+        levels = not rescaled if outermost else plain
         lengths = block_lengths(c, targets, self.schedule, nested=plain) if levels else ()
         if outermost:
             for t in targets:

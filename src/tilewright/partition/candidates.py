@@ -22,8 +22,8 @@ from tilewright.analysis.dependence.properties import NO_CLASS, classes_of, para
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.kernel import Kernel, Price
 from tilewright.tuning.search_limits import CANDIDATES
 from tilewright.tuning.text_limits import TEXTS
 from tilewright.tuning.thresholds import REGION_STORES
@@ -31,7 +31,6 @@ from tilewright.tuning.thresholds import REGION_STORES
 from .regions import is_product, makes_as_much
 
 T = TypeVar("T")
-Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.online.find_cascades import Cascade, cascades
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Value
-from tilewright.ir.kernel import Kernel, Note
+from tilewright.ir.kernel import Kernel, Note, Price
 from tilewright.options import Contractions
 from tilewright.rewrite.split.cascade_parts import split_cascade
+from tilewright.rewrite.split.policy import part_counts
 from tilewright.tuning.search_limits import CASCADE_PARTS, COMPARISON, TRIAL
 from tilewright.tuning.thresholds import PARTITION
 
-from .candidates import Candidates, Choice, Price, candidates, choices, cut_at
+from .candidates import Candidates, Choice, candidates, choices, cut_at
 from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
 from .provenance import fill_sites, marks
 from .regions import Region, find_regions
@@ -55,7 +56,7 @@ class ChosenRegion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenRegions:
-    """A graph whose settled ops carry the number of their kernel, with the decisions behind it."""
+    """A graph whose chosen ops carry the number of their kernel, with the decisions behind it."""
 
     graph: Graph
     regions: tuple[ChosenRegion, ...] = ()
@@ -116,7 +117,7 @@ def choose_kernels(
         return ChosenRegions(graph)
     always = mode == "inside"
     known: dict[str, ChosenRegion] = {}
-    settled: list[ChosenRegion] = []
+    chosen: list[ChosenRegion] = []
     splicer = _Splicer(graph)
     for region in find_regions(graph, prices.hints, anywhere=always, short=short):
         alone = region.graph(graph)
@@ -125,17 +126,17 @@ def choose_kernels(
             whole = None if always else prices.routine(alone)
             found = None if whole else _recalled(alone, key, rearrange, memory, prices.hints)
             captured = region.as_captured(graph)
-            settle = _each_apart if apart and whole is None else _settle
-            known[key] = found or settle(alone, captured, prices, rearrange, cores, always, whole)
+            choose = _each_apart if apart and whole is None else _choose
+            known[key] = found or choose(alone, captured, prices, rearrange, cores, always, whole)
             if memory is not None and found is None and whole is None:
                 memory.keep(key, _plain(known[key]))
         decided = known[key]
-        settled.append(decided)
+        chosen.append(decided)
         if decided.routine is not None:
             splicer.call(region, decided.routine)
         elif decided.kernels:
             splicer.replace(region, decided)
-    return ChosenRegions(splicer.graph() if splicer.made else graph, tuple(settled))
+    return ChosenRegions(splicer.graph() if splicer.made else graph, tuple(chosen))
 
 
 def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
@@ -144,7 +145,7 @@ def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
     return tuple(None if call is None else as_seen(call) for call in calls)
 
 
-def _settle(
+def _choose(
     region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
     whole: tuple[float, Graph] | None = None,
 ) -> ChosenRegion:  # fmt: skip
@@ -268,12 +269,9 @@ def _in_parts(region: Graph, prices: Prices, cores: int) -> Iterator[_Way]:
     found = _longest(region, prices.hints)
     if found is None or prices.hints.estimate(found.rows) >= PARTITION.max_rows_per_core_in_parts * cores:
         return
-    for parts in CASCADE_PARTS.of_few_rows:
-        made = (
-            split_cascade(region, found, parts)
-            if parts * PARTITION.min_cascade_part_elements <= prices.hints.estimate(found.extent)
-            else None
-        )
+    extent = prices.hints.estimate(found.extent)
+    for parts in part_counts(CASCADE_PARTS.of_few_rows, extent, PARTITION.min_cascade_part_elements):
+        made = split_cascade(region, found, parts)
         choice = cut_at(*made, prices.kernel) if made is not None else None
         if made is not None and choice is not None:
             yield _Way(made[0], parts, choice)
@@ -302,16 +300,16 @@ def _applied(rules: Sequence[str]) -> tuple[str, ...]:
     return tuple(name + (f" x{n}" if n > 1 else "") for name, n in Counter(rules).items())
 
 
-def _plain(settled: ChosenRegion) -> list[object]:
+def _plain(chosen: ChosenRegion) -> list[object]:
     """A decision as plain data."""
-    better = settled.rearranged or settled.region
+    better = chosen.rearranged or chosen.region
     place = {op: n for n, op in enumerate(better.ops)}
     result = {v: n for n, v in enumerate(_results(better))}
     kernels = [
         Grouping(tuple(place[op] for op in k.ops), tuple(result[v] for v in k.outputs))
-        for k in settled.kernels
+        for k in chosen.kernels
     ]
-    return [settled.seconds, settled.library, settled.parts, plain(kernels), list(settled.notes)]
+    return [chosen.seconds, chosen.library, chosen.parts, plain(kernels), list(chosen.notes)]
 
 
 def _recalled(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
-from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Step, ViewStep
+from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Price, Step, ViewStep
 
-from .greedy import Afar, Group, Merging, Price
+from .greedy import Afar, Group, Merging
 from .kernel_ops import Parts
 from .memo import Grouping, Memory, groupings_of, plain, task_of
 from .provenance import filler

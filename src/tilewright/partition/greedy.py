@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, Op, Value, symbols_in
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.graph import Graph, Op, Value, symbols_in
+from tilewright.ir.kernel import Price
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import GROUPS
 from tilewright.tuning.thresholds import PARTITION
@@ -26,8 +26,6 @@ from tilewright.tuning.thresholds import PARTITION
 from .equal_groups import Likeness
 from .kernel_ops import Parts
 from .topological_order import Order, Standing
-
-Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Group:
     places: tuple[int, ...]
     price: float
     why: str = ""
-    settled: bool = False
+    chosen: bool = False
     tried: set[Group] = field(default_factory=set["Group"])
 
 
@@ -69,7 +67,7 @@ def chosen_kernels(parts: Parts) -> list[Group]:
     for n, op in enumerate(parts.graph.ops):
         if op.kernel >= 0:
             members.setdefault(op.kernel, []).append(n)
-    return [Group(tuple(p), 0.0, "chosen with its region", settled=True) for p in members.values()]
+    return [Group(tuple(p), 0.0, "chosen with its region", chosen=True) for p in members.values()]
 
 
 class Merging:
@@ -135,8 +133,8 @@ class Merging:
         """Merge two groups if that saves at least a share `saved` of their time."""
         if (
             a is b
-            or a.settled
-            or b.settled
+            or a.chosen
+            or b.chosen
             or a in b.tried
             or len(a.places) + len(b.places) > PARTITION.max_kernel_ops
         ):

@@ -72,7 +72,7 @@ class _Finder:
             return False
         call = self.graph.origins[op.origin].call
         if call is None or call.reason == "convolution" or (call.reason == "attention" and not self.anywhere):
-            return False  # a library that fuses the whole region needs no rival
+            return False  # a library that fuses the whole region needs no other offer
         if self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce)) > REGIONS.max_sum_length:
             return False
         larger = max(_numel(v, self.hints) for v in op.inputs)

@@ -14,11 +14,11 @@ from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import cost
 from tilewright.ir.graph import Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.sizes import dims
 from tilewright.tuning.thresholds import PARTITION
 
-from .greedy import Group, Price
+from .greedy import Group
 from .kernel_ops import Parts
 from .recompute import is_cheap, size_bytes
 

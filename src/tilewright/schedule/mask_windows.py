@@ -33,6 +33,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
 from tilewright.rewrite.data_masks.find import Mask, masks
+from tilewright.rewrite.split.policy import fastest
 from tilewright.rewrite.split.reduction import split_reduction
 from tilewright.tuning.thresholds import MASKS
 
@@ -40,18 +41,18 @@ from .solver import Solver
 
 
 def with_windows(graph: Graph, solver: Solver) -> Graph:
-    """The graph with windows for the kernels that are settled in it and skip whole tiles with them, where finding
+    """The graph with windows for the kernels that are chosen in it and skip whole tiles with them, where finding
     them is cheap beside the kernel at the sizes of the `solver`. Equal masks share windows. Values behind masks are
     trusted to be finite: where the options do not, the graph stays as it is."""
     if solver.options.trim == "exact" or not any(op.kernel >= 0 for op in graph.ops):
         return graph
     made = _Windows(graph, solver)
-    settled: dict[int, list[Op]] = {}
+    chosen: dict[int, list[Op]] = {}
     for op in graph.ops:
         if op.kernel >= 0:
-            settled.setdefault(op.kernel, []).append(op)
+            chosen.setdefault(op.kernel, []).append(op)
     changed: dict[Op, Op] = {}
-    for ops in settled.values():
+    for ops in chosen.values():
         changed |= made.trimmed(ops)
     if not changed:
         return graph
@@ -121,7 +122,7 @@ class _Windows:
         """The kernels of a list; the fold over whole rows in parts, if that is modelled as faster."""
         if made.sees is None:
             return made.kernels
-        return [*self.settled(made.kernels[0]), *made.kernels[1:]]
+        return [*self.in_fastest_parts(made.kernels[0]), *made.kernels[1:]]
 
     def listed(self, m: Mask, cut: Cut, with_rows: bool) -> BlockList | None:
         """The list of a mask, the same one for equal masks."""
@@ -148,7 +149,7 @@ class _Windows:
                 pair = self.search(m)
                 fresh.append((m, pair))
             changed[m.op] = _bounded(m, pair[0].output, pair[1].output)
-        kernels = [(m, pair, self.settled(pair)) for m, pair in fresh]
+        kernels = [(m, pair, self.in_fastest_parts(pair)) for m, pair in fresh]
         if not self.pays(kernel, [ops for *_, both in kernels for ops in both], changed, _by_data):
             return {}
         for m, pair, both in kernels:
@@ -156,19 +157,16 @@ class _Windows:
             self.before.setdefault(m.op, []).extend(self.numbered(both))
         return changed
 
-    def settled(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
+    def in_fastest_parts(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
-        best, least = [ops], self.seconds(ops)
         halves = [
             split_reduction(op, self.fresh + k, self.solver.target, self.solver.hints)
             for k, op in enumerate(ops)
         ]
-        for parts, merges in (zip(*both, strict=True) for both in zip(*halves, strict=True)):
-            both = self.seconds(parts) + self.seconds(merges)
-            if both < least:
-                best, least = [parts, merges], both
         self.fresh += len(ops)
-        return best
+        pairs = [list(zip(*both, strict=True)) for both in zip(*halves, strict=True)]
+        ways = ((pair, sum(map(self.seconds, pair))) for pair in pairs)
+        return fastest(ways, self.seconds(ops)) or [ops]
 
     def numbered(self, kernels: Sequence[tuple[Op, ...]]) -> list[Op]:
         """Ops as kernels of their own."""

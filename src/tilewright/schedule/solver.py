@@ -79,7 +79,7 @@ class Solver:
         self.tuning = table(target.name) if tuning is None else tuning
         self.known: dict[str, _Solution | IllegalSchedule] = {}
         self.lowered: dict[str, _Lowered] = {}
-        self.cramped: dict[str, Solver] = {}
+        self.shrunk: dict[str, Solver] = {}
         """For kernels that did not get the shared memory that they wanted: who counts on less."""
 
     def at(self, hints: SizeHints) -> Solver:
@@ -107,8 +107,8 @@ class Solver:
     def solve(self, kernel: Kernel, layouts: Layouts) -> Scheduled:
         """Schedule and tile program of a kernel. Equal kernels get the same program object."""
         key = kernel_key(kernel, layouts)
-        if key in self.cramped:
-            return self.cramped[key].solve(kernel, layouts)
+        if key in self.shrunk:
+            return self.shrunk[key].solve(kernel, layouts)
         found = self._solution(kernel, layouts, key)
         made = self.lowered.get(key)
         if made is None:
@@ -130,18 +130,18 @@ class Solver:
             return ()
         return _notes(kernel, found.form, found.schedule)
 
-    def cramp(self, kernel: Kernel, layouts: Layouts, share: float) -> bool:
+    def shrink_shared_memory(self, kernel: Kernel, layouts: Layouts, share: float) -> bool:
         """From now on, solve this kernel as if a block had only this `share` of the shared memory that was counted on
         so far, or less, until it gets another schedule: it needs more than the estimate says. Whether there is one."""
         key = kernel_key(kernel, layouts)
-        target = self.cramped[key].target if key in self.cramped else self.target
+        target = self.shrunk[key].target if key in self.shrunk else self.target
         level = target.level(MemoryKind.SHARED)
         if level is None:
             return False
         before, capacity = _programs(self.solve(kernel, layouts)), int(level.capacity * share)
         while capacity >= SCHEDULES.min_shared_bytes:
             less = target.resized(capacities={MemoryKind.SHARED: capacity})
-            self.cramped[key] = Solver(less, self.options, self.tuning, self.hints)
+            self.shrunk[key] = Solver(less, self.options, self.tuning, self.hints)
             if _programs(self.solve(kernel, layouts)) != before:
                 return True
             capacity //= 2

@@ -1,4 +1,4 @@
-"""The online law: ranks and refusals of known programs, repairs proved on random instances by the exact oracle."""
+"""The online law: ranks and refusals of known programs, rescales proved on random instances by the exact oracle."""
 
 from __future__ import annotations
 
@@ -185,12 +185,12 @@ class Instance:
         return np.broadcast_to(made, (N,))
 
 
-def repaired(found: Law, state: int, on: Instance, wrong: bool = False) -> np.ndarray:
-    names = [make("var", (), f32, k) for k in range(found.rank + len(found.gauges))]
+def rescaled(found: Law, state: int, on: Instance, wrong: bool = False) -> np.ndarray:
+    names = [make("var", (), f32, k) for k in range(found.rank + len(found.statistics))]
     gaps = names[found.rank :]
-    e = found.repaired(state, names[: found.rank], gaps)
+    e = found.rescaled(state, names[: found.rank], gaps)
     slots = {n: on.at(s.body, False) for n, s in zip(names, found.states, strict=False)}
-    for n, g in zip(gaps, found.gauges, strict=True):
+    for n, g in zip(gaps, found.statistics, strict=True):
         ends = [on.at(g.through, moved) for moved in (False, True)]
         slots[n] = EXACT.apply("sub", ends[::-1] if wrong else ends, f32, f32)
     return np.broadcast_to(Evaluator(EXACT, slots=slots).value(e), (N,))
@@ -203,9 +203,9 @@ def test_repair_moves_every_element(name: str) -> None:
     for seed in (0, 100):
         on = Instance(seed)
         for k, state in enumerate(found.states):
-            assert equal(repaired(found, k, on), on.at(state.body, True))
-            if found.gauges and (state.rates or len(state.row) > 1):
-                assert not equal(repaired(found, k, on, wrong=True), on.at(state.body, True))
+            assert equal(rescaled(found, k, on), on.at(state.body, True))
+            if found.statistics and (state.rates or len(state.row) > 1):
+                assert not equal(rescaled(found, k, on, wrong=True), on.at(state.body, True))
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -238,7 +238,7 @@ def test_a_maximum_of_a_monotone_function(body: Expr, moved: bool) -> None:
     found = law(body, maximum(f32))
     up = UP if not moved else (Upstream(M, maximum(f32), (call("abs", C),)),)
     found = derive(maximum(f32), (body,), up, (J,))
-    assert isinstance(found, Law) and found.rank == 1 and not found.gauges
+    assert isinstance(found, Law) and found.rank == 1 and not found.statistics
     on = Instance(3)
     top = {"maximum": np.argmax, "minimum": np.argmin}[found.states[0].reduction.combiner or ""]
     data = on.at(found.states[0].body, True)
@@ -251,9 +251,9 @@ def test_a_maximum_of_a_monotone_function(body: Expr, moved: bool) -> None:
 
 def test_a_maximum_scaled_by_what_moves() -> None:
     found = law(mul(V, E), maximum(f32))
-    assert isinstance(found, Law) and found.rank == 1 and found.gauges
+    assert isinstance(found, Law) and found.rank == 1 and found.statistics
     on = Instance(5)
-    assert equal(repaired(found, 0, on), on.at(mul(V, E), True))
+    assert equal(rescaled(found, 0, on), on.at(mul(V, E), True))
 
 
 def at_floats(e: Expr, operands: list[np.ndarray], slots: Mapping[Expr, Any]) -> np.ndarray:
@@ -265,7 +265,7 @@ def at_floats(e: Expr, operands: list[np.ndarray], slots: Mapping[Expr, Any]) ->
 def test_quantifiers_are_extremes(reduction: Reduction, op: str) -> None:
     body = call(op, P, num(0.2))
     found = law(body, reduction)
-    assert isinstance(found, Law) and not found.gauges
+    assert isinstance(found, Law) and not found.statistics
     rng = np.random.default_rng(0)
     outcomes = set()
     for trial in range(40):

@@ -220,7 +220,7 @@ def test_a_mean_read_by_calls_of_several_results() -> None:
         torch.testing.assert_close(torch.as_tensor(y), e)
 
 
-def test_ops_of_a_settled_kernel_stay_as_they_are() -> None:
+def test_ops_of_a_chosen_kernel_stay_as_they_are() -> None:
     """A rounding between two of them would be in no kernel: it would wait for theirs, and theirs for it."""
 
     def f(x: Tensor) -> Tensor:
@@ -231,12 +231,12 @@ def test_ops_of_a_settled_kernel_stay_as_they_are() -> None:
     free = widen_moments(graph)
     last = [op for op in graph.ops if op.name == "sqrt"][-1]
     start = graph.ops.index(last) - 2
-    settled = graph.with_ops([replace(op, kernel=0) if k >= start else op for k, op in enumerate(graph.ops)])
-    held = [op for op in settled.ops if op.kernel == 0]
+    chosen = graph.with_ops([replace(op, kernel=0) if k >= start else op for k, op in enumerate(graph.ops)])
+    held = [op for op in chosen.ops if op.kernel == 0]
     assert len(held) == 4
-    assert [op for op in widen_moments(settled).ops if op.kernel == 0] == held
+    assert [op for op in widen_moments(chosen).ops if op.kernel == 0] == held
     assert sum(op.output.dtype is f64 for op in free.ops) > sum(
-        op.output.dtype is f64 for op in widen_moments(settled).ops
+        op.output.dtype is f64 for op in widen_moments(chosen).ops
     )
     moments = graph.with_ops([replace(op, kernel=0) for op in graph.ops])
     assert widen_moments(moments) is moments

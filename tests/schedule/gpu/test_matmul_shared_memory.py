@@ -85,7 +85,7 @@ def test_a_refused_kernel_gets_another(monkeypatch: pytest.MonkeyPatch, tmp_path
     first = solver.solve(found.kernel, made.cover.layouts)
     needed = shared(first, tmp_path / "a")
     assert needed > capacity()
-    solver.cramp(found.kernel, made.cover.layouts, capacity() / needed)
+    solver.shrink_shared_memory(found.kernel, made.cover.layouts, capacity() / needed)
     second = solver.solve(found.kernel, made.cover.layouts)
     assert second.program is not first.program
     assert shared(second, tmp_path / "b") <= capacity()

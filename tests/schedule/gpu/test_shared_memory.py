@@ -126,10 +126,10 @@ def test_a_kernel_that_needs_more_than_estimated_gets_another(monkeypatch: pytes
     made = compiled(joined, norms(256))
     (found,) = made.kernels
     assert right(found.program, preset("sm_90")) > most
-    cramped = Solver(absent_gpu.preset("sm_90"), Options())
-    assert cramped.cramp(found.kernel, made.cover.layouts, 0.9)
-    again = cramped.solve(found.kernel, made.cover.layouts)
+    shrunk = Solver(absent_gpu.preset("sm_90"), Options())
+    assert shrunk.shrink_shared_memory(found.kernel, made.cover.layouts, 0.9)
+    again = shrunk.solve(found.kernel, made.cover.layouts)
     assert right(again.program, preset("sm_90")) < right(found.program, preset("sm_90"))
     flat = compiled(lambda x: torch.tanh(x) + 1, [torch.randn(64, 512)])
     (alone,) = flat.kernels
-    assert not cramped.cramp(alone.kernel, flat.cover.layouts, 0.5)
+    assert not shrunk.shrink_shared_memory(alone.kernel, flat.cover.layouts, 0.5)

@@ -1,8 +1,8 @@
 """A whole cascade as one reduction over the states of parts: what a row cut in parts, a tree or two machines merge.
 
-The state of a part holds the state of each fold of the cascade, with gauges as the part saw them. Two parts merge by
-bringing the states of both to the gauges of both together, so that any split of the elements, in any bracketing, gives
-the same as one pass (the semidirect product of the online law).
+The state of a part holds the state of each fold of the cascade, with statistics as the part saw them. Two parts merge
+by bringing the states of both to the statistics of both together, so that any split of the elements, in any bracketing,
+gives the same as one pass (the semidirect product of the online law).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Link:
     leaf: Expr
     reduction: Reduction
     law: Law | None = None
-    gauges: tuple[int, ...] = ()
+    statistics: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
     count: int | None = None
     whole: Expr | None = None
 
 
 def cascade(links: Sequence[Link]) -> Reduction:
-    """The reduction whose elements are states of parts, one value per link (gauges first), as `part_body` makes
+    """The reduction whose elements are states of parts, one value per link (statistics first), as `part_body` makes
     them; its results are those of the links."""
     types = tuple(x.reduction.state[0] for x in links)
     a, b, e = (tuple(slot(side, k, t) for k, t in enumerate(types)) for side in "abe")
@@ -51,20 +51,20 @@ def cascade(links: Sequence[Link]) -> Reduction:
 
 
 def part_body(link: Link, links: Sequence[Link], body: Expr, own: Mapping[Expr, Expr]) -> Expr:
-    """What a part folds for `link`: its `body`, reading the part's `own` results (by leaf) as gauges."""
+    """What a part folds for `link`: its `body`, reading the part's `own` results (by leaf) as statistics."""
     if link.law is None:
         return body
     table = dict(own)
-    for g in link.law.gauges:
+    for g in link.law.statistics:
         count = None if link.count is None else own[links[link.count].leaf]
         table[g.leaf] = shown(g, own[g.leaf], count, link.whole)
     return substitute(body, table)
 
 
 def _brought(x: Link, law: Law, links: Sequence[Link], side: Sequence[Expr], joint: Sequence[Expr]) -> Expr:
-    """The state of `x` in a part, with the gauges of both parts."""
+    """The state of `x` in a part, with the statistics of both parts."""
     gaps: list[Expr] = []
-    for number, (g, k) in enumerate(zip(law.gauges, x.gauges, strict=True)):
+    for number, (g, k) in enumerate(zip(law.statistics, x.statistics, strict=True)):
         ends: list[Expr] = []
         for states in (side, joint):
             count = None if x.count is None else states[x.count]
@@ -72,14 +72,14 @@ def _brought(x: Link, law: Law, links: Sequence[Link], side: Sequence[Expr], joi
             seen = states[k] if raw else shown(g, states[k], count, x.whole)
             ends.append(substitute(g.through, {g.leaf: seen}))
         gaps.append(gap(g, side[k], ends[0], ends[1], law.falls(number)))
-    return law.repaired(0, [side[k] for k in x.states], gaps)
+    return law.rescaled(0, [side[k] for k in x.states], gaps)
 
 
 def _defined(x: Link, state: Expr, states: Sequence[Expr]) -> Expr:
     """The result of a complete state: as the program has it where an extreme has seen only its identity."""
     if x.law is None or not x.law.states[0].lost:
         return state
-    for g, k in zip(x.law.gauges, x.gauges, strict=True):
+    for g, k in zip(x.law.statistics, x.statistics, strict=True):
         if g.through is g.leaf:
             state = where(empty(g, states[k]), const(math.nan, state.dtype), state)
     return state

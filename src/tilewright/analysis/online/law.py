@@ -1,14 +1,14 @@
 """The online law: may a fold run beside a fold over the same axis that it reads, while that one still moves?
 
 A fold t = (x) over j of g(r, c_j) reads r = (+) over j of a(c_j). It may follow r while r moves if there are states
-T_1 .. T_m, folds of G_1 .. G_m, and a *repair* M with
+T_1 .. T_m, folds of G_1 .. G_m, and a *rescaling* M with
 
     G(s, c) = M(r, s) G(r, c)     for every element c,
 
 such that t follows from the T at the end. Then (r, T) is a monoid: parts of any split merge after each has been brought
 to the common r. For sums a finite m exists iff the g(r, .) span m dimensions; here that is decided on `terms`: with
 u = a - r a body sum K u^p exp(k u) has the closure under d/du as its basis, and M is exp(k d) times powers of
-d = r - s. What depends on complete results only leaves the fold (`finish`). For maxima the repair must be monotone.
+d = r - s. What depends on complete results only leaves the fold (`finish`). For maxima the rescaling must be monotone.
 
 The rank-1 case is softmax's (Milakov and Gimelshein 2018); the centred polynomials are those of Chan, Golub and
 LeVeque (1979).
@@ -27,8 +27,20 @@ from tilewright.ir.reduction import Reduction, any_, maximum, minimum
 from tilewright.ir.sizes import dims
 
 from .monotone import extreme_of, quantified
-from .running import Upstream, gauges_of, lost
-from .terms import Expansion, Gauge, Mixed, Mono, Poly, expression, number, ordered, plus, ratio, slope
+from .running import Upstream, lost, statistics_of
+from .terms import (
+    Expansion,
+    Mixed,
+    Mono,
+    Poly,
+    RunningStatistic,
+    expression,
+    number,
+    ordered,
+    plus,
+    ratio,
+    slope,
+)
 
 LOGS = frozenset({"log", "log2", "log10", "log1p"})
 UNSEEN = "elements may count that the running extreme does not see"
@@ -44,7 +56,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """factor * (product of gaps to `powers`) * state number `state`, a term of a repaired state."""
+    """factor * (product of gaps to `powers`) * state number `state`, a term of a rescaled state."""
 
     state: int
     factor: Fraction
@@ -53,10 +65,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """T = fold of `body` by `reduction`. Where each gauge moves by a gap d (old less new value), the repaired state is
-    exp(k d) (over `rates`) times the sum of `row`, plus `shift` times d.
+    """T = fold of `body` by `reduction`. Where each statistic moves by a gap d (old less new value), the rescaled state
+    is exp(k d) (over `rates`) times the sum of `row`, plus `shift` times d.
 
-    `lost`: it is NaN as long as the gauge has seen nothing but its identity."""
+    `lost`: it is NaN as long as the statistic has seen nothing but its identity."""
 
     reduction: Reduction
     body: Expr
@@ -70,10 +82,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How a fold follows its `gauges`: by `states`, of which `finish` (slots a0.. and complete results) makes the
+    """How a fold follows its `statistics`: by `states`, of which `finish` (slots a0.. and complete results) makes the
     result. `hazard` says why the states may overflow or cancel where the fold itself does not, if they may."""
 
-    gauges: tuple[Gauge, ...]
+    statistics: tuple[RunningStatistic, ...]
     states: tuple[State, ...]
     finish: Expr
     hazard: str = ""
@@ -88,14 +100,15 @@ class Law:
         """Whether the first state is the fold itself, so that nothing is left to do at the end."""
         return self.finish.op == "slot"
 
-    def falls(self, gauge: int) -> bool:
-        """Whether a gauge that comes from its identity takes a sum of rank 1 to zero by itself."""
-        made, rising = self.states[0], self.gauges[gauge].rising
+    def falls(self, statistic: int) -> bool:
+        """Whether a statistic that comes from its identity takes a sum of rank 1 to zero by itself."""
+        made, rising = self.states[0], self.statistics[statistic].rising
         alone = self.rank == 1 and made.reduction.combiner == "add"
-        return alone and all((k > 0) == rising for (g, _), k in made.rates if g == gauge)
+        return alone and all((k > 0) == rising for (g, _), k in made.rates if g == statistic)
 
-    def repaired(self, state: int, old: Sequence[Expr], gaps: Sequence[Expr]) -> Expr:
-        """State number `state` after the gauges moved by `gaps` (old value less new value), from all `old` states."""
+    def rescaled(self, state: int, old: Sequence[Expr], gaps: Sequence[Expr]) -> Expr:
+        """State number `state` after the statistics moved by `gaps` (old value less new value), from all `old`
+        states."""
         made = self.states[state]
         total: Expr | None = None
         for entry in made.row:
@@ -125,19 +138,19 @@ def derive(
     if combiner is None or len(body) != 1:
         return Refusal("homomorphism", f"{reduction.name} has a state of several values")
     leaves = [u.leaf for u in upstream]
-    gauges = gauges_of(body[0], upstream, over)
-    x = Expansion(over, leaves, gauges)
+    statistics = statistics_of(body[0], upstream, over)
+    x = Expansion(over, leaves, statistics)
     if not x.reads(body[0]):
         return _independent(x, reduction, body[0])
     try:
         if combiner == "add":
-            made = _Sums(x, gauges, reduction, body[0]).law()
+            made = _Sums(x, statistics, reduction, body[0]).law()
         elif combiner in ("maximum", "minimum"):
-            made = _extreme(x, gauges, reduction, body[0], upstream)
+            made = _extreme(x, statistics, reduction, body[0], upstream)
         elif combiner in ("or", "and"):
             made = _quantifier(x, combiner, body[0], upstream, over)
         else:
-            return Refusal("homomorphism", f"no repair of a {reduction.name} is known")
+            return Refusal("homomorphism", f"no rescaling of a {reduction.name} is known")
     except Mixed as mixed:
         return Refusal("finite rank", str(mixed.args[0]))
     return made
@@ -156,8 +169,10 @@ def _independent(x: Expansion, reduction: Reduction, body: Expr) -> Law:
 class _Sums:
     """Collects the basis of a sum."""
 
-    def __init__(self, x: Expansion, gauges: Sequence[Gauge], reduction: Reduction, body: Expr) -> None:
-        self.x, self.gauges, self.reduction, self.body = x, tuple(gauges), reduction, body
+    def __init__(
+        self, x: Expansion, statistics: Sequence[RunningStatistic], reduction: Reduction, body: Expr
+    ) -> None:
+        self.x, self.statistics, self.reduction, self.body = x, tuple(statistics), reduction, body
         self.dtype: DType = reduction.state[0]
         self.basis: list[Poly] = []
         self.rows: list[tuple[Entry, ...]] = []
@@ -177,12 +192,12 @@ class _Sums:
             for p in sorted(groups.values(), key=_degree, reverse=True):
                 heads.append((late, *self.add(p)))
         single = len(heads) == 1
-        bodies = [expression(p, self.gauges, self.dtype) for p in self.basis]
+        bodies = [expression(p, self.statistics, self.dtype) for p in self.basis]
         if single:
             bodies[0] = self.as_written(heads[0][0], self.basis[0]) or bodies[0]
         finish = self.finish(heads)
         states = tuple(self.state(k, b) for k, b in enumerate(bodies))
-        return Law(self.gauges, states, finish, self.hazard([late for late, _, _ in heads]))
+        return Law(self.statistics, states, finish, self.hazard([late for late, _, _ in heads]))
 
     def add(self, p: Poly) -> tuple[int, Fraction]:
         """The number of `p` in the basis, which grows by it and its derivatives, and its factor there."""
@@ -203,7 +218,7 @@ class _Sums:
                 index, factor = self.add(plus({}, moved, 1 / lead))
                 factor *= lead / prod(factorial(k) for _, k in powers)
             row.append(Entry(index, factor, powers))
-            for g in range(last, len(self.gauges)):
+            for g in range(last, len(self.statistics)):
                 steeper = slope(moved, g)
                 if steeper:
                     power = dict(powers)
@@ -216,7 +231,7 @@ class _Sums:
         p = self.basis[k]
         (rates,) = {m.rates for m in p}
         return State(
-            self.reduction, body, self.rows[k], tuple(sorted(rates)), (), lost(body, self.gauges), tuple(p.items()),
+            self.reduction, body, self.rows[k], tuple(sorted(rates)), (), lost(body, self.statistics), tuple(p.items()),
         )  # fmt: skip
 
     def as_written(self, late: frozenset[tuple[Expr, int]], p: Poly) -> Expr | None:
@@ -256,7 +271,7 @@ class _Sums:
         if self.x.unheld and (rest or common or len(self.basis) > 1):
             return "an exponential of elements is not held down by a running maximum"
         shifted = any(
-            self.gauges[g].open and not any(r == g for (r, _), _ in m.rates)
+            self.statistics[g].open and not any(r == g for (r, _), _ in m.rates)
             for p in self.basis
             for m in p
             for g, _ in m.powers
@@ -299,7 +314,7 @@ def _without(x: Expansion, e: Expr) -> Expr | None:
 
 def _without_addends(x: Expansion, e: Expr) -> Expr | None:
     """`e` without the addends that depend on complete results only."""
-    if e in x.gauges or not x.reads(e):
+    if e in x.statistics or not x.reads(e):
         return e
     if e.op not in ("add", "sub"):
         return None if x.late(e) else e
@@ -321,7 +336,11 @@ def _zeroed(x: Expansion, body: Expr) -> bool:
 
 
 def _extreme(
-    x: Expansion, gauges: Sequence[Gauge], reduction: Reduction, body: Expr, upstream: Sequence[Upstream]
+    x: Expansion,
+    statistics: Sequence[RunningStatistic],
+    reduction: Reduction,
+    body: Expr,
+    upstream: Sequence[Upstream],
 ) -> Law | Refusal:
     """A maximum or minimum: of a monotone function of data, or scaled or shifted by what moves."""
     dtype = reduction.state[0]
@@ -333,17 +352,19 @@ def _extreme(
         return Law((), (State(inner, found.data, (Entry(0, Fraction(1), ()),)),), found.finish)
     p = x.poly(body)
     kinds = {(m.late, m.powers, m.rates) for m in p}
-    own = State(reduction, body, (Entry(0, Fraction(1), ()),), lost=lost(body, gauges))
+    own = State(reduction, body, (Entry(0, Fraction(1), ()),), lost=lost(body, statistics))
     if len(kinds) == 1:
         ((late, powers, rates),) = kinds
         if not late and not powers:
             scaled = replace(own, rates=tuple(sorted(rates)))
-            return Law(tuple(gauges), (scaled,), slot("a", 0, dtype), "an infinite identity cannot be scaled")
+            return Law(
+                tuple(statistics), (scaled,), slot("a", 0, dtype), "an infinite identity cannot be scaled"
+            )
     moving = {m: q for m, q in p.items() if m.powers or m.late or m.rates}
     if all(m == Mono(powers=m.powers) and [k for _, k in m.powers] == [1] for m in moving):
         shift = tuple((g, q) for m, q in moving.items() for g, _ in m.powers)
-        hazard = UNSEEN if any(g.open for g in gauges) else ""
-        return Law(tuple(gauges), (replace(own, shift=shift),), slot("a", 0, dtype), hazard)
+        hazard = UNSEEN if any(g.open for g in statistics) else ""
+        return Law(tuple(statistics), (replace(own, shift=shift),), slot("a", 0, dtype), hazard)
     return Refusal("homomorphism", "the order of its elements may change when a result moves")
 
 

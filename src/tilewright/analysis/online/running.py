@@ -1,4 +1,4 @@
-"""What of the results that a body reads can serve as a gauge while it moves: running extremes and running means."""
+"""What of the results that a body reads can serve as a statistic while it moves: running extremes and running means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import FACTS
 
-from .terms import Gauge
+from .terms import RunningStatistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Upstream:
     body: tuple[Expr, ...]
 
 
-def gauges_of(body: Expr, upstream: Sequence[Upstream], over: Sequence[Axis]) -> list[Gauge]:
-    """The gauges that occur in `body`."""
-    found: list[Gauge] = []
+def statistics_of(body: Expr, upstream: Sequence[Upstream], over: Sequence[Axis]) -> list[RunningStatistic]:
+    """The statistics that occur in `body`."""
+    found: list[RunningStatistic] = []
     moving = {u.leaf for u in upstream}
     for u in upstream:
         if len(u.body) != 1 or any(x in moving for x in walk(u.body[0])) or not u.leaf.dtype.is_float:
@@ -35,11 +35,11 @@ def gauges_of(body: Expr, upstream: Sequence[Upstream], over: Sequence[Axis]) ->
             found += _extremes(body, u, u.reduction.combiner, over)
         elif u.reduction.combiner == "add":
             means = [x for x in walk(body) if _is_mean(x, u.leaf, over)]
-            found += [Gauge(u.leaf, x, u.body[0], centred=True) for x in means]
+            found += [RunningStatistic(u.leaf, x, u.body[0], centred=True) for x in means]
     return found
 
 
-def _extremes(body: Expr, u: Upstream, combiner: str, over: Sequence[Axis]) -> list[Gauge]:
+def _extremes(body: Expr, u: Upstream, combiner: str, over: Sequence[Axis]) -> list[RunningStatistic]:
     rising = combiner == "maximum"
     throughs = [
         x for x in walk(body) if is_finite_part(x, u.leaf, rising) or _is_bounded(x, u.leaf, combiner, over)
@@ -47,7 +47,7 @@ def _extremes(body: Expr, u: Upstream, combiner: str, over: Sequence[Axis]) -> l
     rest = substitute(body, {x: const(0, x.dtype) for x in throughs})
     if any(x is u.leaf for x in walk(rest)):
         throughs.append(u.leaf)
-    return [Gauge(u.leaf, x, u.body[0], bounded=x.op == combiner, rising=rising) for x in throughs]
+    return [RunningStatistic(u.leaf, x, u.body[0], bounded=x.op == combiner, rising=rising) for x in throughs]
 
 
 def is_finite_part(x: Expr, leaf: Expr, rising: bool) -> bool:
@@ -87,34 +87,34 @@ def _is_mean(x: Expr, leaf: Expr, over: Sequence[Axis]) -> bool:
     return abs(whole - size) <= FACTS.inverse_count_error * size
 
 
-def empty(gauge: Gauge, state: Expr) -> Expr:
+def empty(statistic: RunningStatistic, state: Expr) -> Expr:
     """Whether an extreme has seen nothing but its identity."""
-    return call("eq", state, const(-math.inf if gauge.rising else math.inf, state.dtype))
+    return call("eq", state, const(-math.inf if statistic.rising else math.inf, state.dtype))
 
 
-def shown(gauge: Gauge, state: Expr, count: Expr | None, whole: Expr | None) -> Expr:
-    """What readers see of a gauge whose state is `state`: a mean of the `count` elements so far instead of the `whole`
-    number, and no infinite extreme of nothing."""
+def shown(statistic: RunningStatistic, state: Expr, count: Expr | None, whole: Expr | None) -> Expr:
+    """What readers see of a statistic whose state is `state`: a mean of the `count` elements so far instead of the
+    `whole` number, and no infinite extreme of nothing."""
     zero = const(0.0, state.dtype)
-    if gauge.centred:
+    if statistic.centred:
         assert count is not None and whole is not None
         return call("mul", state, where(call("eq", count, zero), zero, call("div", whole, count)))
-    return where(empty(gauge, state), zero, state) if gauge.through is gauge.leaf else state
+    return where(empty(statistic, state), zero, state) if statistic.through is statistic.leaf else state
 
 
-def gap(gauge: Gauge, state: Expr, old: Expr, new: Expr, falls: bool) -> Expr:
-    """How far a gauge has moved since its state was `state`, from what was read of it then (`old`) to `new`. From
+def gap(statistic: RunningStatistic, state: Expr, old: Expr, new: Expr, falls: bool) -> Expr:
+    """How far a statistic has moved since its state was `state`, from what was read of it then (`old`) to `new`. From
     nothing to something: infinitely far if exponentials fall by it (`falls`), else not at all, since nothing has been
     summed."""
     moved = call("sub", old, new)
-    if gauge.open and not (falls and gauge.through is gauge.leaf):
-        return where(empty(gauge, state), const(0.0, state.dtype), moved)
+    if statistic.open and not (falls and statistic.through is statistic.leaf):
+        return where(empty(statistic, state), const(0.0, state.dtype), moved)
     return moved
 
 
-def lost(body: Expr, gauges: Sequence[Gauge]) -> bool:
+def lost(body: Expr, statistics: Sequence[RunningStatistic]) -> bool:
     """Whether `body` is NaN for sure where an extreme and its elements are still the extreme's identity."""
-    for g in gauges:
+    for g in statistics:
         if g.through is not g.leaf:
             continue
         for limit in (-math.inf, math.inf):

@@ -1,6 +1,6 @@
 """Sums of terms: a body as a function of the results that it reads.
 
-With u = anchor - r for a result r that still moves (a *gauge*), a body is written as
+With u = anchor - r for a result r that still moves (a *statistic*), a body is written as
 
     g = sum of  q * data * late * u^p * exp(k u)
 
@@ -23,7 +23,7 @@ from tilewright.ir.expr import Axis, Expr, call, conjuncts, const, is_const, tra
 from tilewright.tuning.search_limits import ONLINE
 
 Rate = tuple[int, str]
-"""A gauge and the base in which it stands in an exponent: "exp" or "exp2"."""
+"""A statistic and the base in which it stands in an exponent: "exp" or "exp2"."""
 
 
 K = TypeVar("K")
@@ -35,7 +35,7 @@ class Mixed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge:
+class RunningStatistic:
     """What a body reads of a result that moves: `through`, that result or a function of it; u = `anchor` - `through`.
 
     `leaf` is the result. `centred` says that `through` is the mean of `anchor`, of those elements seen so far;
@@ -126,13 +126,13 @@ def _added(m: Iterable[tuple[K, N]], n: Iterable[tuple[K, N]]) -> dict[K, N]:
     return total
 
 
-def slope(p: Poly, gauge: int) -> Poly:
-    """The derivative of the polynomial part of `p` by the u of a gauge; exponentials stay."""
+def slope(p: Poly, statistic: int) -> Poly:
+    """The derivative of the polynomial part of `p` by the u of a statistic; exponentials stay."""
     out: Poly = {}
     for m, q in p.items():
-        power = dict(m.powers).get(gauge, 0)
+        power = dict(m.powers).get(statistic, 0)
         if power:
-            rest = frozenset((g, k - (g == gauge)) for g, k in m.powers if g != gauge or k > 1)
+            rest = frozenset((g, k - (g == statistic)) for g, k in m.powers if g != statistic or k > 1)
             out = plus(out, {Mono(m.data, m.late, rest, m.rates): q * power})
     return out
 
@@ -162,11 +162,11 @@ def number(q: Fraction, dtype: DType) -> Expr:
     return const(float(q) if Fraction(float(q)) == q else q, dtype)
 
 
-def expression(p: Poly, gauges: Sequence[Gauge], dtype: DType) -> Expr:
+def expression(p: Poly, statistics: Sequence[RunningStatistic], dtype: DType) -> Expr:
     """`p` as an expression of type `dtype`, with u = anchor - through."""
     total: Expr | None = None
     for m, q in p.items():
-        term = _term(m, abs(q), gauges, dtype)
+        term = _term(m, abs(q), statistics, dtype)
         if total is None:
             total = term if q > 0 else call("neg", term)
         else:
@@ -174,9 +174,9 @@ def expression(p: Poly, gauges: Sequence[Gauge], dtype: DType) -> Expr:
     return total if total is not None else const(0.0, dtype)
 
 
-def _term(m: Mono, q: Fraction, gauges: Sequence[Gauge], dtype: DType) -> Expr:
+def _term(m: Mono, q: Fraction, statistics: Sequence[RunningStatistic], dtype: DType) -> Expr:
     def shift(g: int) -> Expr:
-        return call("sub", gauges[g].anchor, gauges[g].through)
+        return call("sub", statistics[g].anchor, statistics[g].through)
 
     factors: list[tuple[Expr, int]] = []
     for (g, base), k in sorted(m.rates):
@@ -198,16 +198,18 @@ def _term(m: Mono, q: Fraction, gauges: Sequence[Gauge], dtype: DType) -> Expr:
 
 
 class Expansion:
-    """Writes bodies over the axes `over`, which read the results `leaves`, as sums of terms with `gauges`."""
+    """Writes bodies over the axes `over`, which read the results `leaves`, as sums of terms with `statistics`."""
 
-    def __init__(self, over: Sequence[Axis], leaves: Sequence[Expr], gauges: Sequence[Gauge]) -> None:
+    def __init__(
+        self, over: Sequence[Axis], leaves: Sequence[Expr], statistics: Sequence[RunningStatistic]
+    ) -> None:
         self.over, self.leaves = frozenset(over), frozenset(leaves)
-        self.all = tuple(gauges)
-        self.gauges = {g.through: k for k, g in enumerate(gauges)}
-        self.anchors = [g.anchor for g in gauges]
-        self.centred = {g.through for g in gauges if g.centred}
+        self.all = tuple(statistics)
+        self.statistics = {g.through: k for k, g in enumerate(statistics)}
+        self.anchors = [g.anchor for g in statistics]
+        self.centred = {g.through for g in statistics if g.centred}
         self.unheld = False
-        """Whether an exponential of data stands beside one of results, not held down by a gauge."""
+        """Whether an exponential of data stands beside one of results, not held down by a statistic."""
         self.unseen = False
         """Whether elements may count that an extreme does not see."""
 
@@ -225,11 +227,11 @@ class Expansion:
 
     def poly(self, e: Expr, truths: frozenset[Expr] = frozenset()) -> Poly:
         """`e` as a sum of terms where the conditions `truths` hold. Raises Mixed."""
-        gauge = self.gauges.get(e)
-        if gauge is not None:
+        statistic = self.statistics.get(e)
+        if statistic is not None:
             return plus(
-                self.poly(assume(self.anchors[gauge], truths), truths),
-                {Mono(powers=frozenset({(gauge, 1)})): Fraction(1)}, -1,
+                self.poly(assume(self.anchors[statistic], truths), truths),
+                {Mono(powers=frozenset({(statistic, 1)})): Fraction(1)}, -1,
             )  # fmt: skip
         value = e.value
         if e.op == "const" and isinstance(value, (bool, int, float, Fraction)) and math.isfinite(value):
@@ -253,7 +255,7 @@ class Expansion:
 
     def factor(self, e: Expr, truths: frozenset[Expr], below: bool = False) -> Poly:
         """`e` in the place of a factor (or divisor, `below`): what depends on results only is not taken apart at its
-        sums, but a running mean stays a gauge."""
+        sums, but a running mean stays a statistic."""
         if not self.late(e) or (e in self.centred and not below):
             return self.poly(e, truths)
         taken = e.op in ("mul", "div", "neg", "reciprocal")
@@ -352,10 +354,10 @@ def _exponential(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
         elif not m.data and not m.powers and not m.rates:
             late = plus(late, {m: q})
         elif len(m.powers) == 1 and not m.data and not m.late and not m.rates:
-            ((gauge, power),) = m.powers
+            ((statistic, power),) = m.powers
             if power != 1:
                 raise Mixed("an exponent is not linear in a result that moves")
-            rates[gauge, e.op] = q
+            rates[statistic, e.op] = q
         else:
             raise Mixed("how fast an exponential moves depends on the element")
     made = {Mono(rates=frozenset(rates.items())): Fraction(1)}

@@ -93,7 +93,7 @@ class CudaBackend:
                 of = {kernel_key(*step): step for step in kernels_behind(steps, scheduled, behind)}
                 tries.update(list(of))
                 named = name_refused(refused, steps, scheduled, behind)
-                if not _cramped(solver, of, tries, refused, isinstance(named, Refused)):
+                if not _shrink_shared_memory(solver, of, tries, refused, isinstance(named, Refused)):
                     raise named from refused
                 scheduled = builder.solved(steps)
                 continue
@@ -179,7 +179,7 @@ def _at_typical_sizes(
     return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, hints.sizes)))
 
 
-def _cramped(
+def _shrink_shared_memory(
     solver: Solver, refused: Mapping[str, PlacedKernel], tries: Mapping[str, int], why: KernelRefused, theirs: bool
 ) -> bool:  # fmt: skip
     """Whether all kernels that were `refused` have other schedules now, with less shared memory: they want too much
@@ -189,4 +189,6 @@ def _cramped(
     if not (refused and (exceeds or theirs)):
         return False
     with no_python_dispatcher():
-        return all(tries[k] <= most and solver.cramp(*step, share) for k, step in refused.items())
+        return all(
+            tries[k] <= most and solver.shrink_shared_memory(*step, share) for k, step in refused.items()
+        )

@@ -65,7 +65,7 @@ class _Rewriter:
 
     def add(self, op: Op) -> None:
         """Take `op` over, in doubles where it should be, and its result in singles for others."""
-        if op.kernel >= 0:  # an op between two of a settled kernel would wait for it, and it for that op
+        if op.kernel >= 0:  # an op between two of a chosen kernel would wait for it, and it for that op
             self.ops.append(op)
             return
         e = op.expr
@@ -116,7 +116,7 @@ class _Rewriter:
         for square in filter(is_square, self.consumers.get(mean.output, [])):
             for squares in self.consumers.get(square.output, []):
                 found = Moments(total, mean, square, squares)
-                if squares in self.folded or _is_settled(found) or not found.hold():
+                if squares in self.folded or _is_chosen(found) or not found.hold():
                     continue
                 if self.only_scales(found):
                     return found
@@ -254,8 +254,8 @@ class _Rewriter:
         return known and all(y.op in ROUNDED for y in walk(op.expr.body[0]) if y.dtype is f32)
 
 
-def _is_settled(moments: Moments) -> bool:
-    """Whether some of the moments belong to a settled kernel."""
+def _is_chosen(moments: Moments) -> bool:
+    """Whether some of the moments belong to a chosen kernel."""
     return any(op.kernel >= 0 for op in (moments.total, moments.mean, moments.square, moments.squares))
 
 

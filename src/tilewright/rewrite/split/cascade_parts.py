@@ -4,8 +4,8 @@
  => r_p, t_p the same over q, by part p
     r = (+) over p of r_p,  t = (x) over p of M(r_p, r) t_p
 
-M is the repair of the online law (Milakov and Gimelshein 2018 for softmax; Flash-Decoding, Dao et al. 2023). What lies
-between a fold and what it reads is computed per part too. Parts are merged in index order.
+M is the rescaling of the online law (Milakov and Gimelshein 2018 for softmax; Flash-Decoding, Dao et al. 2023). What
+lies between a fold and what it reads is computed per part too. Parts are merged in index order.
 
 Where elements along the axis are results themselves (of few queries, what each key receives), they are made of the
 complete results and of the products in front of the folds, which the parts leave behind: nothing is multiplied twice.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.online.find_cascades import Cascade, NotApart, operand_of
 from tilewright.analysis.online.law import Law, derive
 from tilewright.analysis.online.running import Upstream, empty, gap, shown
-from tilewright.analysis.online.terms import Gauge
+from tilewright.analysis.online.terms import RunningStatistic
 from tilewright.ir.expr import (
     Axis,
     Expr,
@@ -43,6 +43,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import normalise
 
+from .cut import Cut
+
 
 def split_cascade(
     region: Graph, cascade: Cascade, parts: int, even: int = 1
@@ -61,12 +63,12 @@ def split_cascade(
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
-    """How a fold follows others: by `state` (an op that makes the law's only state), beside `gauge` if there is one;
-    `finish` makes its result of the state (operand 0) and complete results."""
+    """How a fold follows others: by `state` (an op that makes the law's only state), beside `statistic` if there is
+    one; `finish` makes its result of the state (operand 0) and complete results."""
 
     state: Op
     law: Law
-    gauge: Value | None
+    statistic: Value | None
     finish: Op | None
 
 
@@ -78,12 +80,9 @@ class _Parts:
         self.borders = _borders(region, cascade)
         self.region, self.cascade = _rounded(region, self.borders), cascade
         region = self.region
-        count = dims.integer(parts)
-        length = dims.mul(dims.ceildiv(cascade.extent, dims.integer(parts * even)), dims.integer(even))
-        self.p, self.q = Axis("p", count), Axis("q", length)
-        self.place = dims.add(dims.mul(axis(self.p), self.q.extent), axis(self.q))
-        whole = dims.equal(dims.mul(count, self.q.extent), cascade.extent)
-        self.inside = None if whole else call("lt", self.place, cascade.extent)
+        cut = Cut.into(Axis("j", cascade.extent), parts, even)
+        assert cut.part is not None and cut.element is not None
+        self.p, self.q, self.place, self.inside = cut.part, cut.element, cut.place, cut.inside
         self.made: dict[Value, Value] = {}
         self.states: dict[Value, Value] = {}
         self.left: dict[Value, Value] = {}
@@ -91,7 +90,7 @@ class _Parts:
         self.fresh = 1 + max(v.id for op in region.ops for v in (*op.inputs, *op.outputs))
         laws = _Laws(region, cascade)
         self.followers = {f: laws.follower(f) for f in cascade.folds}
-        self.shown = {x.gauge for x in self.followers.values() if x is not None and _raw(x.law)}
+        self.shown = {x.statistic for x in self.followers.values() if x is not None and _raw(x.law)}
 
     def graph(self) -> Graph:
         later: set[Value] = set()
@@ -188,15 +187,15 @@ class _Parts:
         self.merge(op, part, follower)
 
     def merge(self, op: Op, part: Value, follower: _Follower | None) -> None:
-        """The fold of the parts, each brought to the gauge of all."""
+        """The fold of the parts, each brought to the statistic of all."""
         expr = op.expr if follower is None else follower.state.expr
         assert expr is not None
         body = own = read(0, (axis(self.p), *map(position, expr.axes)), part.dtype)
         inputs = (part,)
-        if follower is not None and follower.gauge is not None:
-            states = self.states[follower.gauge]
-            inputs = (part, states, follower.gauge)
-            place = follower.law.gauges[0].leaf.args
+        if follower is not None and follower.statistic is not None:
+            states = self.states[follower.statistic]
+            inputs = (part, states, follower.statistic)
+            place = follower.law.statistics[0].leaf.args
             before = read(1, (axis(self.p), *place), states.dtype)
             body = _brought(follower.law, own, before, read(2, place, states.dtype))
         whole = TensorExpr(expr.axes, (body,), (self.p,), expr.reduction)
@@ -266,13 +265,13 @@ def _nothing(state: Expr, combiner: str | None) -> Expr:
 
 
 def _brought(law: Law, own: Expr, before: Expr, after: Expr) -> Expr:
-    """The state `own`, whose gauge stood at `before`, where it stands at `after`."""
+    """The state `own`, whose statistic stood at `before`, where it stands at `after`."""
     gaps: list[Expr] = []
-    for k, g in enumerate(law.gauges):
+    for k, g in enumerate(law.statistics):
         old = substitute(g.through, {g.leaf: before})
         new = substitute(g.through, {g.leaf: shown(g, after, None, None)})
         gaps.append(gap(g, before, old, new, law.falls(k)))
-    return law.repaired(0, [own], gaps)
+    return law.rescaled(0, [own], gaps)
 
 
 class _Laws:
@@ -294,15 +293,15 @@ class _Laws:
             raise NotApart
         upstream = tuple(self.upstream(x, op.expr.reduce[0]) for x in leaves)
         law = derive(op.expr.reduction, (body,), upstream, op.expr.reduce)
-        if not isinstance(law, Law) or law.hazard or law.rank > 1 or len(law.gauges) > 1:
+        if not isinstance(law, Law) or law.hazard or law.rank > 1 or len(law.statistics) > 1:
             raise NotApart
-        if any(g.centred or not _closed(g) for g in law.gauges):
+        if any(g.centred or not _closed(g) for g in law.statistics):
             raise NotApart
         made = law.states[0]
         expr = replace(op.expr, reduction=made.reduction)
         state = self.as_op(op, expr, (made.body,), ())
-        gauge = self.member(law.gauges[0].leaf) if law.gauges else None
-        return _Follower(state, law, gauge, self.finish(op, law))
+        statistic = self.member(law.statistics[0].leaf) if law.statistics else None
+        return _Follower(state, law, statistic, self.finish(op, law))
 
     def upstream(self, leaf: Expr, r: Axis) -> Upstream:
         value = self.member(leaf)
@@ -320,7 +319,7 @@ class _Laws:
         total = read(0, tuple(map(position, op.expr.axes)), dtype)
         result = substitute(law.finish, {slot("a", 0, dtype): total})
         if law.states[0].lost:
-            nothing = empty(law.gauges[0], law.gauges[0].leaf)
+            nothing = empty(law.statistics[0], law.statistics[0].leaf)
             result = where(nothing, const(math.nan, result.dtype), result)
         if result is total:
             return None
@@ -368,11 +367,11 @@ class _Laws:
 
 
 def _raw(law: Law) -> bool:
-    """Whether the gauge is read as it is, infinite where there is nothing."""
-    return any(g.through is g.leaf for g in law.gauges)
+    """Whether the statistic is read as it is, infinite where there is nothing."""
+    return any(g.through is g.leaf for g in law.statistics)
 
 
-def _closed(gauge: Gauge) -> bool:
-    """Whether a gauge's value follows from its state alone."""
-    rest = substitute(gauge.through, {gauge.leaf: const(0.0, gauge.leaf.dtype)})
+def _closed(statistic: RunningStatistic) -> bool:
+    """Whether a statistic's value follows from its state alone."""
+    rest = substitute(statistic.through, {statistic.leaf: const(0.0, statistic.leaf.dtype)})
     return not any(x.op in ("read", "value", "axis") for x in walk(rest))

@@ -8,16 +8,16 @@ made of: then nothing along the row has to be kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.online.find_cascades import cascades
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.errors import IllegalSchedule
 from tilewright.ir.expr import Expr, axis, read, substitute, transform
-from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.graph import Graph, Op, Value
+from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.ops.common import position
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
@@ -26,8 +26,7 @@ from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import SPLIT_CASCADES
 
 from .cascade_parts import split_cascade
-
-Price = Callable[[Kernel, Mapping[Value, Layout]], float]
+from .policy import fastest, part_counts, seconds_of
 
 
 def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> tuple[Graph, frozenset[Op]]:
@@ -124,26 +123,14 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
         return None
     if region.kept() & set(found[0].along):
         return None  # all elements would be made again, of what is brought again
-    try:
-        least = price(Kernel(region.ops, _owed(region)), region.layouts) / SPLIT_CASCADES.min_gain_ratio
-    except IllegalSchedule:
+    whole = seconds_of([Kernel(region.ops, _owed(region))], region.layouts, price)
+    if whole == math.inf:
         return None
-    best: Graph | None = None
-    for parts in CASCADE_PARTS.of_long_rows:
-        made = (
-            split_cascade(region, found[0], parts, SPLIT_CASCADES.part_multiple)
-            if parts * SPLIT_CASCADES.min_part_elements <= hints.estimate(found[0].extent)
-            else None
-        )
-        if made is None:
-            continue
-        try:
-            seconds = sum(price(k, region.layouts) for k in _kernels(*made))
-        except IllegalSchedule:
-            continue
-        if seconds < least:
-            best, least = made[0], seconds
-    return best
+    extent = hints.estimate(found[0].extent)
+    counts = part_counts(CASCADE_PARTS.of_long_rows, extent, SPLIT_CASCADES.min_part_elements)
+    made = [split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts]
+    ways = ((m[0], seconds_of(_kernels(*m), region.layouts, price)) for m in made if m is not None)
+    return fastest(ways, whole / SPLIT_CASCADES.min_gain_ratio)
 
 
 def _owed(region: Graph) -> tuple[Value, ...]:

@@ -18,16 +18,16 @@ is closer (`origins`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.errors import IllegalSchedule
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, read, slot, substitute, walk, where
 from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
@@ -36,11 +36,12 @@ from tilewright.rewrite.normal.normalise import drop_dead
 from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import ROW_CHUNKS, SPLIT_MOMENTS
 
+from .cut import Cut
 from .origins import count_from_origin, from_memory, origin
+from .policy import fastest, part_counts, seconds_of
 from .row_chunks import Rows
 from .seen_reads import Inside, as_one, joined_axes
 
-Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 Least = Callable[[Op, tuple[Op, ...]], float]
 
 
@@ -67,42 +68,6 @@ class _Parts:
         merge = tuple(op for op in self.merge if op.expr is not None and op.expr.reduction is not None)
         groups = [g for g in ((*before, *self.folds), merge) if g]
         return tuple(Kernel(g, tuple(v for op in g for v in op.outputs if v in wanted)) for g in groups)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Axis `whole` in parts of `length`: its index is `place`, of which `inside` says whether it is one. `part` or
-    `element` may be missing (one part; parts of one element)."""
-
-    whole: Axis
-    part: Axis | None
-    element: Axis | None
-    length: Expr
-    number: Expr = dims.ZERO
-    """Of the part."""
-
-    @property
-    def place(self) -> Expr:
-        start = dims.mul(self.number, self.length)
-        return start if self.element is None else dims.add(start, axis(self.element))
-
-    @property
-    def inside(self) -> Expr | None:
-        if self.part is None or dims.equal(dims.mul(self.part.extent, self.length), self.whole.extent):
-            return None
-        return call("lt", self.place, self.whole.extent)
-
-    @property
-    def count(self) -> Expr:
-        """Elements of a part."""
-        if self.part is None:
-            return self.whole.extent
-        start = dims.mul(self.number, self.length)
-        return (
-            self.length
-            if self.inside is None
-            else dims.minimum(self.length, dims.sub(self.whole.extent, start))
-        )
 
 
 def split_moments(
@@ -141,24 +106,15 @@ def _best(
     least: Least,
 ) -> _Parts | None:
     """The fastest way of those `tried`, None if two folds are faster; each with the pointwise ops `before` them."""
-    prices: list[tuple[float, _Parts]] = []
-    for new in tried:
-        try:
-            cost = sum(price(k, layouts) for k in new.kernels(pair, before))
-        except IllegalSchedule:
-            continue
-        prices.append((cost, new))
-    if not prices:
+    ways = [(new, seconds_of(new.kernels(pair, before), layouts, price)) for new in tried]
+    best = fastest(ways, math.inf)
+    if best is None:
         return None
-    after, best = min(prices, key=lambda x: x[0])
+    after = min(seconds for _, seconds in ways)
     if after >= least(pair.first, before) + least(pair.second, before):
         return None
-    try:
-        both_ = (*pair.first.outputs, *pair.second.outputs)
-        whole = price(Kernel((*before, pair.first, pair.second), both_), layouts)
-        return best if after < whole else None
-    except IllegalSchedule:
-        return best
+    together = Kernel((*before, pair.first, pair.second), (*pair.first.outputs, *pair.second.outputs))
+    return best if after < seconds_of([together], layouts, price) else None
 
 
 def _pair(inside: Inside, second: Op) -> _Pair | None:
@@ -235,11 +191,8 @@ def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHin
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None:
         near = max(reduce, key=lambda a: hints.estimate(a.extent))
-        parts = [
-            n
-            for n in CASCADE_PARTS.of_columns
-            if n * SPLIT_MOMENTS.min_column_part_rows <= hints.estimate(near.extent)
-        ]
+        rows = hints.estimate(near.extent)
+        parts = part_counts(CASCADE_PARTS.of_columns, rows, SPLIT_MOMENTS.min_column_part_rows)
         halves = inside.are_halves(pair.first)
         return [_column_parts(pair, joined, near, n, halves, fresh) for n in parts]
     if hints.estimate(dims.prod(expr.shape)) >= most:
@@ -248,21 +201,21 @@ def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHin
     return [_row_parts(pair, joined, cuts, fresh)] if any(c.part for c in cuts) else []
 
 
-def _row_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut], fresh: int) -> _Parts:
+def _row_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[Cut], fresh: int) -> _Parts:
     assert pair.first.expr is not None
     part, cuts = _numbered(cuts)
     x = _placed(pair.first.expr.body[0], joined, cuts)
     return _ops(pair, (*pair.first.expr.axes, part), part, x, cuts, fresh)
 
 
-def _numbered(cuts: Sequence[_Cut]) -> tuple[Axis, list[_Cut]]:
+def _numbered(cuts: Sequence[Cut]) -> tuple[Axis, list[Cut]]:
     """One axis for all parts, and the cuts with the numbers of their parts as digits of its index."""
     digits: dict[Expr, Expr] = {}
     part = as_one([c.part for c in cuts if c.part is not None], "p", digits)
     return part, [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
 
 
-def _placed(x: Expr, joined: Mapping[Expr, Expr], cuts: Sequence[_Cut]) -> Expr:
+def _placed(x: Expr, joined: Mapping[Expr, Expr], cuts: Sequence[Cut]) -> Expr:
     """An element of the whole as one of its part."""
     return substitute(substitute(x, joined), {axis(c.whole): c.place for c in cuts})
 
@@ -271,11 +224,11 @@ def _axes(e: Expr) -> list[Axis]:
     return [x.value for x in walk(e) if isinstance(x.value, Axis)]
 
 
-def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[_Cut]:
+def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[Cut]:
     """How each axis is cut: the one that lies along memory first, then the others into what room is left, the innermost
     first."""
     room, order = SPLIT_MOMENTS.max_row_part_elements, [along, *(a for a in reversed(reduce) if a != along)]
-    found: dict[Axis, _Cut] = {}
+    found: dict[Axis, Cut] = {}
     for a in order:
         length = _length(a, room, hints)
         found[a] = _cut(a, length, len(found))
@@ -295,11 +248,11 @@ def _length(a: Axis, room: int, hints: SizeHints) -> int:
     return min(room, -(-extent // (count * even)) * even)
 
 
-def _cut(a: Axis, length: int, number: int) -> _Cut:
+def _cut(a: Axis, length: int, number: int) -> Cut:
     one = (dims.static(a.extent) or length + 1) <= length
     part = None if one else Axis(f"p{number}", dims.ceildiv(a.extent, dims.integer(length)))
     element = Axis(f"q{number}", dims.integer(length)) if length > 1 else None
-    return _Cut(a, part, element, dims.integer(length))
+    return Cut(a, part, element, dims.integer(length))
 
 
 def _column_parts(
@@ -366,9 +319,7 @@ def _total(values: Sequence[Expr]) -> Expr:
     return found[0]
 
 
-def _ops(
-    pair: _Pair, axes: tuple[Axis, ...], part: Axis, x: Expr, cuts: Sequence[_Cut], fresh: int
-) -> _Parts:
+def _ops(pair: _Pair, axes: tuple[Axis, ...], part: Axis, x: Expr, cuts: Sequence[Cut], fresh: int) -> _Parts:
     first, second = pair.first, pair.second
     assert first.expr is not None and first.expr.reduction is not None
     dtype, plain = first.output.dtype, first.expr.reduction

@@ -10,14 +10,14 @@ are merged in index order, and P follows from the sizes alone, so the result doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.errors import IllegalSchedule
-from tilewright.ir.expr import Axis, Expr, axis, call, read, slot, substitute, walk, where
+from tilewright.ir.expr import Axis, Expr, axis, read, slot, substitute, walk, where
 from tilewright.ir.graph import Graph, Layout, Op, Value
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
@@ -27,11 +27,11 @@ from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import SPLIT_REDUCTIONS
 
 from .cascades import extents, split_cascades
+from .cut import Cut
 from .moments import split_moments
+from .policy import fastest, part_counts, seconds_of
 from .seen_reads import Inside, joined_axes
 from .wide_parts import may_cancel, with_wide_parts
-
-Price = Callable[[Kernel, Mapping[Value, Layout]], float]
 
 
 def split_reductions(graph: Graph, price: Price, target: Target, hints: SizeHints) -> Graph:
@@ -92,21 +92,13 @@ def _best(
     op: Op, splits: Sequence[tuple[Op, Op]], layouts: Mapping[Value, Layout], price: Price, times: float = 1
 ) -> tuple[Op, Op] | None:
     """The fastest of `splits`, None if none is `times` as fast as the whole."""
-    best: tuple[Op, Op] | None = None
     if not splits:
         return None
-    try:
-        least = price(Kernel((op,), op.outputs), layouts) / times
-    except IllegalSchedule:
+    whole = seconds_of([Kernel((op,), op.outputs)], layouts, price)
+    if whole == math.inf:
         return None
-    for halves in splits:
-        try:
-            both = sum(price(Kernel((h,), h.outputs), layouts) for h in halves)
-        except IllegalSchedule:
-            continue
-        if both < least:
-            best, least = halves, both
-    return best
+    ways = ((h, seconds_of([Kernel((x,), x.outputs) for x in h], layouts, price)) for h in splits)
+    return fastest(ways, whole / times)
 
 
 def split_reduction(
@@ -144,11 +136,8 @@ def _parts(expr: TensorExpr, r: Axis, target: Target, hints: SizeHints) -> list[
     whole = hints.estimate(dims.prod(a.extent for a in expr.reduce))
     kept = hints.estimate(dims.prod(expr.shape))
     if target.lanes > 1:
-        return [
-            p
-            for p in CASCADE_PARTS.of_reductions
-            if p * SPLIT_REDUCTIONS.min_part_elements <= whole and 2 * p <= hints.estimate(r.extent)
-        ]
+        counts = part_counts(CASCADE_PARTS.of_reductions, whole, SPLIT_REDUCTIONS.min_part_elements)
+        return part_counts(counts, hints.estimate(r.extent), 2)
     if whole < SPLIT_REDUCTIONS.few_cores_min_fold_elements or kept >= SPLIT_REDUCTIONS.few_cores_max_parts:
         return []
     most = min(
@@ -169,13 +158,11 @@ def _halves(
     *, wide: bool,
 ) -> tuple[Op, Op]:  # fmt: skip
     assert expr.reduction is not None
-    parts = dims.integer(count)
-    length = dims.mul(dims.ceildiv(r.extent, dims.integer(count * even)), dims.integer(even))
-    p, q = Axis("p", parts), Axis("q", length)
-    place = dims.add(dims.mul(axis(p), length), axis(q))
-    body = [substitute(b, {axis(r): place}) for b in expr.body]
-    if not dims.equal(dims.mul(parts, length), r.extent):
-        inside = call("lt", place, r.extent)
+    cut = Cut.into(r, count, even)
+    p, q, inside = cut.part, cut.element, cut.inside
+    assert p is not None and q is not None
+    body = [substitute(b, {axis(r): cut.place}) for b in expr.body]
+    if inside is not None:
         body = [where(inside, b, n) for b, n in zip(body, neutral, strict=True)]
     state = replace(expr.reduction, finish=_slots(expr.reduction))
     reduce = tuple(q if a == r else a for a in expr.reduce)
