@@ -49,6 +49,7 @@ from tilewright.pipeline.trace import Recorder
 from tilewright.runtime.call.fallback import Captured
 from tilewright.schedule import solver as solving
 from tilewright.schedule.solver import Solver
+from tilewright.schedule.table import Tuning
 from tilewright.target import PRESETS, Target
 
 MACHINES = tuple(PRESETS)
@@ -141,10 +142,10 @@ class Oracle:
         text = f"{self.seed} {sorted(op.name for op in kernel.ops)} {len(kernel.outputs)}"
         return 0.3 + 2.0 * random.Random(zlib.crc32(text.encode())).random()
 
-    def _chosen(self, form: Form, target: Target, tuning: object) -> Schedule:
+    def _chosen(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """What is chosen, changed at random as far as that is legal. Exponentials stay such, here and in quick forms:
         powers of two take log2 e as a float, which is no exact number."""
-        plain = ORIGINAL(form, target, tuning).changed(exp2=False)  # type: ignore[arg-type]
+        plain = ORIGINAL(form, target, tuning, hints).changed(exp2=False)
         for _ in range(6):
             changed = self._changed(form, plain, target)
             try:
