@@ -8,12 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.capture.loops.part_loops import agrees, gradients, loops
+from tests.capture.loops.part_loops import agrees, fewer, gradients, loops
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from tilewright.capture.loops import rolled
+
+__all__ = ["fewer"]
 
 STEPS = 12
 
