@@ -117,7 +117,7 @@ def test_what_readers_cannot_take_is_refused(
     op = define(f"{name}(Tensor x) -> Tensor", real, promised)
     with pytest.raises(BrokenPromise, match=said) as caught:
         compiled(lambda x: op(x.sin()).exp(), torch.randn(50, 7))
-    assert caught.value.op == f"promises.{name}" and "test_results.py" in caught.value.place
+    assert caught.value.op == f"promises.{name}" and "test_call_results.py" in caught.value.place
     torch._dynamo.reset()
     with pytest.raises(BrokenPromise, match=said):  # the caller reads it as well
         compiled(lambda x: op(x.sin()), torch.randn(50, 7))
