@@ -17,12 +17,15 @@ from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import FOLDER, Entry, Tuning, parse_table
 from tilewright.target import PRESETS
+from tilewright.tuning.load import FILES
 
 ROWS = Entry("rows", 4, 1024, 4096, 0, 2)
 
 
 def test_tables_of_the_package_are_sorted_and_complete() -> None:
-    for path in FOLDER.glob("*.json"):
+    tables = [path for path in FOLDER.glob("*.json") if path.name not in FILES]  # the others hold thresholds
+    assert tables
+    for path in tables:
         assert path.stem in PRESETS
         assert parse_table(path.read_text(), path.name).text() == path.read_text()
 
