@@ -75,15 +75,21 @@ def calling(function: object, count: int = 1) -> Graph:
 @pytest.mark.parametrize(
     "function",
     [
-        torch.ops.aten.sort.stable, operator.neg, torch.get_rng_state,
-        FusedAttention(True, None, (0, 2, 1, 3), (1, 8, 2, 4)),
+        torch.ops.aten.sort.stable, operator.neg, FusedAttention(True, None, (0, 2, 1, 3), (1, 8, 2, 4)),
     ],
-    ids=["op", "builtin", "function", "routine"],
+    ids=["op", "operator", "routine"],
 )  # fmt: skip
 def test_what_has_a_name_is_written_by_it(function: object) -> None:
     graph = calling(function)
     found, held = again(graph)
     assert not held and found.digest() == graph.digest()
+
+
+@pytest.mark.parametrize("function", [torch.get_rng_state, eval, os.system, torch.load, calling])
+def test_other_functions_are_held(function: object) -> None:
+    graph = calling(function)
+    found, held = again(graph)
+    assert held == [function] and found.digest() == graph.digest()
 
 
 def test_what_exists_only_here_is_held_and_told_of() -> None:
@@ -108,11 +114,21 @@ def test_nonsense_is_refused() -> None:
     data, _ = write_graph(calling(operator.neg))
     with pytest.raises(InputError, match="another version"):
         read_graph({**data, "format": 0})
-    for name in ("posix:system", "_operator:no such thing"):
-        other = json.loads(json.dumps(data).replace("_operator:neg", name))
-        assert other != json.loads(json.dumps(data))
+    for damaged in ({"values": [[0]]}, {"graph": {"is": "Nobody"}}, {"held": 3}, {"expressions": [["add"]]}):
+        with pytest.raises(InputError, match="damaged"):
+            read_graph({**data, **damaged})
+    with pytest.raises(InputError, match="no graph"):
+        read_graph({**data, "graph": 3})
+    text = json.dumps(data)
+    for other in (
+        '{"operator": "no such thing"}', '{"operator": "attrgetter"}', '{"operator": "_abs"}',
+        '{"operator": "__builtins__"}', '{"function": "builtins:eval"}', '{"function": "torch:os.system"}',
+        '{"routine": "builtins:eval"}', '{"routine": "torch:os.system"}', '{"routine": "os:system"}',
+        '{"routine": "tilewright.ir.graph:Graph"}', '{"routine": "tilewright.library.fused:Routine"}',
+    ):  # fmt: skip
+        assert text != text.replace('{"operator": "neg"}', other)
         with pytest.raises(InputError, match="no such function"):
-            read_graph(other)
+            read_graph(json.loads(text.replace('{"operator": "neg"}', other)))
 
 
 def test_the_fields_of_a_call_are_kept() -> None:

@@ -61,6 +61,17 @@ def test_a_trial_builds_what_it_runs(
     assert bool(made[0].divisible) == aligned
 
 
+def test_sizes_that_nobody_has_seen_are_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those are that data decide: no example tells them."""
+    monkeypatch.setattr(cuda, "build_kernels", lambda sources, **_: [cast(Built, None)] * len(sources))
+    monkeypatch.setattr(cuda, "driver_device", lambda *_: cast(Device, None))
+    graph = capture(BY_NAME["softmax"], True)
+    solver = Solver(preset("sm_90"), Options())
+    builder = building.Builder(building.in_silence, cuda.CudaBackend(), solver, cast(Decisions, None))
+    built = builder.built([partition(graph, solver.price, solver.hints)], graph.symbols())
+    assert built.unit is not None and built.programs > 0
+
+
 def several(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return torch.tanh(x).sum(-1), torch.exp(y), (z * 2).sum(0), torch.sin(z).sum(), x.mean(0)
 

@@ -110,7 +110,7 @@ def test_covers_run_where_there_is_a_device(
     trial = Trial(Builder(in_silence, BACKENDS[device], Solver(target, options), covers), device)
     times = trial(clock.asked[0])
     if device == "cuda" and not torch.cuda.is_available():
-        assert times is None and BACKENDS[device].machine(device, options) == device
+        assert times is None and BACKENDS[device].timing_key(device, options) == device
     else:
         before = torch.get_rng_state()
         assert times is not None and len(times) == TRIAL.max_timed_covers and min(times) > 0

@@ -12,6 +12,7 @@ from tilewright.library.select import drop_unread, keep_as_calls, selected_as
 from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.executables import executable
+from tilewright.pipeline.phases import PHASES
 from tilewright.pipeline.trace import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
@@ -21,7 +22,8 @@ from tilewright.runtime.plan.verified import UNWRITTEN
 from .reference import reference_cover, reference_of
 from .rules import wrong_rules
 
-BETWEEN = ("select", "normalise", "specialise", "windows", "loops", "split")
+_NAMES = [phase.name for phase in PHASES]
+BETWEEN = tuple(_NAMES[_NAMES.index("select") : _NAMES.index("partition")])
 """Phases whose results are graphs, from `select` on."""
 
 
@@ -172,8 +174,7 @@ def _graphs(trace: Trace) -> list[tuple[str, Graph]]:
     if isinstance(found, ChosenRegions):
         graphs.append(("map", selected_as(found.graph, selected)))
     for name in BETWEEN:
-        result = made.get(name)
-        graph = result[0] if isinstance(result, tuple) and result else result
+        graph = made.get(name)
         if isinstance(graph, Graph):
             graphs.append((name, graph))
     cover = made["partition"]

@@ -109,7 +109,7 @@ class Backend(LoopBackend, Protocol):
         """What times runs on a device, whichever is the current one; None where there is no such device."""
         ...
 
-    def machine(self, device: str, options: Options) -> str:
+    def timing_key(self, device: str, options: Options) -> str:
         """Where times hold: the device and how much of it is used."""
         ...
 

@@ -68,7 +68,7 @@ def choose_region_kernels(
     if options.measure and options.fusion == "full":
         builder = Builder(in_silence, place.backend, grown, decisions)
         prices = replace(prices, timed=Trial(builder, place.device))
-        memory = _Measured(decisions, f"measured on {place.backend.machine(place.device, options)}")
+        memory = _Measured(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
     changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
     cores = grown.target.cores

@@ -1,16 +1,18 @@
 """Graphs as JSON and back: `read_graph` gives a graph of the same digest, in this process or another one.
 
-Ops of torch's registry, functions of a module and routines that are plain data are written by name. Tensors, and what
-exists only in this process (a captured module, packed weights), are written as places in a table of `held` objects,
-which whoever sends the graph sends in its own way; the text says what each is. What a call falls back to is left out.
+Ops of torch's registry, functions of `operator` and routines of ours that are plain data are written by name; no text
+can name anything else. Tensors, other functions, and what exists only in this process (a captured module, packed
+weights) are written as places in a table of `held` objects, which whoever sends the graph sends in its own way; the
+text says what each is. What a call falls back to is left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType
 from typing import Any, cast
 
 from torch import Tensor
@@ -49,8 +51,8 @@ _CLASSES: Mapping[str, type] = {
         Product, Reduction, Share, Shares, TensorExpr, Write,
     )
 }  # fmt: skip
-_MODULES = ("torch", "operator", "builtins", "tilewright", "_operator")
-"""First names of modules whose functions are written by name."""
+_OPERATORS = "_operator"
+"""The module whose functions are written by name: they compute, and do nothing else."""
 
 
 def write_graph(graph: Graph) -> tuple[dict[str, Json], list[object]]:
@@ -67,17 +69,22 @@ def write_graph(graph: Graph) -> tuple[dict[str, Json], list[object]]:
 def read_graph(data: Mapping[str, Json], held: Sequence[object] = ()) -> Graph:
     """The graph that `write_graph` wrote, with the objects that it holds, by their places. Raises InputError for other
     data, and where an object is missing."""
-    if data.get("format") != FORMAT:
-        raise InputError("this is no graph, or one of another version", phase="read")
-    if len(held) < len(cast(Sequence[Json], data["held"])):
-        raise InputError(
-            f"the graph holds {len(cast(Sequence[Json], data['held']))} objects, {len(held)} are given",
-            phase="read",
-        )
-    found = _Reader(data, held).plain.read(data["graph"])
-    if not isinstance(found, Graph):
-        raise InputError("this is no graph", phase="read")
-    return found
+    again = "write it again, with this version of tilewright"
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError("this is no graph, or one of another version", phase="read", hint=again)
+    try:
+        count = len(cast(Sequence[Json], data["held"]))
+        if len(held) < count:
+            raise InputError(
+                f"the graph holds {count} objects, {len(held)} are given", phase="read",
+                hint="give those that write_graph gave beside it, in their order",
+            )  # fmt: skip
+        found = _Reader(data, held).plain.read(data["graph"])
+        if isinstance(found, Graph):
+            return found
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as bad:
+        raise InputError(f"the graph is damaged: {bad!r}", phase="read", hint=again) from bad
+    raise InputError("this is no graph", phase="read", hint=again)
 
 
 def _shown(x: object) -> str:
@@ -92,21 +99,27 @@ def routine_name(routine: Routine) -> str | None:
     return None if kind.__eq__ is object.__eq__ else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _function_name(function: object) -> str | None:
-    """The name of a function of a module, `module:name`; None for one that cannot be found by it."""
-    if not isinstance(function, (FunctionType, BuiltinFunctionType)) or not function.__module__:
+def _operator_name(function: object) -> str | None:
+    """The name of a function of `operator`; None for any other function."""
+    if not isinstance(function, BuiltinFunctionType) or function.__module__ != _OPERATORS:
         return None
-    name = f"{function.__module__}:{function.__qualname__}"
-    return name if _find(name) is function else None
+    return function.__name__
 
 
-def _find(name: str) -> object | None:
-    """What a module that is loaded has under a name."""
+def _find_operator(name: str) -> object | None:
+    """The function of `operator` that is written so; None if there is none."""
+    found = getattr(operator, name, None) if name.isidentifier() else None
+    return found if _operator_name(found) == name else None
+
+
+def _find_routine(name: str) -> type[Routine] | None:
+    """The class of a routine that is written so; None for anything else, and for one of another package."""
     module, _, inside = name.partition(":")
-    found: object = sys.modules.get(module) if module.split(".")[0] in _MODULES else None
-    for part in inside.split("."):
-        found = getattr(found, part, None) if part.isidentifier() else None
-    return found
+    found = getattr(sys.modules.get(module), inside, None) if inside.isidentifier() else None
+    if not isinstance(found, type) or not issubclass(found, Routine) or not dataclasses.is_dataclass(found):
+        return None
+    ours = module.split(".")[0] == "tilewright" and (found.__module__, found.__qualname__) == (module, inside)
+    return found if ours else None
 
 
 class _Writer:
@@ -156,8 +169,8 @@ class _Writer:
             return {"op": name}
         if isinstance(function, Routine) and (name := routine_name(function)) is not None:
             return {"routine": name, **self.plain.fields(function)}
-        if (name := _function_name(function)) is not None:
-            return {"function": name}
+        if (name := _operator_name(function)) is not None:
+            return {"operator": name}
         return {"held": self._place(function)}
 
 
@@ -192,15 +205,20 @@ class _Reader:
         match given:
             case {"op": str(name)}:
                 found = find_op(name)
-            case {"function": str(name)}:
-                found = _find(name)
+            case {"operator": str(name)}:
+                found = _find_operator(name)
             case {"routine": str(name)}:
-                kind = _find(name)
-                if isinstance(kind, type) and issubclass(kind, Routine) and dataclasses.is_dataclass(kind):
+                kind = _find_routine(name)
+                if kind is not None:
                     rest = self.plain.fields({k: v for k, v in given.items() if k != "routine"})
                     found = kind(**rest)
+            case {"held": int(place)}:
+                found = self.held[place]
             case _:
-                found = self.held[cast(int, given["held"])]
+                pass
         if not callable(found):
-            raise InputError("this process has no such function", phase="read", op=str(given))
+            raise InputError(
+                "this process has no such function", phase="read", op=str(given),
+                hint="write the graph with this version, and import what registers its ops first",
+            )  # fmt: skip
         return cast("Callable[..., object]", found)

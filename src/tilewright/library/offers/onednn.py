@@ -21,7 +21,7 @@ from tilewright.ir.ops.epilogue import activations, total
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention, Convolution, Product
 from tilewright.target import Target
-from tilewright.tuning.thresholds import ONEDNN
+from tilewright.tuning.thresholds import ONEDNN, SIZES
 
 from .offer import Epilogue, Fusible, Known, Offer, channels_last
 
@@ -102,10 +102,10 @@ def _shifted(form: _Extensible, _: tuple[float, ...], vector: object) -> Library
 
 
 def operations(task: Product) -> int:
-    """2 x multiply-adds of a product; each symbol in its sizes counts as 64."""
+    """2 x multiply-adds of a product; unseen sizes are typical."""
     size = dims.mul(dims.integer(2), dims.prod(task.shape), task.x_shape[-1])
     symbols = [s.value for s in dims.symbols_of(size)]
-    return dims.evaluate(size, {s.name: 64 for s in symbols if isinstance(s, Symbol)})
+    return dims.evaluate(size, {s.name: SIZES.unseen_size for s in symbols if isinstance(s, Symbol)})
 
 
 def open_product(call: LibraryCall, task: Product, target: Target) -> LibraryCall | None:

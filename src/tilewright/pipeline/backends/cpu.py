@@ -118,7 +118,7 @@ class CpuBackend:
         """The wall's."""
         return _seconds
 
-    def machine(self, device: str, options: Options) -> str:
+    def timing_key(self, device: str, options: Options) -> str:
         """With the number of threads."""
         return f"{processor()} with {options.threads or torch.get_num_threads()} threads"
 

@@ -83,8 +83,11 @@ class CudaBackend:
             ) -> TritonSource:
                 return emit_triton(programs[kernel], names, target, variant, f"k{kernel}")
 
-            at_typical = _at_typical_sizes(solver.hints, scheduled, programs)
-            wanted = at_typical if once else _variants(scheduled, programs)
+            wanted = (
+                _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
+                if once
+                else _variants(scheduled, programs)
+            )
             sources = run("emit", lambda: [printed(k, v) for k, v in wanted])  # noqa: B023
             try:
                 built = run("build", lambda: build(sources))  # noqa: B023
@@ -150,7 +153,7 @@ class CudaBackend:
 
         return seconds
 
-    def machine(self, device: str, options: Options) -> str:
+    def timing_key(self, device: str, options: Options) -> str:
         """The name of the device."""
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
 
