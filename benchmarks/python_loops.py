@@ -138,14 +138,16 @@ def distance(made: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def results(function: Callable[..., Tensor], operands: Sequence[object], train: bool) -> list[Tensor]:
-    """What a call gives; with `train`, after it the gradients of all operands, of the mean square."""
+    """What a call gives; with `train`, after it the gradients of all operands, of a weighted mean square (that of
+    a normalised vector alone is always the same)."""
     if not train:
         with torch.no_grad():
             return [function(*operands)]
     given = [x.detach().requires_grad_() if isinstance(x, Tensor) else x for x in operands]
     made = function(*given)
     leaves = [x for x in given if isinstance(x, Tensor)]
-    return [made.detach(), *torch.autograd.grad(made.square().mean(), leaves)]
+    weights = torch.linspace(0.5, 1.5, made.numel(), dtype=made.dtype, device=made.device).view_as(made)
+    return [made.detach(), *torch.autograd.grad((made.square() * weights).mean(), leaves)]
 
 
 def run_case(case: Case, device: str, steps: int, *, peers: bool, train: bool) -> Facts:

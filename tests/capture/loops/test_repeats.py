@@ -267,8 +267,7 @@ def test_random_numbers_that_would_be_drawn_again_stay_apart() -> None:
     assert not loops()
 
 
-def test_random_numbers_on_a_gpu_stay_apart() -> None:
-    """That graphs of several steps count what they draw is not shown."""
+def test_steps_that_draw_random_numbers_are_a_loop_on_a_gpu_too() -> None:
     graph = fx.Graph()
     with FakeTensorMode():
         h = graph.placeholder("h")
@@ -280,7 +279,7 @@ def test_random_numbers_on_a_gpu_stay_apart() -> None:
             h.meta["example_value"] = torch.empty_like(value)
         graph.output((h,))
     gm = fx.GraphModule(torch.nn.Module(), graph)
-    assert rolled.roll_loops(gm) is gm
+    assert rolled.roll_loops(gm) is not gm
 
 
 def test_what_counts_the_steps_of_a_loop_on_a_gpu_lies_there() -> None:

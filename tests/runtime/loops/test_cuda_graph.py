@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,9 @@ class Again:
     def ready(self, before: int) -> int | None:
         self.asked.append(before)
         return self.stream
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        return torch.random.fork_rng([])
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         if not self.captures:
@@ -82,6 +86,24 @@ def test_a_few_graphs_serve_every_number_of_steps(again: Again) -> None:
 def test_steps_behind_the_end_change_nothing(trips: str, again: Again, tmp_path: Path) -> None:
     check(loop("data", trips), tmp_path / "m.onnx", *(feed(90) for _ in range(6)))
     assert again.replayed >= 5
+
+
+def test_random_numbers_are_those_of_eager_at_each_call(again: Again) -> None:
+    """What runs once before it is recorded draws numbers that nobody sees."""
+
+    def disturbed(h: Tensor) -> Tensor:
+        for _ in range(80):
+            h = torch.dropout(torch.tanh(h), 0.3, True) + 0.1 * torch.rand_like(h)
+        return h
+
+    found: list[list[Tensor]] = []
+    compiled = torch.compile(disturbed, backend="tilewright")
+    with torch.no_grad():
+        for f in (compiled, disturbed):
+            torch.manual_seed(5)
+            found.append([*(f(torch.ones(3, 8)) for _ in range(4)), torch.rand(4)])
+    torch.testing.assert_close(found[0], found[1])
+    assert again.replayed >= 2
 
 
 def test_both_directions(again: Again) -> None:

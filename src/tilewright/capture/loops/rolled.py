@@ -4,8 +4,7 @@ A loop in Python leaves equal steps behind each other in the graph. Where step k
 tensors in every step, and parts of tensors that move by one with each step, the steps become one scan of torch's. Torch
 knows its gradient: so this happens before autograd, and is right for training and inference alike. Numbers that change
 with the step become one more tensor that is sliced. What is read of each step is stacked by the scan. What steps write
-is carried, or stacked as well (`in_place`). Steps draw random numbers in the order of before; on GPUs those that do
-stay as they are: that graphs of several steps count what they draw is not shown."""
+is carried, or stacked as well (`in_place`). Steps draw random numbers in the order of before."""
 
 # What torch offers to compilers it names with underscores.
 # pyright: reportPrivateUsage=false
@@ -271,7 +270,7 @@ def _check(
                 made = body(*given)
             except Exception as error:
                 raise Unlike(f"a step fails alone: {error}") from error
-    if watch.drew and (found.functions or place_of(found.windows[0]).type != "cpu"):
+    if watch.drew and found.functions:
         raise Unlike(f"a step runs {watch.drew}")  # a step that is computed again would draw others
     written = {key: m for key, t in zip(keys, given, strict=True) for m in memories_of(t) if m in watch.wrote}
     if written:

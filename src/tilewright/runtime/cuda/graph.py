@@ -56,7 +56,7 @@ def refusal(plan: Plan) -> str:
         return "sizes depend on data"
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
-        if isinstance(s, Call) and s.call.reason in UNCAPTURED and not _is_drawn(s):
+        if isinstance(s, Call) and s.call.reason in UNCAPTURED and not (s.call.reason == "random" and _is_seeded(s)):
             why = getattr(s.call.function, "uncaptured", s.call.reason)
             if why:
                 return f"{s.call.name} ({why})"
@@ -70,13 +70,15 @@ def refusal(plan: Plan) -> str:
     return ""
 
 
-def _is_drawn(step: Call) -> bool:
-    """Whether a call draws its numbers from torch's generator, which counts them at each replay."""
-    return step.call.reason == "random" and _is_seeded(step)
+def draws_numbers(plan: Plan) -> bool:
+    """Whether a call may draw random numbers from torch's generator (dropout, attention with it, a loop of such steps).
+    torch then counts them at each replay."""
+    return any(isinstance(s, Call) and _is_seeded(s) for segment in plan.segments for s in segment.steps)
 
 
 def _is_seeded(step: Call) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(step.call.function, "tags", ())
+    function = step.call.function
+    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()) or getattr(function, "draws", False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,8 +234,7 @@ class Graphs:
         self._trains = any(segment.makes for segment in plan.segments)
         self.refused = refusal(plan)
         self._device = device
-        self._seeded = any(isinstance(s, Call) and _is_seeded(s) for g in plan.segments for s in g.steps)
-        """Whether a call may draw random numbers (attention with dropout): torch then counts them at each replay."""
+        self._seeded = draws_numbers(plan)
         self._make = maker_on(plan.device)
         self._ordinal = torch.device(plan.device).index or 0
         self._sizes: weakref.WeakKeyDictionary[Bound, _Sizes] = weakref.WeakKeyDictionary()
@@ -383,6 +384,10 @@ class StepRecorder:
         if before not in (-1, stream):
             torch.cuda.synchronize(self._ordinal)
         return stream
+
+    def rehearsal(self) -> contextlib.AbstractContextManager[None]:
+        """What runs inside leaves the device's random numbers as they were."""
+        return torch.random.fork_rng([self._ordinal])
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """What does the same again. Raises RuntimeError where it cannot be captured; nothing else is then lost."""

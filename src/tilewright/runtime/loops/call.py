@@ -11,6 +11,7 @@ from torch import Tensor
 from tilewright.errors import UnsupportedError, WrongResult
 from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes.host import size
+from tilewright.runtime.cuda.graph import draws_numbers
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.executable import Bound, Executable
 from tilewright.runtime.plan.tensors import torch_dtype
@@ -120,6 +121,11 @@ class LoopRunner:
             return None
         parts = self.row_parts(whole, state, sliced, rest)
         return whole if parts is None else RowLoop(parts, self.native)
+
+    @property
+    def draws(self) -> bool:
+        """Whether its steps may draw random numbers from torch's generator."""
+        return draws_numbers(self.executable.plan)
 
     @property
     def uncaptured(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +43,10 @@ class Recorder(Protocol):
 
     checked: bool
     """Whether kernels that it records may find something wrong: an index out of range, a divisor of 0."""
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """What runs inside leaves the device's random numbers as they were."""
+        ...
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """What does the same again, on the same memory. Raises RuntimeError where the device cannot."""
@@ -237,10 +242,11 @@ class GraphLoop:
         def run() -> None:
             self._steps(found, chunk, length, step)
 
-        for body, number in dict(self._parts(length)).items():  # each body once, wherever it stands
-            made = step(body, number, found.state, ())  # what is built at its first call is built here
-            first = self.loop.conditional + self.loop.carried
-            chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first : first + self.loop.stacked]]
+        with self.recorder.rehearsal():
+            for body, number in dict(self._parts(length)).items():  # each body once, wherever it stands
+                made = step(body, number, found.state, ())  # what is built at its first call is built here
+                first = self.loop.conditional + self.loop.carried
+                chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first : first + self.loop.stacked]]
         try:
             chunk.replay = self.recorder.record(run)
         except (RuntimeError, UnsupportedError) as error:
