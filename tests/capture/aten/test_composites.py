@@ -54,3 +54,15 @@ def test_an_identity_of_any_size(n: int) -> None:
     assert tilewright.stats().fallbacks == 0
     for a, b in zip(made, call(x), strict=True):
         assert a.dtype is b.dtype and torch.equal(a, b)
+
+
+def test_what_a_composite_draws_is_drawn_by_its_op() -> None:
+    """Of `rand(..) < p`, which torch makes of it, a GPU draws other numbers than eager does."""
+    tilewright.reset()
+    x = torch.rand(20, 30)
+    compiled = torch.compile(lambda x: x * torch.bernoulli(x), backend=tilewright.backend)
+    torch.manual_seed(3)
+    got, after = compiled(x), torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(got, x * torch.bernoulli(x)) and torch.equal(after, torch.rand(3))
+    assert [c.name for made in tilewright.compilations() for c in made.calls] == ["aten.bernoulli"]

@@ -33,6 +33,10 @@ _OF_THE_LIBRARY = (torch.ops.aten.embedding_dense_backward.default,)
 """Composites that torch takes apart into something slower than its own kernel: sums at repeated indices, one by one."""
 
 
+_NUMBERS_OF_THEIR_OWN = (torch.ops.aten.bernoulli.default,)
+"""Composites that draw other numbers than their parts do: on a GPU, not those that eager draws."""
+
+
 _STRIDES_OF_THEIR_OWN = (torch.ops.aten.index_add.default, torch.ops.aten.index_copy.default)
 """Composites whose parts leave the result as its operand lies; the op's own kernel makes it row-major, and the program
 goes on with that."""
@@ -56,7 +60,7 @@ def _decompositions(known: tuple[str, ...], declared: int) -> Decompositions:
     for overload in TABLE:
         if str(overload) not in _NOT_KEPT:
             table.pop(overload, None)
-    for overload in (*_OF_THE_LIBRARY, *_STRIDES_OF_THEIR_OWN):
+    for overload in (*_OF_THE_LIBRARY, *_NUMBERS_OF_THEIR_OWN, *_STRIDES_OF_THEIR_OWN):
         table.pop(overload, None)
     for name in _COUNTED_FROM_THE_END:
         packet = getattr(torch.ops.aten, name)
