@@ -31,7 +31,7 @@ from .lifted import lift_products
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
-from .scanned import Loop, place_of, replace_by_scan, tensors_of, written_of
+from .scanned import Loop, replace_by_scan, tensors_of, written_of
 from .stepping import fill, number_for, type_of
 from .unrolled import (
     ARITHMETIC,

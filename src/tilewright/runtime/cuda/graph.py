@@ -56,7 +56,11 @@ def refusal(plan: Plan) -> str:
         return "sizes depend on data"
     steps = [s for segment in plan.segments for s in segment.steps]
     for s in steps:
-        if isinstance(s, Call) and s.call.reason in UNCAPTURED and not (s.call.reason == "random" and _is_seeded(s)):
+        if (
+            isinstance(s, Call)
+            and s.call.reason in UNCAPTURED
+            and not (s.call.reason == "random" and _is_seeded(s))
+        ):
             why = getattr(s.call.function, "uncaptured", s.call.reason)
             if why:
                 return f"{s.call.name} ({why})"
@@ -78,7 +82,9 @@ def draws_numbers(plan: Plan) -> bool:
 
 def _is_seeded(step: Call) -> bool:
     function = step.call.function
-    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()) or getattr(function, "draws", False)
+    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()) or getattr(
+        function, "draws", False
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

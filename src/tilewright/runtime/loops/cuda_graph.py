@@ -246,7 +246,9 @@ class GraphLoop:
             for body, number in dict(self._parts(length)).items():  # each body once, wherever it stands
                 made = step(body, number, found.state, ())  # what is built at its first call is built here
                 first = self.loop.conditional + self.loop.carried
-                chunk.stacks = [x.new_empty((length, *x.shape)) for x in made[first : first + self.loop.stacked]]
+                stacked, device = made[first : first + self.loop.stacked], chunk.counters.device
+                # A number that a call leaves to the host is one of the device's in a graph.
+                chunk.stacks = [x.new_empty((length, *x.shape), device=device) for x in stacked]
         try:
             chunk.replay = self.recorder.record(run)
         except (RuntimeError, UnsupportedError) as error:

@@ -23,6 +23,7 @@ from tilewright.runtime.cpu.pool import running
 
 from .call_results import Act, Tensors, take_results
 from .launch import raise_error
+from .seeds import LOOK_FOR_SEEDS, finding_seeds
 from .tensors import Make, copy_into
 
 _copy_each: Callable[[list[Tensor], list[Tensor]], None] = getattr(torch, "_foreach_copy_")  # noqa: B009 (torch hides it)
@@ -278,7 +279,8 @@ def void(result: object) -> None:
 def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
     """The fastest callable that does the same."""
     if isinstance(function, torch._ops.OpOverload):
-        return function._op  # the wrapper only forwards to it
+        # The wrapper only forwards to it.
+        return finding_seeds(function) if function._opname in LOOK_FOR_SEEDS else function._op
     return bind(function)
 
 
