@@ -39,11 +39,16 @@ def owning(found: Steps, keys: Collection[object]) -> Steps:
 
 
 def reading_back(found: Steps) -> Steps:
-    """The steps, where parts that a step reads are those that a step before has written: these are carried values."""
+    """The steps, where parts that a step reads are those that a step before has written: these are carried values. Or
+    those that it writes itself, once they are read."""
     carried, sliced, back = dict(found.carried), dict(found.sliced), dict(found.read_back)
+    first: set[fx.Node] = set()
     for written, store in found.stores.items():
         for m, node in enumerate(found.windows[1]):
             part = found.sliced.get(node)
+            if part == store.part and all(_is_read_before(window, m, written) for window in found.windows):
+                first.add(node)
+                continue
             delay = _delay(store.part, part) if isinstance(part, Sliced) else 0
             if not delay or delay >= len(found.windows):
                 continue
@@ -53,7 +58,14 @@ def reading_back(found: Steps) -> Steps:
             carried = firsts | carried
             back[node] = written, delay
             del sliced[node]
-    return replace(found, carried=carried, sliced=sliced, read_back=back)
+    return replace(found, carried=carried, sliced=sliced, read_back=back, read_first=frozenset(first))
+
+
+def _is_read_before(window: Sequence[fx.Node], m: int, written: int) -> bool:
+    """Whether the part that node m of a step takes is only read, by nodes in front of the one that writes there."""
+    shown = _memories(window[m])
+    readers = {n: k for k, n in enumerate(window[:written])}
+    return all(u in readers and not shown & _memories(u) for u in window[m].users)
 
 
 def _delay(written: Sliced, read: Sliced) -> int:
@@ -102,7 +114,7 @@ def _left_alone(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> 
 def _check_filled(found: Steps, filled: set[int]) -> None:
     """Raise Unlike if a step reads this memory, which steps fill part by part, other than as a carried value, or if
     what it writes there is not of the part's shape: a stack of these would be broadcast along the steps."""
-    back = {n for n in found.windows[1] if n in found.read_back}
+    back = {n for n in found.windows[1] if n in found.read_back or n in found.read_first}
     computed = [n for m, n in enumerate(found.windows[1]) if m not in found.stores and n not in back]
     for n in computed:
         shows = [i for i in n.all_input_nodes if filled & _memories(i)]
@@ -125,6 +137,7 @@ def _memories(node: fx.Node) -> set[int]:
 
 def _bases(found: Steps) -> list[fx.Node]:
     """The tensors of which steps take parts, and what products in front of the loop read."""
-    parts = [w.part if isinstance(w, Lifted) else w for w in found.sliced.values()]
+    taken = [w for key, w in found.sliced.items() if key not in found.read_first]
+    parts = [w.part if isinstance(w, Lifted) else w for w in taken]
     read = [n for w in found.sliced.values() if isinstance(w, Lifted) for n in w.node.all_input_nodes]
     return [*(p.base for p in parts if isinstance(p, Sliced)), *read]

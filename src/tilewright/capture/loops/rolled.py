@@ -28,6 +28,7 @@ from tilewright.tuning.thresholds import LOOPS
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
+from .part_writes import write_parts_by_index
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
 from .same_bodies import with_bodies_once
@@ -53,7 +54,7 @@ def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     it has none. Nodes carry `meta["example_value"]`."""
     if len(gm.graph.nodes) <= LOOPS.max_unrolled_steps:
         return gm
-    made, found = with_bodies_once(gm), False
+    made, found = write_parts_by_index(with_bodies_once(gm)), False
     while True:
         nodes = list(made.graph.nodes)
         if _device(nodes) not in ("cpu", "cuda"):

@@ -92,6 +92,8 @@ class Steps:
     """Nodes, by number, that write into parts: all of them are one write behind the loop."""
     read_back: dict[fx.Node, tuple[int, int]] = field(default_factory=dict[fx.Node, tuple[int, int]])
     """Parts, by what takes them in step 1, that steps before have written: the carried values that they are."""
+    read_first: frozenset[fx.Node] = frozenset()
+    """Parts, by what takes them in step 1, that the step itself writes behind all reads: what lies there before."""
     held: tuple[fx.Node, ...] = ()
     """Tensors of outside that steps write to and read again: carried values in a memory of their own."""
     owned: frozenset[int] = frozenset()
@@ -395,6 +397,12 @@ def _part_of(x: object, size: object) -> tuple[object, int | None]:
             return None, None
         start, stop = start + size * (start < 0), stop + size * (stop < 0)
     return (start, stop - start) if 0 <= start < stop else (None, None)
+
+
+def is_basic_index(index: object) -> bool:
+    """Whether an index takes a part of a tensor: numbers, slices of numbers, new dims, an ellipsis."""
+    row: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
+    return all(x is None or x is Ellipsis or type(x) is int or _is_plain(x) for x in row)
 
 
 def _is_plain(x: object) -> bool:

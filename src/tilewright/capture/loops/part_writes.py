@@ -1,0 +1,118 @@
+"""Writes into parts of tensors in one spelling: `whole[index] = value`, with a value that is computed.
+
+`whole[t].copy_(x)`, `whole[t].add_(x)`, `whole[t] += x` and `whole[t] = 3.0` do the same in other words. In this
+spelling equal steps that write part after part are a loop (`in_place`)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .unrolled import is_basic_index, val_of
+
+_IN_PLACE: dict[object, Callable[..., object]] = {
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+    operator.itruediv: operator.truediv, "add_": torch.add, "sub_": torch.sub, "mul_": torch.mul, "div_": torch.div,
+    "addcmul_": torch.addcmul, "addcdiv_": torch.addcdiv, "lerp_": torch.lerp, "clamp_": torch.clamp,
+}  # fmt: skip
+"""What writes its result over its first operand, and what only computes it."""
+
+
+def write_parts_by_index(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph in which writes into parts are one spelling; itself if they are already. Nodes carry
+    `meta["example_value"]`."""
+    if not any(_part_written(n) is not None or _is_filled(n) for n in gm.graph.nodes):
+        return gm
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in gm.graph.nodes:
+        part = _part_written(node)
+        if part is not None:
+            _write(graph, values, node, part)
+            values[node] = values[part]
+        elif _is_filled(node):
+            _fill(graph, values, node)
+        elif not _writes_itself(node):
+            values[node] = graph.node_copy(node, values.__getitem__)
+    made = fx.GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    return made
+
+
+def _part_written(node: fx.Node) -> fx.Node | None:
+    """The part of a tensor that a node writes in another spelling."""
+    part = node.args[0] if node.args else None
+    if not isinstance(part, fx.Node) or not _is_part(part) or len(node.args) < 2:
+        return None
+    known = node.target in _IN_PLACE or node.target == "copy_" and isinstance(node.args[1], fx.Node)
+    return part if known and node.op in ("call_function", "call_method") else None
+
+
+def _is_part(node: fx.Node) -> bool:
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return False
+    return isinstance(val_of(node.args[0]), FakeTensor) and is_basic_index(node.args[1])
+
+
+def _is_filled(node: fx.Node) -> bool:
+    """Whether a node writes a plain number into a part."""
+    if node.target is not operator.setitem or not isinstance(node.args[0], fx.Node):
+        return False
+    number = type(node.args[2]) in (bool, int, float)
+    return number and isinstance(val_of(node.args[0]), FakeTensor) and is_basic_index(node.args[1])
+
+
+def _writes_itself(node: fx.Node) -> bool:
+    """Whether a node writes over a part what lies there: the second half of `whole[t] += x`."""
+    if node.target is not operator.setitem or not isinstance(made := node.args[2], fx.Node):
+        return False
+    part = _part_written(made)
+    return part is not None and part.args == node.args[:2] and not node.users
+
+
+def _write(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node, part: fx.Node) -> None:
+    value = node.args[1]
+    if node.target == "copy_":
+        value = values[cast(fx.Node, value)]
+    else:
+        computes = _IN_PLACE[node.target]
+        sample = cast(FakeTensor, val_of(part))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), val_of)  # pyright: ignore[reportArgumentType]
+        with sample.fake_mode, torch.no_grad():
+            was, made = sample.clone(), computes(*args, **kwargs)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        assert isinstance(made, Tensor)
+        was.requires_grad_(sample.requires_grad)
+        given = [t for n in node.all_input_nodes if isinstance(t := val_of(n), Tensor)]
+        made.requires_grad_(made.dtype.is_floating_point and any(t.requires_grad for t in given))
+        before = graph.call_function(
+            torch.clone, (values[part],)
+        )  # the gradient may read it, and it is written over
+        before.meta = {**node.meta, "example_value": was}
+        now = {**values, part: before}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), now.__getitem__)  # pyright: ignore[reportArgumentType]
+        value = graph.call_function(computes, args, kwargs)  # pyright: ignore[reportArgumentType]
+        value.meta = {**node.meta, "example_value": made}
+    _set(graph, node, values[cast(fx.Node, part.args[0])], part.args[1], value)
+
+
+def _fill(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node) -> None:
+    whole, index, number = node.args
+    sample = cast(FakeTensor, val_of(cast(fx.Node, whole)))
+    with sample.fake_mode, torch.no_grad():
+        part = sample[index]  # pyright: ignore[reportArgumentType]
+        made = torch.empty_like(part)
+    shown = graph.call_function(operator.getitem, (values[cast(fx.Node, whole)], index))
+    shown.meta = {**node.meta, "example_value": part}
+    full = graph.call_function(torch.full_like, (shown, cast(float, number)))
+    full.meta = {**node.meta, "example_value": made}
+    values[node] = _set(graph, node, values[cast(fx.Node, whole)], index, full)
+
+
+def _set(graph: fx.Graph, node: fx.Node, whole: fx.Node, index: object, value: object) -> fx.Node:
+    made = graph.call_function(operator.setitem, (whole, index, value))  # pyright: ignore[reportArgumentType]
+    made.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
+    return made
