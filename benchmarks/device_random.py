@@ -58,7 +58,9 @@ def random_numbers() -> str:
                 torch._dynamo.reset()
                 tilewright.reset()
                 run = torch.compile(function, backend=tilewright.backend, options={"cuda_graphs": graphs})
-                torch.testing.assert_close(drawn(run, trains), wanted, rtol=2e-4, atol=2e-5)
+                for ours, theirs in zip(drawn(run, trains), wanted, strict=True):
+                    # Other numbers would differ by as much as the results are; roundings grow over the steps.
+                    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3 * float(theirs.abs().max()))
                 loops += sum(c.name == "loop" for made in tilewright.compilations() for c in made.calls)
     return f"{loops} loops"
 
