@@ -79,6 +79,31 @@ def test_a_number_that_is_written_once_its_part_is_read(number: float) -> None:
     agrees(run, *operands())
 
 
+def test_two_parts_of_one_tensor() -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.zeros(STEPS, 2, 3, 8)
+        seen = torch.zeros(3, STEPS, dtype=torch.bool)
+        for t in range(STEPS):
+            h = torch.tanh(h @ w + x[t])
+            out[t, 0] = h
+            out[t, 1] += h * 2
+            seen[0, t] |= (h > 0).any()
+            seen[2, t] = (h > 0).all()
+        return out + seen.any(), h
+
+    agrees(run, *operands())
+
+
+def parts_of_one_place(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.zeros(STEPS, 2, 3, 8)
+    for t in range(STEPS):
+        h = torch.tanh(h @ w + x[t])
+        out[t, 0] = h
+        out[t, -2] = h * 2
+        out[t, :, 1] = h[:2]
+    return out, h
+
+
 def test_a_written_input_of_the_program() -> None:
     def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         for t in range(STEPS):
@@ -164,7 +189,7 @@ def through_a_view(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
 
 BESIDE = [
     read_afterwards, shown_afterwards, written_twice, parts_that_overlap, one_part, read_by_the_next, kept,
-    through_a_view,
+    through_a_view, parts_of_one_place,
 ]  # fmt: skip
 
 

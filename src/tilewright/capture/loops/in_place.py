@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 from torch import Tensor, fx
@@ -91,13 +92,25 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     if not all((*kept, *filled)):
         raise Unlike("a step writes into a tensor without memory")
     written = [m for memories in (*kept, *filled) for m in memories]
-    if len(written) > len(set(written)) or len(filled) < len(found.stores):
+    parts = [s.part for s in found.stores.values()]
+    apart = all(a.base is not b.base or _are_apart(a, b) for a, b in combinations(parts, 2))
+    if len(written) > len(set(written)) or not apart:
         raise Unlike("a step writes twice into one memory")
     if any(set(written) & _memories(n) for n in _left_alone(found, stacked, ends)):
         raise Unlike("a step writes to memory that something else reads")
     if found.owned & {*stacked}:
         raise Unlike("what steps write into is read after each of them")
     _check_filled(found, {m for memories in filled for m in memories})
+
+
+def _are_apart(a: Sliced, b: Sliced) -> bool:
+    """Whether no step's part of one kind shares an element with any step's part of the other: beside the dim that
+    counts, another number or other places are taken of some dim."""
+    if a.index is None or b.index is None or a.dim != b.dim or len(a.index) != len(b.index):
+        return False
+    pairs = [(x, y) for x, y in zip(a.index, b.index, strict=True) if type(x) is int and type(y) is int]
+    new_dims = None in a.index or None in b.index  # numbers at one place may then be of two dims
+    return not new_dims and any(x != y and (x < 0) == (y < 0) for x, y in pairs)
 
 
 def _left_alone(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> list[fx.Node]:

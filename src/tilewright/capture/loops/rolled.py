@@ -28,11 +28,10 @@ from tilewright.tuning.thresholds import LOOPS
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
-from .part_writes import write_parts_by_index
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
-from .same_bodies import with_bodies_once
 from .scanned import Loop, replace_by_scan, tensors_of, written_of
+from .spelling import with_bodies_once, write_parts_by_index
 from .stepping import fill, number_for, type_of
 from .unrolled import (
     ARITHMETIC,

@@ -1,12 +1,13 @@
-"""Writes into parts of tensors in one spelling: `whole[index] = value`, with a value that is computed.
+"""One spelling for what a captured graph says in several, in front of the search for equal steps.
 
-`whole[t].copy_(x)`, `whole[t].add_(x)`, `whole[t] += x` and `whole[t] = 3.0` do the same in other words. In this
-spelling equal steps that write part after part are a loop (`in_place`)."""
+Functions that it calls by name, as checkpointing does: those that do the same are one. Writes into parts of tensors:
+`whole[t].copy_(x)`, `whole[t].add_(x)`, `whole[t] += x` and `whole[t] = 3.0` become `whole[t] = value`, with a value
+that is computed; equal steps that write part after part so are a loop (`in_place`)."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -17,10 +18,52 @@ from .unrolled import is_basic_index, val_of
 
 _IN_PLACE: dict[object, Callable[..., object]] = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
-    operator.itruediv: operator.truediv, "add_": torch.add, "sub_": torch.sub, "mul_": torch.mul, "div_": torch.div,
+    operator.itruediv: operator.truediv, operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
+    operator.ipow: operator.pow, operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor,
+    "add_": torch.add, "sub_": torch.sub, "mul_": torch.mul, "div_": torch.div,
     "addcmul_": torch.addcmul, "addcdiv_": torch.addcdiv, "lerp_": torch.lerp, "clamp_": torch.clamp,
 }  # fmt: skip
 """What writes its result over its first operand, and what only computes it."""
+
+
+def with_bodies_once(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with one name, read in front of everything, for all graphs among its attributes that compute the same;
+    itself if no two do. Dynamo captures the function of each call anew."""
+    first: dict[object, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        body = getattr(gm, node.target, None)
+        if isinstance(body, fx.GraphModule):
+            same[node] = first.setdefault(_text(body), node)
+    if len(first) == len(same):
+        return gm
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    nodes = list(gm.graph.nodes)
+    begin = next(k for k, n in enumerate(nodes) if n.op != "placeholder")
+    for node in (*nodes[:begin], *first.values(), *(n for n in nodes[begin:] if n not in first.values())):
+        values[node] = (
+            values[same[node]]
+            if node in same and same[node] is not node
+            else graph.node_copy(node, values.__getitem__)
+        )
+    made = fx.GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    return made
+
+
+def _text(body: fx.GraphModule) -> object:
+    """What a graph computes: its nodes by number. What it holds itself is known by identity."""
+    numbers: dict[fx.Node, int] = {}
+    lines: list[object] = []
+    for k, node in enumerate(body.graph.nodes):
+        numbers[node] = k
+        target = k if node.op == "placeholder" else node.target
+        held: Sequence[int] = [id(getattr(body, node.target))] if node.op == "get_attr" else []
+        arguments = fx.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")  # pyright: ignore[reportArgumentType]
+        lines.append(
+            (node.op, target if isinstance(target, (str, int)) else id(target), repr(arguments), *held)
+        )
+    return tuple(lines)
 
 
 def write_parts_by_index(gm: fx.GraphModule) -> fx.GraphModule:
