@@ -130,7 +130,9 @@ def _write(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node, part:
         assert isinstance(made, Tensor)
         was.requires_grad_(sample.requires_grad)
         given = [t for n in node.all_input_nodes if isinstance(t := val_of(n), Tensor)]
-        made.requires_grad_(made.dtype.is_floating_point and any(t.requires_grad for t in given))
+        made.requires_grad_(
+            (made.is_floating_point() or made.is_complex()) and any(t.requires_grad for t in given)
+        )
         before = graph.call_function(
             torch.clone, (values[part],)
         )  # the gradient may read it, and it is written over
