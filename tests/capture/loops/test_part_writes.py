@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
 import torch
 from tests.capture.loops.part_loops import agrees, fewer, loops
 from torch import Tensor
+
+from tilewright.capture.loops import spelling
 
 __all__ = ["fewer"]
 STEPS = 12
@@ -217,3 +220,18 @@ def test_programs_without_loops_stay_as_they_are() -> None:
 
     agrees(run, torch.randn(6, 8), count=0)
     assert loops() == 0
+
+
+def test_what_cannot_be_computed_apart_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("no such kernel")
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.sin(x)
+        for t in range(STEPS):
+            h = torch.tanh(h @ w)
+            out[t] += h
+        return out, h
+
+    monkeypatch.setitem(spelling._IN_PLACE, operator.iadd, fails)  # pyright: ignore[reportPrivateUsage]
+    agrees(run, *operands(), count=0)

@@ -6,6 +6,7 @@ that is computed; equal steps that write part after part so are a loop (`in_plac
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .unrolled import is_basic_index, val_of
+from .unrolled import Unlike, is_basic_index, val_of
+
+LOG = logging.getLogger("tilewright")
 
 _IN_PLACE: dict[object, Callable[..., object]] = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
@@ -67,10 +70,21 @@ def _text(body: fx.GraphModule) -> object:
 
 
 def write_parts_by_index(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph in which writes into parts are one spelling; itself if they are already. Nodes carry
+    """The graph in which writes into parts are one spelling; itself if they are already, or cannot be. Nodes carry
     `meta["example_value"]`."""
     if not any(_part_written(n) is not None or _is_filled(n) for n in gm.graph.nodes):
         return gm
+    try:
+        graph = _spelled_alike(gm)
+    except Unlike as why:
+        LOG.info("writes into parts stay as they are: %s", why)
+        return gm
+    made = fx.GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    return made
+
+
+def _spelled_alike(gm: fx.GraphModule) -> fx.Graph:
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in gm.graph.nodes:
         part = _part_written(node)
@@ -81,9 +95,7 @@ def write_parts_by_index(gm: fx.GraphModule) -> fx.GraphModule:
             _fill(graph, values, node)
         elif not _writes_itself(node):
             values[node] = graph.node_copy(node, values.__getitem__)
-    made = fx.GraphModule(gm, graph)
-    made.meta = dict(gm.meta)
-    return made
+    return graph
 
 
 def _part_written(node: fx.Node) -> fx.Node | None:
@@ -118,30 +130,36 @@ def _writes_itself(node: fx.Node) -> bool:
 
 
 def _write(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node, part: fx.Node) -> None:
-    value = node.args[1]
     if node.target == "copy_":
-        value = values[cast(fx.Node, value)]
+        value = values[cast(fx.Node, node.args[1])]
     else:
-        computes = _IN_PLACE[node.target]
-        sample = cast(FakeTensor, val_of(part))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), val_of)  # pyright: ignore[reportArgumentType]
-        with sample.fake_mode, torch.no_grad():
-            was, made = sample.clone(), computes(*args, **kwargs)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        assert isinstance(made, Tensor)
-        was.requires_grad_(sample.requires_grad)
-        given = [t for n in node.all_input_nodes if isinstance(t := val_of(n), Tensor)]
-        made.requires_grad_(
-            (made.is_floating_point() or made.is_complex()) and any(t.requires_grad for t in given)
-        )
-        before = graph.call_function(
-            torch.clone, (values[part],)
-        )  # the gradient may read it, and it is written over
+        was, made = _computed(node, part)
+        # The gradient may read what lies there, and it is written over.
+        before = graph.call_function(torch.clone, (values[part],))
         before.meta = {**node.meta, "example_value": was}
         now = {**values, part: before}
         args, kwargs = fx.map_arg((node.args, node.kwargs), now.__getitem__)  # pyright: ignore[reportArgumentType]
-        value = graph.call_function(computes, args, kwargs)  # pyright: ignore[reportArgumentType]
+        value = graph.call_function(_IN_PLACE[node.target], args, kwargs)  # pyright: ignore[reportArgumentType]
         value.meta = {**node.meta, "example_value": made}
     _set(graph, node, values[cast(fx.Node, part.args[0])], part.args[1], value)
+
+
+def _computed(node: fx.Node, part: fx.Node) -> tuple[Tensor, Tensor]:
+    """What stands for a copy of the part that a node writes, and for what it writes there. Raises Unlike where that cannot
+    be computed apart."""
+    sample = cast(FakeTensor, val_of(part))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), val_of)  # pyright: ignore[reportArgumentType]
+    try:
+        with sample.fake_mode, torch.no_grad():
+            was, made = sample.clone(), _IN_PLACE[node.target](*args, **kwargs)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except Exception as error:
+        raise Unlike(f"{node.target} fails apart: {error}") from error
+    if not isinstance(made, Tensor):
+        raise Unlike(f"{node.target} makes no tensor")
+    given = [t for n in node.all_input_nodes if isinstance(t := val_of(n), Tensor)]
+    inexact = made.is_floating_point() or made.is_complex()
+    was.requires_grad_(sample.requires_grad)
+    return was, made.requires_grad_(inexact and any(t.requires_grad for t in given))
 
 
 def _fill(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node) -> None:
