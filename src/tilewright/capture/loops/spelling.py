@@ -145,8 +145,8 @@ def _write(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node, part:
 
 
 def _computed(node: fx.Node, part: fx.Node) -> tuple[Tensor, Tensor]:
-    """What stands for a copy of the part that a node writes, and for what it writes there. Raises Unlike where that cannot
-    be computed apart."""
+    """What stands for a copy of the part that a node writes, and for what it writes there. Raises Unlike where that
+    cannot be computed apart."""
     sample = cast(FakeTensor, val_of(part))
     args, kwargs = fx.map_arg((node.args, node.kwargs), val_of)  # pyright: ignore[reportArgumentType]
     try:
