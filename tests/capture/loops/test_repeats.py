@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.capture.loops.part_loops import agrees, fewer, gradients, loops
+from tests.capture.loops.random_loops import disturbed, dropped
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -222,24 +223,12 @@ def test_functions_that_differ_are_two() -> None:
     agrees(run, torch.randn(8, 8) / 3, torch.randn(3, 8), count=2, trains=False)
 
 
-def dropped(h: Tensor, w: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        h = F.dropout(torch.tanh(h @ w), 0.3)
-    return h
-
-
-def disturbed(h: Tensor, w: Tensor) -> Tensor:
-    made: list[Tensor] = []
-    for _ in range(STEPS):
-        h = torch.tanh(h @ w) + 0.1 * torch.randn_like(h)
-        h = h * torch.bernoulli(h.sigmoid().detach()) + torch.rand(3, 8)
-        made.append(h)
-    return torch.stack(made)
-
-
-@pytest.mark.parametrize("steps", [dropped, disturbed])
+@pytest.mark.parametrize("draws", [dropped, disturbed])
 @pytest.mark.parametrize("trains", [True, False])
-def test_random_numbers_are_those_of_eager(steps: Callable[..., Tensor], trains: bool) -> None:
+def test_random_numbers_are_those_of_eager(draws: Callable[..., Tensor], trains: bool) -> None:
+    def steps(h: Tensor, w: Tensor) -> Tensor:
+        return draws(h, w, STEPS)
+
     given = torch.randn(3, 8), torch.randn(8, 8) / 3
     found: list[list[Tensor | None]] = []
     for f in (torch.compile(steps, backend="tilewright", fullgraph=True), steps):

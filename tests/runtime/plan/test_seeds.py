@@ -40,4 +40,6 @@ def test_they_lie_where_the_op_looks(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
     monkeypatch.setattr(Tensor, "cpu", lambda t: torch.zeros(t.shape, dtype=t.dtype))  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType, reportUnknownArgumentType]
     seed = torch.zeros((), dtype=torch.int64, device="meta")
-    assert finding_seeds(backward)(torch.zeros(2), seed, seed, chance) is on_host
+    call, x = finding_seeds(backward), torch.zeros(2)
+    assert call(x, seed, seed, chance) is on_host
+    assert call(x, seed, philox_offset=seed, dropout_p=chance) is on_host

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -391,9 +391,14 @@ class StepRecorder:
             torch.cuda.synchronize(self._ordinal)
         return stream
 
-    def rehearsal(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def rehearsal(self) -> Generator[None]:
         """What runs inside leaves the device's random numbers as they were."""
-        return torch.random.fork_rng([self._ordinal])
+        before = torch.cuda.get_rng_state(self._ordinal)
+        try:
+            yield
+        finally:
+            torch.cuda.set_rng_state(before, self._ordinal)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """What does the same again. Raises RuntimeError where it cannot be captured; nothing else is then lost."""

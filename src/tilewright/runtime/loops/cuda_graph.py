@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from tilewright.ir.graph import Loop
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.plan.data import Call, Plan
-from tilewright.runtime.cuda.graph import StepRecorder, copy_all, refusal
+from tilewright.runtime.cuda.graph import StepRecorder, copy_all, draws_numbers, refusal
 from tilewright.runtime.cuda.kernels import CudaUnit
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.tuning.input_limits import CUDA_GRAPHS
@@ -125,6 +125,8 @@ class GraphLoop:
         """How many steps are one graph; 0 where graphs serve any number of steps."""
         self.recorder = recorder
         self.refused = refused
+        self.draws = any(draws_numbers(body.executable.plan) for body in self.bodies)
+        """Whether a step may draw random numbers."""
         self._sizes: OrderedDict[object, _Sizes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -242,7 +244,8 @@ class GraphLoop:
         def run() -> None:
             self._steps(found, chunk, length, step)
 
-        with self.recorder.rehearsal():
+        # Other threads may draw meanwhile: what draws nothing leaves the generator alone.
+        with self.recorder.rehearsal() if self.draws else nullcontext():
             for body, number in dict(self._parts(length)).items():  # each body once, wherever it stands
                 made = step(body, number, found.state, ())  # what is built at its first call is built here
                 first = self.loop.conditional + self.loop.carried

@@ -25,15 +25,12 @@ SEEDS = ("philox_seed", "philox_offset")
 def finding_seeds(op: OpOverload) -> Callable[..., object]:
     """`op`, one of `LOOK_FOR_SEEDS`, given the numbers where it looks for them. Waits for the device where they lie
     there and no graph is captured."""
-    names = [a.name for a in op._schema.arguments]
-    seeds, chance = [names.index(n) for n in SEEDS], names.index("dropout_p")
+    names = [a.name for a in op._schema.arguments if not a.kwarg_only]
 
     def call(*args: object, **kwargs: object) -> object:
-        if args[chance] and not torch.cuda.is_current_stream_capturing():
-            given = list(args)
-            for k in seeds:
-                given[k] = x.cpu() if isinstance(x := args[k], Tensor) else x
-            args = tuple(given)
-        return op._op(*args, **kwargs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if not given["dropout_p"] or torch.cuda.is_current_stream_capturing():
+            return op._op(*args, **kwargs)
+        return op._op(**given | {n: x.cpu() for n in SEEDS if isinstance(x := given[n], Tensor)})
 
     return call
