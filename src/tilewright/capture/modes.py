@@ -16,7 +16,8 @@ from tilewright.capture.loops.repeats import Repeat
 
 _ENTER = (torch.amp.autocast_mode._enter_autocast, torch.autograd.grad_mode._enter_inference_mode)
 _EXIT = (torch.amp.autocast_mode._exit_autocast, torch.autograd.grad_mode._exit_inference_mode)
-MODES = (torch._C._set_grad_enabled, *_ENTER, *_EXIT)
+SET_GRADIENTS = torch._C._set_grad_enabled
+MODES = (SET_GRADIENTS, *_ENTER, *_EXIT)
 
 
 def nodes_without_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -24,7 +25,7 @@ def nodes_without_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     asks = True
     for n in nodes:
-        if n.target is torch._C._set_grad_enabled:
+        if n.target is SET_GRADIENTS:
             asks = bool(n.args[0])
         elif not asks:
             found.add(n)
@@ -41,7 +42,7 @@ def shift_of(nodes: Sequence[fx.Node], repeat: Repeat) -> int:
     modes: list[tuple[bool, int]] = []
     for n in nodes[: first.stop]:
         modes.append((without, inside))
-        if n.target is torch._C._set_grad_enabled:
+        if n.target is SET_GRADIENTS:
             without = not n.args[0]
         inside += (n.target in _ENTER) - (n.target in _EXIT)
     return min(first, key=lambda k: modes[k]) - first.start

@@ -40,6 +40,7 @@ SIZES = load(SizeThresholds, "sizes")
 class LoopThresholds:
     """Loops of a program: which are written out step by step."""
 
+    max_gathered_elements: int
     max_lifted_growth_ratio: int
     max_unrolled_steps: int
     max_known_unrolled_steps: int

@@ -10,7 +10,7 @@ import torch
 from tests.capture.loops.part_loops import agrees, fewer, loops
 from torch import Tensor
 
-from tilewright.capture.loops import spelling
+from tilewright.capture.loops.spelling import in_place_ops
 
 __all__ = ["fewer"]
 STEPS = 12
@@ -233,5 +233,5 @@ def test_what_cannot_be_computed_apart_stays(monkeypatch: pytest.MonkeyPatch) ->
             out[t] += h
         return out, h
 
-    monkeypatch.setitem(spelling._IN_PLACE, operator.iadd, fails)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(in_place_ops.IN_PLACE, operator.iadd, fails)
     agrees(run, *operands(), count=0)

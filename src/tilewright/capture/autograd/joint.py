@@ -29,6 +29,7 @@ from tilewright.capture.aliasing.shares import told_apart
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
+from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
 from tilewright.capture.opaque import Build, Runner, around_opaque
@@ -179,19 +180,6 @@ def _whole_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
     if any(isinstance(t, Tensor) and overlaps(t) for t in results):
         return config.patch(guess_tangent_strides_as_outputs=False)
     return nullcontext()
-
-
-def overlaps(t: Tensor) -> bool:
-    """Whether two elements of a tensor of known sizes may lie in one place."""
-    if t.layout != torch.strided or any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride())):
-        return False
-    end = 0
-    for step, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size > 1:
-            if step <= end:
-                return True
-            end += step * (size - 1)
-    return False
 
 
 def _keep_saved() -> None:

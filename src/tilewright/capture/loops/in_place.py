@@ -6,18 +6,18 @@ loop at once. Both are right only if nothing else that the steps touch lies in t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 import torch
 from torch import Tensor, fx
 
-from tilewright.capture.modes import MODES
+from tilewright.capture.modes import MODES, SET_GRADIENTS
 from tilewright.tuning.search_limits import REPEATS
 
-from .leaving import memories_of
-from .unrolled import Lifted, Sliced, Steps, Unlike, val_of
+from .leaving import memories_of, overlaps
+from .unrolled import Lifted, Own, Sliced, Steps, Unlike, val_of
 
 
 class Writes(Unlike):
@@ -82,8 +82,7 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     if not (found.stores or found.held or found.owned):
         return
     windows = found.windows
-    if any(n.target in MODES for n in windows[1]):
-        raise Unlike("a step writes in a mode of its own")
+    _check_modes(found)
     begins = {m: first for (m, delay), first in found.carried.items() if delay == 1}
     if any(_memories(begins[m]) != _memories(windows[1][m]) for m in found.owned):
         raise Unlike("a step writes into what the step before made, and makes another tensor")
@@ -91,6 +90,9 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     filled = [_memories(n) for n in {s.part.base: None for s in found.stores.values()}]
     if not all((*kept, *filled)):
         raise Unlike("a step writes into a tensor without memory")
+    wholes = [val_of(n) for n in (*found.held, *begins.values(), *(s.part.base for s in found.stores.values()))]
+    if any(isinstance(t, Tensor) and overlaps(t) for t in wholes):
+        raise Unlike("a step writes into a tensor that overlaps with itself")
     written = [m for memories in (*kept, *filled) for m in memories]
     parts = [s.part for s in found.stores.values()]
     apart = all(a.base is not b.base or _are_apart(a, b) for a, b in combinations(parts, 2))
@@ -103,14 +105,55 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     _check_filled(found, {m for memories in filled for m in memories})
 
 
+def _check_modes(found: Steps) -> None:
+    """Raise Unlike if steps write in a mode of their own, other than without gradients to what asks for none."""
+    modes = {n.target for n in found.windows[1]} & {*MODES}
+    if not modes:
+        return
+    wholes = [*found.held, *(first for (m, _), first in found.carried.items() if m in found.owned)]
+    asks = any(t.requires_grad for n in wholes if isinstance(t := val_of(n), Tensor))
+    if asks or modes - {SET_GRADIENTS}:
+        raise Unlike("a step writes in a mode of its own")
+
+
 def _are_apart(a: Sliced, b: Sliced) -> bool:
     """Whether no step's part of one kind shares an element with any step's part of the other: beside the dim that
-    counts, another number or other places are taken of some dim."""
+    counts, another number is taken of some dim; or of the dim that counts, places between those of the other."""
+    if _base_dim(a) is not None and _base_dim(a) == _base_dim(b) and abs(a.step) == abs(b.step):
+        behind = (b.first - a.first) % abs(a.step)
+        if (a.length or 1) <= behind <= abs(a.step) - (b.length or 1):
+            return True
     if a.index is None or b.index is None or a.dim != b.dim or len(a.index) != len(b.index):
         return False
-    pairs = [(x, y) for x, y in zip(a.index, b.index, strict=True) if type(x) is int and type(y) is int]
-    new_dims = None in a.index or None in b.index  # numbers at one place may then be of two dims
-    return not new_dims and any(x != y and (x < 0) == (y < 0) for x, y in pairs)
+    if None in a.index or None in b.index:
+        return False  # numbers at one place may then be of two dims
+    whole = val_of(a.base)
+    assert isinstance(whole, Tensor)
+    places = zip(_places(a.index, whole), _places(b.index, whole), strict=True)
+    return any(x is not None and y is not None and (x.stop <= y.start or y.stop <= x.start) for x, y in places)
+
+
+def _places(index: Sequence[object], whole: Tensor) -> Iterator[range | None]:
+    """Which places of each dim an index takes, from the first to the last; None where that is not known."""
+    for x, size in zip(index, whole.shape, strict=False):
+        if type(size) is not int:
+            yield range(x, x + 1) if type(x) is int and x >= 0 else None
+        elif type(x) is int:
+            yield range(x % size, x % size + 1)
+        else:
+            assert isinstance(x, slice)
+            start, stop, step = x.indices(size)
+            yield range(start, stop) if step > 0 else None
+
+
+def _base_dim(part: Sliced) -> int | None:
+    """The dim of the whole tensor along which the parts of steps lie; None if new dims hide it."""
+    if part.index is None:
+        return part.dim
+    if None in part.index:
+        return None
+    slices = [p for p, x in enumerate(part.index) if type(x) is not int]
+    return slices[part.dim]
 
 
 def _left_alone(found: Steps, stacked: Sequence[int], ends: Collection[int]) -> list[fx.Node]:
@@ -153,4 +196,5 @@ def _bases(found: Steps) -> list[fx.Node]:
     taken = [w for key, w in found.sliced.items() if key not in found.read_first]
     parts = [w.part if isinstance(w, Lifted) else w for w in taken]
     read = [n for w in found.sliced.values() if isinstance(w, Lifted) for n in w.node.all_input_nodes]
-    return [*(p.base for p in parts if isinstance(p, Sliced)), *read]
+    owns = [n for p in parts if isinstance(p, Own) for n in p.nodes]
+    return [*(p.base for p in parts if isinstance(p, Sliced)), *owns, *read]

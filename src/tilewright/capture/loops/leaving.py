@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,21 +28,37 @@ from .unrolled import Unlike, val_of
 class Watch(TorchDispatchMode):
     """Notes which memory ops write into, and which op draws random numbers (empty: none)."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.wrote: dict[int, str] = {}
         self.drew = ""
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+        self, func: OpOverload | HigherOrderOperator, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:  # fmt: skip
         """Run the op."""
         given = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self._called(func, args, given)
         for k, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[k] if k < len(args) else given.get(argument.name)
                 self.wrote.update(dict.fromkeys(memories_of(value), str(func)))
         if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drew = str(func)
+        return func(*args, **given)
+
+    def _called(
+        self, func: HigherOrderOperator, args: tuple[object, ...], given: Mapping[str, object]
+    ) -> object:
+        """Run an op that calls functions: what torch captured as such writes nothing."""
+        bodies = [g for g in args if isinstance(g, fx.GraphModule)]
+        targets = [
+            n.target for g in bodies for n in g.graph.nodes if n.op in ("call_function", "call_method")
+        ]
+        if any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets):
             self.drew = str(func)
         return func(*args, **given)
 
@@ -63,7 +79,7 @@ def written_after(
         if node.op == "output":
             results = Counter(m for n in node.all_input_nodes for m in memories_of(val_of(n)) if m in owners)
         elif touched - written:
-            written.update(_written(node, touched))
+            written.update(written_by(node, touched))
     if any(owners[m] > 1 or m in outside for m in written):
         raise Unlike("two values of the steps share memory that is written to afterwards")
     if any(m in outside or (owners[m] > 1 and times > 1) for m, times in results.items()):
@@ -78,7 +94,21 @@ def memories_of(value: object) -> Iterator[int]:
             yield t.untyped_storage()._cdata
 
 
-def _written(node: fx.Node, touched: Collection[int]) -> Collection[int]:
+def overlaps(t: Tensor) -> bool:
+    """Whether two elements of a tensor may lie in one place, at the sizes that are known or were seen."""
+    seen = [[n.node.hint if isinstance(n, torch.SymInt) else n for n in part] for part in (t.stride(), t.shape)]
+    if t.layout != torch.strided or any(n is None for part in seen for n in part):
+        return False
+    end = 0
+    for step, size in sorted(zip(*seen, strict=True)):
+        if size > 1:
+            if step <= end:
+                return True
+            end += step * (size - 1)
+    return False
+
+
+def written_by(node: fx.Node, touched: Collection[int]) -> Collection[int]:
     """The memory of these that a node writes to, seen by calling it with other tensors that look the same; all of it
     where that cannot be known."""
     called = {"call_function": node.target, "call_method": _method}.get(node.op)

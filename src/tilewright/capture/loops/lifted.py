@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from tilewright.capture.modes import MODES
 from tilewright.tuning.thresholds import LOOPS
 
-from .unrolled import Lifted, Sliced, Steps, arguments_of, val_of
+from .unrolled import Lifted, Own, Sliced, Steps, arguments_of, val_of
 
 PRODUCTS = (operator.matmul, torch.matmul, torch.mm, F.linear, "matmul", "mm")
 """What takes any dims in front of a vector or matrix, and a matrix. (`mm` does not; for all steps it is `matmul`.)"""
@@ -28,7 +28,7 @@ def lift_products(found: Steps) -> Steps:
     carried = {found.windows[1][m] for m, _ in found.carried}
     made: dict[fx.Node, Lifted] = {}
     for m, node in enumerate(found.windows[1]):
-        product = _product(node, found)
+        product = _product(m, node, found)
         if (
             product is not None
             and node not in carried
@@ -37,22 +37,24 @@ def lift_products(found: Steps) -> Steps:
             made[node] = product
     if not made:
         return found
-    left = [n for n in found.windows[1] if n not in found.sliced and n not in made]
-    read = carried | {a for n in left for a in arguments_of(n) if isinstance(a, fx.Node)}
-    unread = frozenset(k for k in found.sliced if isinstance(k, fx.Node) and k not in read)
+    left = [m for m, n in enumerate(found.windows[1]) if n not in found.sliced and n not in made]
+    arguments = [(m, p) for m in left for p in range(len(arguments_of(found.windows[1][m])))]
+    taken = {found.taken_by(*at)[0] for at in arguments}
+    read = carried | {k for k in taken if isinstance(k, fx.Node)}
+    unread = frozenset(found.sliced.keys() - carried - taken)
     outer = {n: None for n in found.outer if n in read}
     return replace(found, sliced={**found.sliced, **made}, outer=outer, unread=unread)
 
 
-def _product(node: fx.Node, found: Steps) -> Lifted | None:
+def _product(m: int, node: fx.Node, found: Steps) -> Lifted | None:
     """What `node`, of step 1, is a product of, if it is such a one."""
     if node.target not in PRODUCTS or len(node.args) < 2:
         return None
     x, weight, *rest = node.args
     if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
         return None
-    part, value, matrix = found.sliced.get(x), val_of(x), val_of(weight)
-    if not isinstance(part, Sliced) or not isinstance(value, Tensor) or not isinstance(matrix, Tensor):
+    part, value, matrix = found.taken_by(m, 0)[1], val_of(x), val_of(weight)
+    if not isinstance(part, (Sliced, Own)) or not isinstance(value, Tensor) or not isinstance(matrix, Tensor):
         return None
     others = (weight, *rest, *node.kwargs.values())
     if node.kwargs.keys() - {"bias"} or any(n is not None and n not in found.outer for n in others):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._higher_order_ops import partitioner as joint_tracing
 from torch._decomp import decompositions as torchs
 from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopJointGraph, HopPartitionedGraph
 from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
@@ -47,12 +49,18 @@ def computed_again(active: bool) -> Generator[None]:
 @contextmanager
 def mended_scans() -> Generator[None]:
     """While active, torch differentiates scans of which a step passes a gradient on as it is, or of which gradients of
-    two results lie in one memory: it refuses those itself. And what cuts scans into passes does not tell all that it
-    does, as some versions ask it to."""
+    two results lie in one memory: it refuses those itself. A joint graph, which holds the gradients already, is traced
+    a second time without asking for those of its own (complex views and batch norms have none there). And what cuts
+    scans into passes does not tell all that it does, as some versions ask it to."""
     logger = logging.getLogger("torch._higher_order_ops.partitioner")
     level, partitioner = logger.level, HopGraphMinCutPartitioner
     plain, backward = partitioner.create_partitioned_graph, ScanAutogradImpl.call_backward
-    cut = HopJointGraph.partition
+    cut, traced = HopJointGraph.partition, joint_tracing.materialize_as_graph
+
+    def traced_silently(fn: Callable[..., object], *args: Any, **named: Any) -> fx.GraphModule:
+        if not isinstance(getattr(fn, "__wrapped__", None), fx.GraphModule):
+            return traced(fn, *args, **named)
+        return traced(torch.no_grad()(fn), *args, **named)
 
     def called(self: ScanAutogradImpl, *gradients: object) -> object:
         return backward(self, *(g.clone() if isinstance(g, Tensor) else g for g in gradients))
@@ -69,6 +77,7 @@ def mended_scans() -> Generator[None]:
 
     logger.setLevel(max(level, logging.INFO))
     HopJointGraph.partition = partition
+    joint_tracing.materialize_as_graph = traced_silently
     partitioner.create_partitioned_graph = staticmethod(created)
     ScanAutogradImpl.call_backward = called
     try:
@@ -77,18 +86,25 @@ def mended_scans() -> Generator[None]:
         partitioner.create_partitioned_graph = staticmethod(plain)
         ScanAutogradImpl.call_backward = backward
         HopJointGraph.partition = cut
+        joint_tracing.materialize_as_graph = traced
         logger.setLevel(level)
 
 
 def _compute_again(joint: fx.GraphModule) -> None:
-    """Mark what the forward pass makes as what the backward pass makes again."""
+    """Mark what the forward pass makes as what the backward pass makes again; but for random numbers, which it would
+    draw anew."""
     late: set[fx.Node] = set()
     for n in joint.graph.nodes:
         tangent = n.op == "placeholder" and n.name.startswith("tangents")
         if tangent or any(a in late for a in n.all_input_nodes):
             late.add(n)
-        elif n.op == "call_function" and isinstance(n.meta.get("val"), Tensor):
-            n.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif n.op == "call_function":
+            drawn = _draws(n) or any(map(_draws, n.all_input_nodes)) and n.target is operator.getitem
+            n.meta["recompute"] = CheckpointPolicy.MUST_SAVE if drawn else CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _own_results(gm: fx.GraphModule) -> None:
@@ -152,8 +168,11 @@ _HALF = 32
 
 
 def as_inexact(x: Tensor) -> Tensor:
-    """A tensor as torch's scans differentiate it; integers as `CARRIED_INEXACT` says, halves along a last dim."""
-    if x.is_floating_point() or x.is_complex():
+    """A tensor as torch's scans differentiate it: integers as `CARRIED_INEXACT` says, halves along a last dim, and
+    complex numbers as real ones."""
+    if x.is_complex():
+        return torch.view_as_real(x.resolve_conj()).clone(memory_format=torch.contiguous_format)
+    if x.is_floating_point():
         return x
     parts = torch.stack((x >> _HALF, x & ((1 << _HALF) - 1)), -1) if x.dtype == torch.int64 else x
     return parts.to(CARRIED_INEXACT[x.dtype])
@@ -163,6 +182,8 @@ def from_inexact(x: Tensor, kind: torch.dtype) -> Tensor:
     """What `as_inexact` made `x` of."""
     if x.dtype == kind:
         return x
+    if kind.is_complex:
+        return torch.complex(x[..., 0], x[..., 1])
     whole = x.detach().to(kind)
     return (whole[..., 0] << _HALF) | whole[..., 1] if kind == torch.int64 else whole
 

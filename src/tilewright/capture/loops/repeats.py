@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -26,11 +27,11 @@ class Repeat:
     steps: int
 
 
-def repeats(nodes: Sequence[fx.Node], most: int) -> list[Repeat]:
+def repeats(nodes: Sequence[fx.Node], most: int, *, named: bool = True) -> list[Repeat]:
     """Stretches of `nodes` with more than `most` steps, those that cover the most nodes first, each at its most
-    promising phases."""
+    promising phases. Unless `named`, steps that read different inputs at one place are alike."""
     ids: dict[object, int] = {}
-    keys = [ids.setdefault(_key(n), len(ids)) for n in nodes]
+    keys = [ids.setdefault(_key(n, named=named), len(ids)) for n in nodes]
     found: dict[tuple[int, int], int] = {}
     for period in _periods(keys, most):
         for start, end in _stretches(keys, period):
@@ -41,25 +42,27 @@ def repeats(nodes: Sequence[fx.Node], most: int) -> list[Repeat]:
     return [r for (start, end), period in order for r in _phased(nodes, start, end, period, most)]
 
 
-def _key(node: fx.Node) -> object:
+def _key(node: fx.Node, *, named: bool) -> object:
     if node.op in ("placeholder", "get_attr", "output"):
         return node.op, node.name
     return (
-        node.op, node.target if isinstance(node.target, str) else id(node.target), _nesting(node.args),
-        _nesting(node.kwargs), _type(node.meta.get("example_value")),
+        node.op, node.target if isinstance(node.target, str) else id(node.target), _nesting(node.args, named=named),
+        _nesting(node.kwargs, named=named), _type(node.meta.get("example_value")),
     )  # fmt: skip
 
 
-def _nesting(a: object) -> object:
-    """Arguments without the numbers and the computed nodes in them: inputs (weights) are the same in every step."""
+def _nesting(a: object, *, named: bool) -> object:
+    """Arguments without the numbers and the computed nodes in them. Inputs (weights) mostly are the same in every
+    step: they are `named`."""
+    nesting = partial(_nesting, named=named)
     if isinstance(a, fx.Node):
-        return a.name if a.op in ("placeholder", "get_attr") else fx.Node
+        return a.name if named and a.op in ("placeholder", "get_attr") else fx.Node
     if isinstance(a, (list, tuple)):
-        return type(a).__name__, tuple(map(_nesting, a))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return type(a).__name__, tuple(map(nesting, a))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if isinstance(a, dict):
-        return tuple((k, _nesting(v)) for k, v in a.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return tuple((k, nesting(v)) for k, v in a.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if isinstance(a, slice):
-        return slice, _nesting(a.start), _nesting(a.stop), _nesting(a.step)
+        return slice, nesting(a.start), nesting(a.stop), nesting(a.step)
     if isinstance(a, (int, float)) and not isinstance(a, bool):
         return type(a)
     return repr(a)

@@ -12,7 +12,7 @@ is carried, or stacked as well (`in_place`). Steps draw random numbers in the or
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -30,8 +30,11 @@ from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
 from .recurrent import CARRIED_INEXACT, SCANS_DIFFERENTIATE
 from .repeats import Repeat, repeats
-from .scanned import Loop, replace_by_scan, tensors_of, written_of
-from .spelling import with_bodies_once, write_parts_by_index
+from .scanned import CHECKPOINTS, Loop, replace_by_scan, tensors_of, written_of
+from .spelling.bodies import with_bodies_once
+from .spelling.fresh import compute_apart
+from .spelling.parts import write_parts_by_index
+from .spelling.rows import write_rows_once
 from .stepping import fill, number_for, type_of
 from .unrolled import (
     ARITHMETIC,
@@ -53,21 +56,31 @@ def roll_loops(gm: fx.GraphModule) -> fx.GraphModule:
     it has none. Nodes carry `meta["example_value"]`."""
     if len(gm.graph.nodes) <= LOOPS.max_unrolled_steps:
         return gm
+    if _device(gm.graph.nodes) not in ("cpu", "cuda"):
+        return gm
     made, found = write_parts_by_index(with_bodies_once(gm)), False
     while True:
-        nodes = list(made.graph.nodes)
-        if _device(nodes) not in ("cpu", "cuda"):
-            return gm
-        loop = next(
-            (x for r in repeats(nodes, LOOPS.max_unrolled_steps) if (x := _loop(nodes, r)) is not None), None
-        )
+        spelled, loop = made, _first_loop(list(made.graph.nodes))
+        if loop is None:
+            spelled = write_rows_once(compute_apart(made))
+            loop = None if spelled is made else _first_loop(list(spelled.graph.nodes))
         if loop is None:
             return made if found else gm
         LOG.info("%d equal steps became a loop", loop.steps)
-        made, found = replace_by_scan(made, loop), True
+        made, found = replace_by_scan(spelled, loop), True
 
 
-def _device(nodes: Sequence[fx.Node]) -> str:
+def _first_loop(nodes: Sequence[fx.Node]) -> Loop | None:
+    """A loop among these nodes; one of whose steps each one reads an input of its own only if there is no other."""
+    for named in (True, False):
+        for repeat in repeats(nodes, LOOPS.max_unrolled_steps, named=named):
+            loop = _loop(nodes, repeat)
+            if loop is not None:
+                return loop
+    return None
+
+
+def _device(nodes: Iterable[fx.Node]) -> str:
     """Where the tensors of a graph lie; empty if at several places."""
     found = {t.device.type for t in tensors_of(nodes)}
     return found.pop() if len(found) == 1 else ""
@@ -141,6 +154,8 @@ def _body(
     keys = {n: k for k, n in values.items() if n.op == "placeholder"}
     given = list(keys.values())
     for key in (*found.held, *(("carried", m, 1) for m in found.owned)):
+        if SCANS_DIFFERENTIATE and isinstance(key, fx.Node) and not _asks_gradient([key]):
+            values[key] = graph.call_method("detach", (values[key],))  # scans ask for those of all states
         values[key] = graph.call_method("clone", (values[key],))
     values |= {windows[0][m]: values["carried", m, delay] for m, delay in found.carried if delay == 1}
     stored: list[fx.Node] = []
@@ -185,11 +200,10 @@ def _given(
         take(node, val_of(node))
     like = tensors_of(found.windows[0])[0]
     for key, what in found.taken.items():
-        if isinstance(key, fx.Node):
-            take(key, val_of(key))
-        else:
-            assert isinstance(what, Numbers)
+        if isinstance(what, Numbers):
             take(key, like.new_zeros((), dtype=type_of(what)))
+        else:
+            take(key, val_of(found.node_of(key)))
     if not found.taken:
         take("counter", like.new_zeros((), dtype=torch.int64))
     for node in found.outer:
@@ -207,9 +221,12 @@ def _check_kinds(found: Steps, stacked: Sequence[int]) -> None:
     left = [*(found.value_of(m) for m in (*(m for m, _ in found.carried), *stacked)), *found.values_stored]
     if not all(isinstance(val_of(n), Tensor) for n in left):
         raise Unlike("what leaves a step is no tensor")
-    if any(t.is_complex() for t in tensors_of(windows[1])) and _asks_gradient(windows[1]):
-        raise Unlike("torch has no gradient of loops over complex numbers")
-    kinds = {t.dtype for n in (*left, *found.held) for t in tensors_of([n]) if not t.is_floating_point()}
+    kinds = {
+        t.dtype
+        for n in (*left, *found.held)
+        for t in tensors_of([n])
+        if not (t.is_floating_point() or t.is_complex())
+    }
     if kinds - CARRIED_INEXACT.keys() and _asks_gradient(windows[1]):
         raise Unlike("torch has no gradient of loops over unsigned integers")
 
@@ -234,13 +251,14 @@ def _copied(
             return slice(visit(a.start), visit(a.stop), visit(a.step))
         at = m, next(count)
         if isinstance(a, fx.Node):
-            return values[("carried", *found.delayed[at]) if at in found.delayed else a]
+            return values[("carried", *found.delayed[at]) if at in found.delayed else found.taken_by(*at)[0]]
         number = found.sliced.get(at)
         if not isinstance(number, Numbers) or fills:
             return a
         return number_for(graph, values[at], number, node)
 
-    numbers = [values[m, p] for p in range(len(arguments_of(node))) if (m, p) in found.sliced]
+    given = [(m, p) for p in range(len(arguments_of(node)))]
+    numbers = [values[at] for at in given if isinstance(found.sliced.get(at), Numbers)]
     fills = node.target not in ARITHMETIC
     args, kwargs = visit(node.args), visit(node.kwargs)
     made = graph.create_node(node.op, node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
@@ -270,8 +288,9 @@ def _check(
                 made = body(*given)
             except Exception as error:
                 raise Unlike(f"a step fails alone: {error}") from error
-    if watch.drew and found.functions:
-        raise Unlike(f"a step runs {watch.drew}")  # a step that is computed again would draw others
+    callers = {u.target for f in found.functions for u in f.users}
+    if watch.drew and callers - {*CHECKPOINTS}:
+        raise Unlike(f"a step runs {watch.drew}")
     written = {key: m for key, t in zip(keys, given, strict=True) for m in memories_of(t) if m in watch.wrote}
     if written:
         raise Writes(written.keys(), watch.wrote[next(iter(written.values()))])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,15 +16,18 @@ from torch._higher_order_ops.scan import scan_op
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from tilewright.capture.modes import nodes_without_gradients
+from tilewright.capture.modes import SET_GRADIENTS, nodes_without_gradients
 
 from .lifted import PRODUCTS
 from .recurrent import as_inexact, computed_again, from_inexact, tie_states
 from .stepping import type_of
-from .unrolled import TAKES, Lifted, Numbers, Sliced, Steps, val_of
+from .unrolled import TAKES, Lifted, Numbers, Own, Sliced, Steps, Taken, val_of
 
-_CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
+CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint,)
 """What calls a function whose inside is computed again in the backward pass."""
+
+_FILLS = (torch.zeros, torch.ones, torch.full)
+"""What fills a new tensor with a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +66,29 @@ class Scan(torch.nn.Module):
         state = [x.clone(memory_format=dense) for x in given[:carried]]
         kinds = [x.dtype for x in state]
 
+        read = [x.dtype if isinstance(x, Tensor) else None for x in given[carried:]]
+
         def step(*now: Tensor) -> list[Tensor]:
             if not trains:
                 return list(body(*now))
-            given = map(from_inexact, now[:carried], kinds)
-            made = body(*given, *now[carried:])
+            states = map(from_inexact, now[:carried], kinds)
+            others = [
+                from_inexact(x, kind) if kind and kind.is_complex else x
+                for x, kind in zip(now[carried:], read, strict=True)
+            ]
+            made = body(*states, *others)
             kinds[carried:] = [x.dtype for x in made[carried:]]
             return list(map(as_inexact, made))
 
+        others = list(given[carried:])
         if trains:
             state = tie_states([*map(as_inexact, state)], given)
-        saves_little = any(n.target in _CHECKPOINTS for n in body.graph.nodes)
+            others = [
+                as_inexact(x) if kind and kind.is_complex else x for x, kind in zip(others, read, strict=True)
+            ]
+        saves_little = any(n.target in CHECKPOINTS for n in body.graph.nodes)
         with computed_again(saves_little):
-            made = scan_op(step, state, list(given[carried:ends]), given[ends:])
+            made = scan_op(step, state, others[: self.sliced], tuple(others[self.sliced :]))
         return tuple(map(from_inexact, made, kinds) if trains else made)
 
 
@@ -162,7 +175,12 @@ class _Placed:
             parts, stack = self.parts_of(self.values[store.part.base], store.part), self.result(k, value)
             if store.part.step < 0:
                 stack = self.call(torch.flip, stack, (0,))
+            silent = found.windows[1][m] in self.silent
+            if silent:
+                self.call(SET_GRADIENTS, False)
             graph.call_method("copy_", (parts, stack))
+            if silent:
+                self.call(SET_GRADIENTS, True)
         owned = [
             (first, self.result(p, found.windows[-1][m]))
             for p, ((m, delay), first) in enumerate(found.carried.items())
@@ -176,12 +194,13 @@ class _Placed:
         """A call in the new graph."""
         return self.graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
 
-    def taken(self, key: object, what: Sliced | Numbers | Lifted) -> fx.Node:
+    def taken(self, key: object, what: Taken) -> fx.Node:
         """What is sliced, without a gradient where a step takes it under `no_grad`."""
         whole = self.whole(what)
-        return self.call(torch.detach, whole) if key in self.silent else whole
+        silent = not isinstance(what, Numbers) and self.loop.found.node_of(key) in self.silent
+        return self.call(torch.detach, whole) if silent else whole
 
-    def whole(self, what: Sliced | Numbers | Lifted) -> fx.Node:
+    def whole(self, what: Taken) -> fx.Node:
         """What is sliced, with the part of step k at place k of dim 0."""
         graph = self.graph
         if isinstance(what, Lifted):
@@ -198,8 +217,20 @@ class _Placed:
             return graph.call_function(
                 torch.tensor, (list(what.values),), {"dtype": kind, "device": self.place}
             )
+        if isinstance(what, Own):
+            return self.gathered(what.nodes)
         part = self.parts_of(self.values[what.base], what)
         return part if what.step > 0 else self.call(torch.flip, part, (0,))
+
+    def gathered(self, nodes: Sequence[fx.Node]) -> fx.Node:
+        """One tensor of what the steps read each of its own. Of equal fills it takes one."""
+        first = nodes[0]
+        calls = {(n.op, n.target, str(n.args), str(n.kwargs)) for n in nodes}
+        if first.target in _FILLS and len(calls) == 1 and not first.all_input_nodes:
+            shape = cast(Tensor, val_of(first)).shape
+            made = self.call(torch.unsqueeze, self.values[first], 0)
+            return self.graph.call_method("expand", (made, len(nodes), *(-1 for _ in shape)))
+        return self.call(torch.stack, [self.values[n] for n in nodes])
 
     def parts_of(self, base: fx.Node, what: Sliced) -> fx.Node:
         """The parts of `base` from the lowest on, at places of dim 0, where they lie."""
@@ -290,7 +321,7 @@ class _Placed:
         return pieces
 
 
-def tensors_of(nodes: Sequence[fx.Node]) -> list[Tensor]:
+def tensors_of(nodes: Iterable[fx.Node]) -> list[Tensor]:
     """All tensors among what stands for the values of nodes."""
     return [t for n in nodes for t in tree_leaves(val_of(n)) if isinstance(t, Tensor)]
 

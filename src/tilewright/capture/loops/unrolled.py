@@ -9,8 +9,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tilewright.tuning.search_limits import REPEATS
+from tilewright.tuning.thresholds import LOOPS
 
 _SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne")
 _NAMES = (*(n for n in _SIGNS if n not in ("truediv", "floordiv", "mod")), "div", "floor_divide", "remainder")
@@ -54,12 +56,23 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class Own:
+    """What step k reads is number k of these tensors of outside, which are of one type."""
+
+    nodes: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Lifted:
     """What step k reads is part number k of a product of all that step k takes of `part`: of what `node`, of step 1, is
     one of."""
 
-    part: Sliced
+    part: Sliced | Own
     node: fx.Node
+
+
+Taken = Sliced | Own | Numbers | Lifted
+"""What each step takes another part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +94,12 @@ class Steps:
         default_factory=dict[tuple[int, int], tuple[int, int]]
     )
     """Carried values of more than one step before, by number of a node and of its argument that they are."""
-    sliced: dict[object, Sliced | Numbers | Lifted] = field(
-        default_factory=dict[object, Sliced | Numbers | Lifted]
+    sliced: dict[object, Taken] = field(default_factory=dict[object, Taken])
+    """By what stands for them in step 1: a node of it, or number of a node and of its argument."""
+    again: dict[tuple[int, int], tuple[int, int]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, int]]
     )
-    """By what stands for them in step 1: a node, or number of a node and of its argument."""
+    """Arguments that take what another argument takes already, by the same numbers."""
     outer: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
     functions: dict[fx.Node, fx.GraphModule] = field(default_factory=dict[fx.Node, fx.GraphModule])
     """What of these is no tensor but a function that steps call."""
@@ -116,7 +131,7 @@ class Steps:
         return [store.value for store in self.stores.values()]
 
     @property
-    def taken(self) -> dict[object, Sliced | Numbers | Lifted]:
+    def taken(self) -> dict[object, Taken]:
         """What a step takes of what is sliced."""
         return {key: what for key, what in self.sliced.items() if key not in self.unread}
 
@@ -124,6 +139,19 @@ class Steps:
     def steps(self) -> int:
         """Their number."""
         return len(self.windows)
+
+    def node_of(self, key: object) -> fx.Node:
+        """What stands in step 1 for what is sliced and has this key."""
+        if isinstance(key, fx.Node):
+            return key
+        m, p = cast(tuple[int, int], key)
+        return cast(fx.Node, arguments_of(self.windows[1][m])[p])
+
+    def taken_by(self, m: int, p: int) -> tuple[object, Taken | None]:
+        """What argument p of node number m is a part of, if it is one, and the key that it has among what is sliced."""
+        at = self.again.get((m, p), (m, p))
+        key = at if at in self.sliced else arguments_of(self.windows[1][m])[p]
+        return key, self.sliced.get(key)
 
 
 class Unlike(Exception):
@@ -265,11 +293,15 @@ def _read(
         if isinstance(function, fx.GraphModule):
             made.functions[second] = function
     elif not _carried(made, where, at, across):
-        outside = [a for a in across if isinstance(a, fx.Node)]
-        sliced = _sliced(outside, [{}] * len(outside)) if len(outside) == len(across) else None
-        if sliced is None:
-            raise BeginsUnlike("each step reads a tensor of its own")
-        made.sliced[second] = sliced
+        outside = [a for a in across if isinstance(a, fx.Node) and not any(a in inside for inside in where)]
+        if len(outside) < len(across):
+            raise BeginsUnlike("the first steps are wired in another way")
+        sliced = _sliced(outside, [{}] * len(outside)) or _own(made, outside)
+        first = next((key for key, what in made.sliced.items() if what == sliced and key != at), None)
+        if isinstance(first, tuple):
+            made.again[at] = cast(tuple[int, int], first)
+        else:
+            made.sliced[at] = sliced
 
 
 def _carried(
@@ -296,6 +328,26 @@ def _carried(
     if back > 1:
         made.delayed[at] = (number, back)
     return True
+
+
+def _own(made: Steps, nodes: Sequence[fx.Node]) -> Own:
+    """The tensors that steps read, each one of its own. Raises BeginsUnlike for such of unlike types, and for large
+    ones: they are copied into one tensor at each call. (Layers behind each other, of weights of their own, are no
+    loop.)"""
+    first = val_of(nodes[0])
+    values = [v for n in nodes if isinstance(v := val_of(n), Tensor)]
+    if not isinstance(first, Tensor) or len(values) < len(nodes):
+        raise BeginsUnlike("each step reads something of its own")
+    kinds = {(str(v.shape), v.dtype, v.device) for v in values}
+    if len(kinds) > 1:
+        raise BeginsUnlike("each step reads a tensor of its own type")
+    most = sum(v.numel() for n in made.windows[1] if isinstance(v := val_of(n), Tensor))
+    is_weight = any(isinstance(v, torch.nn.Parameter) for v in values)
+    if not statically_known_true(first.numel() <= LOOPS.max_gathered_elements) and (
+        is_weight or not statically_known_true(first.numel() <= most)
+    ):
+        raise BeginsUnlike("each step reads a large tensor of its own")
+    return Own(tuple(nodes))
 
 
 def _sliced(nodes: Sequence[fx.Node], where: Sequence[dict[fx.Node, int]]) -> Sliced | None:
@@ -354,7 +406,7 @@ def _piece(base: fx.Node, numbers: Sequence[object]) -> Sliced | None:
 def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | None:
     """`base[index]` with one number, or one part of a fixed length, that counts among slices, numbers and new dims that
     stay."""
-    rows = [_spelled(i if isinstance(i, tuple) else (i,), val.dim()) for i in indices]
+    rows = [spelled_index(i, val.dim()) for i in indices]
     first = rows[0]
     counting = [p for p in range(len(first)) if any(r[p] != first[p] for r in rows if len(r) == len(first))]
     if len(counting) != 1 or any(len(r) != len(first) for r in rows):
@@ -371,13 +423,14 @@ def _indexed(base: fx.Node, val: Tensor, indices: Sequence[object]) -> Sliced | 
     if len(lengths) != 1:
         return None
     return _counted(
-        base, None if all(map(_is_full, index)) else index, dim, val, [n for n, _ in parts], size_dim=size_dim,
+        base, None if all(map(is_full_slice, index)) else index, dim, val, [n for n, _ in parts], size_dim=size_dim,
         length=lengths.pop(),
     )  # fmt: skip
 
 
-def _spelled(row: tuple[object, ...], dims: int) -> tuple[object, ...]:
-    """An index with full slices in the place of an ellipsis."""
+def spelled_index(index: object, dims: int) -> tuple[object, ...]:
+    """An index as a tuple, with full slices in the place of an ellipsis."""
+    row: tuple[object, ...] = index if isinstance(index, tuple) else (index,)
     at = next((p for p, x in enumerate(row) if x is Ellipsis), None)
     if at is None:
         return row
@@ -409,7 +462,8 @@ def _is_plain(x: object) -> bool:
     return isinstance(x, slice) and all(n is None or type(n) is int for n in (x.start, x.stop, x.step))
 
 
-def _is_full(x: object) -> bool:
+def is_full_slice(x: object) -> bool:
+    """Whether an index takes all of a dim."""
     return isinstance(x, slice) and x == slice(None)
 
 

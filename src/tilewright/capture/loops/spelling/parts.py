@@ -1,72 +1,21 @@
-"""One spelling for what a captured graph says in several, in front of the search for equal steps.
-
-Functions that it calls by name, as checkpointing does: those that do the same are one. Writes into parts of tensors:
-`whole[t].copy_(x)`, `whole[t].add_(x)`, `whole[t] += x` and `whole[t] = 3.0` become `whole[t] = value`, with a value
-that is computed; equal steps that write part after part so are a loop (`in_place`)."""
+"""Writes into parts of tensors: `whole[t].copy_(x)`, `whole[t].add_(x)`, `whole[t] += x` and `whole[t] = 3.0` become
+`whole[t] = value`, with a value that is computed; equal steps that write part after part so are a loop (`in_place`)."""
 
 from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .unrolled import Unlike, is_basic_index, val_of
+from tilewright.capture.loops.unrolled import Unlike, is_basic_index, val_of
+
+from .in_place_ops import IN_PLACE
 
 LOG = logging.getLogger("tilewright")
-
-_IN_PLACE: dict[object, Callable[..., object]] = {
-    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
-    operator.itruediv: operator.truediv, operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
-    operator.ipow: operator.pow, operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor,
-    "add_": torch.add, "sub_": torch.sub, "mul_": torch.mul, "div_": torch.div,
-    "addcmul_": torch.addcmul, "addcdiv_": torch.addcdiv, "lerp_": torch.lerp, "clamp_": torch.clamp,
-}  # fmt: skip
-"""What writes its result over its first operand, and what only computes it."""
-
-
-def with_bodies_once(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with one name, read in front of everything, for all graphs among its attributes that compute the same;
-    itself if no two do. Dynamo captures the function of each call anew."""
-    first: dict[object, fx.Node] = {}
-    same: dict[fx.Node, fx.Node] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        body = getattr(gm, node.target, None)
-        if isinstance(body, fx.GraphModule):
-            same[node] = first.setdefault(_text(body), node)
-    if len(first) == len(same):
-        return gm
-    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-    nodes = list(gm.graph.nodes)
-    begin = next(k for k, n in enumerate(nodes) if n.op != "placeholder")
-    for node in (*nodes[:begin], *first.values(), *(n for n in nodes[begin:] if n not in first.values())):
-        values[node] = (
-            values[same[node]]
-            if node in same and same[node] is not node
-            else graph.node_copy(node, values.__getitem__)
-        )
-    made = fx.GraphModule(gm, graph)
-    made.meta = dict(gm.meta)
-    return made
-
-
-def _text(body: fx.GraphModule) -> object:
-    """What a graph computes: its nodes by number. What it holds itself is known by identity."""
-    numbers: dict[fx.Node, int] = {}
-    lines: list[object] = []
-    for k, node in enumerate(body.graph.nodes):
-        numbers[node] = k
-        target = k if node.op == "placeholder" else node.target
-        held: Sequence[int] = [id(getattr(body, node.target))] if node.op == "get_attr" else []
-        arguments = fx.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")  # pyright: ignore[reportArgumentType]
-        lines.append(
-            (node.op, target if isinstance(target, (str, int)) else id(target), repr(arguments), *held)
-        )
-    return tuple(lines)
 
 
 def write_parts_by_index(gm: fx.GraphModule) -> fx.GraphModule:
@@ -103,7 +52,7 @@ def _part_written(node: fx.Node) -> fx.Node | None:
     part = node.args[0] if node.args else None
     if not isinstance(part, fx.Node) or not _is_part(part) or len(node.args) < 2:
         return None
-    known = node.target in _IN_PLACE or node.target == "copy_" and isinstance(node.args[1], fx.Node)
+    known = node.target in IN_PLACE or node.target == "copy_" and isinstance(node.args[1], fx.Node)
     return part if known and node.op in ("call_function", "call_method") else None
 
 
@@ -139,7 +88,7 @@ def _write(graph: fx.Graph, values: dict[fx.Node, fx.Node], node: fx.Node, part:
         before.meta = {**node.meta, "example_value": was}
         now = {**values, part: before}
         args, kwargs = fx.map_arg((node.args, node.kwargs), now.__getitem__)  # pyright: ignore[reportArgumentType]
-        value = graph.call_function(_IN_PLACE[node.target], args, kwargs)  # pyright: ignore[reportArgumentType]
+        value = graph.call_function(IN_PLACE[node.target], args, kwargs)  # pyright: ignore[reportArgumentType]
         value.meta = {**node.meta, "example_value": made}
     _set(graph, node, values[cast(fx.Node, part.args[0])], part.args[1], value)
 
@@ -151,7 +100,7 @@ def _computed(node: fx.Node, part: fx.Node) -> tuple[Tensor, Tensor]:
     args, kwargs = fx.map_arg((node.args, node.kwargs), val_of)  # pyright: ignore[reportArgumentType]
     try:
         with sample.fake_mode, torch.no_grad():
-            was, made = sample.clone(), _IN_PLACE[node.target](*args, **kwargs)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            was, made = sample.clone(), IN_PLACE[node.target](*args, **kwargs)  # pyright: ignore[reportArgumentType, reportCallIssue]
     except Exception as error:
         raise Unlike(f"{node.target} fails apart: {error}") from error
     if not isinstance(made, Tensor):
