@@ -29,6 +29,7 @@ from tilewright.capture.aliasing.shares import told_apart
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
+from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
@@ -112,6 +113,7 @@ def through_autograd(
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
     lay_masks(gm)
+    refuse_overlapping_writes(gm)
     loops = roll_loops(gm)
     given = [*_held(gm), *example_inputs]
     build = build if plain is None else around_sides(build, plain)

@@ -109,13 +109,19 @@ def overlaps(t: Tensor) -> bool:
 
 
 def written_by(node: fx.Node, touched: Collection[int]) -> Collection[int]:
-    """The memory of these that a node writes to, seen by calling it with other tensors that look the same; all of it
-    where that cannot be known."""
+    """The memory of these that a node writes to; all of it where that cannot be known."""
+    seen = seen_to_write(node, touched)
+    return touched if seen is None else seen
+
+
+def seen_to_write(node: fx.Node, touched: Collection[int]) -> Collection[int] | None:
+    """The memory of these that a node writes to, seen by calling it with other tensors that look the same; None where
+    that cannot be done."""
     called = {"call_function": node.target, "call_method": _method}.get(node.op)
     values = {n: val_of(n) for n in node.all_input_nodes}
     mode = next((v.fake_mode for v in values.values() if isinstance(v, FakeTensor)), None)
     if called is None or mode is None or any(v is None for v in values.values()):
-        return touched
+        return None
     fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
     watch = Watch()
     try:
@@ -125,7 +131,7 @@ def written_by(node: fx.Node, touched: Collection[int]) -> Collection[int]:
             with watch:
                 called(*((node.target,) if called is _method else ()), *args, **kwargs)  # pyright: ignore[reportCallIssue, reportUnknownArgumentType]
     except Exception:  # noqa: BLE001  (whatever a call raises on what only looks like its operands)
-        return touched
+        return None
     return {
         m
         for n, v in values.items()
