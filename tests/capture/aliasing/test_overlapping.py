@@ -73,4 +73,6 @@ def checkpointed(h: Tensor, rows: Tensor) -> Tensor:
 def test_what_is_only_read_is_compiled(steps: Callable[[Tensor, Tensor], Tensor]) -> None:
     tilewright.reset()
     h, rows = torch.randn(6), torch.randn(8).as_strided((3, 6), (1, 1))
-    torch.testing.assert_close(torch.compile(steps, backend="tilewright", fullgraph=True)(h, rows), steps(h, rows))
+    torch.testing.assert_close(
+        torch.compile(steps, backend="tilewright", fullgraph=True)(h, rows), steps(h, rows)
+    )

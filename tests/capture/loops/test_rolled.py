@@ -194,18 +194,6 @@ def test_nothing_is_read_but_the_state() -> None:
 
 
 @pytest.mark.usefixtures("fewer")
-def test_weights_of_their_own_in_each_step_stay_apart() -> None:
-    ws = [torch.randn(4, 4) / 2 for _ in range(18)]
-
-    def run(h: Tensor, *ws: Tensor) -> Tensor:
-        for w in ws:
-            h = torch.sin(h @ w)
-        return h
-
-    agrees(run, torch.randn(3, 4), *ws, count=0)
-
-
-@pytest.mark.usefixtures("fewer")
 def test_states_of_two_steps_before_that_are_few() -> None:
     def run(x: Tensor) -> Tensor:
         a = b = x
@@ -306,8 +294,6 @@ def test_gradients_where_torch_loses_those_of_states_that_begin_without(
 @pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("gradients", [False, True])
 def test_complex_numbers(gradients: bool) -> None:
-    """Torch cannot differentiate loops over them."""
-
     def run(x: Tensor, w: Tensor) -> Tensor:
         h = x[0]
         for row in x:
@@ -321,7 +307,7 @@ def test_complex_numbers(gradients: bool) -> None:
         made = f(*given)
         found.append([made.detach(), *(torch.autograd.grad(made.abs().sum(), given) if gradients else ())])
     close(found[0], found[1])
-    assert loops() == (0 if gradients else 1)
+    assert loops() == 1 + gradients
 
 
 @pytest.mark.usefixtures("fewer")

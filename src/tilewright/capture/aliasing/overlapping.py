@@ -22,8 +22,8 @@ def refuse_overlapping_writes(gm: fx.GraphModule) -> None:
         given = {shown[n] for n in node.all_input_nodes if n in shown}
         if given and node.op != "output" and seen_to_write(node, given):
             raise UnsupportedError(
-                "a write into a tensor of which several elements lie in one place", phase="capture", op=str(node.target),
-                place=str(node.meta.get("stack_trace", "")).strip().split("\n")[0],
+                "a write into a tensor of which several elements lie in one place", phase="capture",
+                op=str(node.target), place=str(node.meta.get("stack_trace", "")).strip().split("\n")[0],
                 hint="write into a copy (`clone()`) of the tensor",
             )  # fmt: skip
         value = node.meta.get("example_value")

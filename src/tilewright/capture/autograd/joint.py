@@ -24,13 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
+from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import told_apart
 from tilewright.capture.aten import decompositions, kept_whole
 from tilewright.capture.fused import lay_masks
-from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
-from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.loops.leaving import overlaps
+from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
 from tilewright.capture.opaque import Build, Runner, around_opaque

@@ -90,7 +90,9 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
     filled = [_memories(n) for n in {s.part.base: None for s in found.stores.values()}]
     if not all((*kept, *filled)):
         raise Unlike("a step writes into a tensor without memory")
-    wholes = [val_of(n) for n in (*found.held, *begins.values(), *(s.part.base for s in found.stores.values()))]
+    wholes = [
+        val_of(n) for n in (*found.held, *begins.values(), *(s.part.base for s in found.stores.values()))
+    ]
     if any(isinstance(t, Tensor) and overlaps(t) for t in wholes):
         raise Unlike("a step writes into a tensor that overlaps with itself")
     written = [m for memories in (*kept, *filled) for m in memories]
@@ -130,7 +132,9 @@ def _are_apart(a: Sliced, b: Sliced) -> bool:
     whole = val_of(a.base)
     assert isinstance(whole, Tensor)
     places = zip(_places(a.index, whole), _places(b.index, whole), strict=True)
-    return any(x is not None and y is not None and (x.stop <= y.start or y.stop <= x.start) for x, y in places)
+    return any(
+        x is not None and y is not None and (x.stop <= y.start or y.stop <= x.start) for x, y in places
+    )
 
 
 def _places(index: Sequence[object], whole: Tensor) -> Iterator[range | None]:

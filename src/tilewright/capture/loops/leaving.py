@@ -36,7 +36,8 @@ class Watch(TorchDispatchMode):
         self.drew = ""
 
     def __torch_dispatch__(
-        self, func: OpOverload | HigherOrderOperator, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+        self, func: OpOverload | HigherOrderOperator, types: object, args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:  # fmt: skip
         """Run the op."""
         given = kwargs or {}
@@ -96,7 +97,9 @@ def memories_of(value: object) -> Iterator[int]:
 
 def overlaps(t: Tensor) -> bool:
     """Whether two elements of a tensor may lie in one place, at the sizes that are known or were seen."""
-    seen = [[n.node.hint if isinstance(n, torch.SymInt) else n for n in part] for part in (t.stride(), t.shape)]
+    seen = [
+        [n.node.hint if isinstance(n, torch.SymInt) else n for n in part] for part in (t.stride(), t.shape)
+    ]
     if t.layout != torch.strided or any(n is None for part in seen for n in part):
         return False
     end = 0

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch._higher_order_ops import partitioner as joint_tracing
 from torch._decomp import decompositions as torchs
+from torch._higher_order_ops import partitioner as joint_tracing
 from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner, HopJointGraph, HopPartitionedGraph
 from torch._higher_order_ops.scan import ScanAutogradImpl, scan_op
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -240,19 +240,22 @@ def _scanned(
     """The results of all steps, and the last state."""
     projected = F.linear(inp, params[0], params[2] if has_biases else None)
     slices = projected.flip(0) if reverse else projected
-    slices, *rest = _apart((slices, *(h.unsqueeze(0) for h in hidden), *held))
+    slices, *rest = apart_in_memory((slices, *(h.unsqueeze(0) for h in hidden), *held))
     states = tie_states(rest[: len(hidden)], (slices, *rest))
     *last, made = scan_op(step, states, [slices], tuple(rest[len(hidden) :]))
     made = made.squeeze(1)
     return made.flip(0) if reverse else made, [h.squeeze(0) for h in last]
 
 
-def _apart(operands: Sequence[Tensor]) -> list[Tensor]:
+def apart_in_memory(operands: Sequence[Tensor]) -> list[Tensor]:
     """Operands, copied where they share memory with one before: torch refuses scans of such, and layers for a GPU keep
     all their weights in one piece of memory."""
     seen: set[int] = set()
     found: list[Tensor] = []
     for t in operands:
+        if not isinstance(t, Tensor):  # a size
+            found.append(t)
+            continue
         place = _memory(t)
         found.append(t.clone() if place in seen else t)
         seen.add(place)

@@ -332,7 +332,10 @@ def _idle(body: fx.GraphModule, samples: Sequence[object], carried: int) -> froz
             return x
 
         leaves = [leaf(k, s) for k, s in enumerate(samples)]
-        made = tree_leaves(body(*leaves)) if given else []
+        try:
+            made = tree_leaves(body(*leaves)) if given else []
+        except Exception as error:
+            raise Unlike(f"a step fails alone: {error}") from error
     reached = _leaves_of([x.grad_fn for x in made if isinstance(x, Tensor) and x.grad_fn is not None])
     return frozenset(k for k, x in given.items() if id(x) not in reached)
 

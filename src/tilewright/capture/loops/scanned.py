@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tilewright.capture.modes import SET_GRADIENTS, nodes_without_gradients
 
 from .lifted import PRODUCTS
-from .recurrent import as_inexact, computed_again, from_inexact, tie_states
+from .recurrent import apart_in_memory, as_inexact, computed_again, from_inexact, tie_states
 from .stepping import type_of
 from .unrolled import TAKES, Lifted, Numbers, Own, Sliced, Steps, Taken, val_of
 
@@ -59,8 +59,7 @@ class Scan(torch.nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """The last carried values, then what the body stacks."""
-        ends = self.carried + self.sliced
-        body, carried = self.body, self.carried
+        body, carried, ends = self.body, self.carried, self.carried + self.sliced
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         dense = torch.contiguous_format  # copies: torch refuses one tensor that begins two carried values
         state = [x.clone(memory_format=dense) for x in given[:carried]]
@@ -80,7 +79,7 @@ class Scan(torch.nn.Module):
             kinds[carried:] = [x.dtype for x in made[carried:]]
             return list(map(as_inexact, made))
 
-        others = list(given[carried:])
+        others = [*given[carried:ends], *apart_in_memory(given[ends:])]
         if trains:
             state = tie_states([*map(as_inexact, state)], given)
             others = [

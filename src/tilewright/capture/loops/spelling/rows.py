@@ -23,7 +23,7 @@ from tilewright.capture.modes import nodes_without_gradients
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A tensor of which every part that is taken or written is one of a row: of what lies at a number of dim `place`."""
+    """A tensor of which all parts that are taken or written are those of rows: what lies at a number of dim `place`."""
 
     base: fx.Node
     place: int
@@ -96,13 +96,15 @@ def _is_access(node: fx.Node, base: fx.Node) -> bool:
 
 
 def _place(indices: Sequence[tuple[object, ...]]) -> int | None:
-    """The first place at which all indices have a number, behind full slices."""
-    for place in range(min(map(len, indices), default=0)):
-        if all(type(index[place]) is int for index in indices):
-            return place
-        if not all(is_full_slice(index[place]) for index in indices):
-            return None
-    return None
+    """The dim of which all indices have a number: that of the most numbers."""
+    if any(None in index for index in indices):
+        return None
+    numbers = [
+        (len({index[place] for index in indices}), -place)
+        for place in range(min(map(len, indices), default=0))
+        if all(type(index[place]) is int for index in indices)
+    ]
+    return -max(numbers)[1] if numbers else None
 
 
 def _others(table: _Table, nodes: Sequence[fx.Node]) -> list[fx.Node]:
