@@ -247,11 +247,11 @@ def _scanned(
     return made.flip(0) if reverse else made, [h.squeeze(0) for h in last]
 
 
-def apart_in_memory(operands: Sequence[Tensor]) -> list[Tensor]:
+def apart_in_memory(operands: Sequence[Any]) -> list[Any]:
     """Operands, copied where they share memory with one before: torch refuses scans of such, and layers for a GPU keep
     all their weights in one piece of memory."""
     seen: set[int] = set()
-    found: list[Tensor] = []
+    found: list[object] = []
     for t in operands:
         if not isinstance(t, Tensor):  # a size
             found.append(t)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -57,7 +57,7 @@ class Scan(torch.nn.Module):
         super().__init__()
         self.body, self.carried, self.sliced = body, carried, sliced
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """The last carried values, then what the body stacks."""
         body, carried, ends = self.body, self.carried, self.carried + self.sliced
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -86,7 +86,7 @@ def _looks_alike(whole: FakeTensor, node: fx.Node) -> bool:
     )
 
 
-def _call_of(node: fx.Node) -> tuple[str, Callable[..., object] | str, tuple[object, ...], dict[str, object]]:
+def _call_of(node: fx.Node) -> tuple[str, Callable[..., object], tuple[object, ...], Mapping[str, object]]:
     """What computes what a node writes: kind, function, arguments."""
     args, kwargs = tuple(node.args), {k: v for k, v in node.kwargs.items() if k != "out"}
     if node.target == "copy_":
