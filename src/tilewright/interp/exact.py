@@ -19,10 +19,10 @@ from functools import lru_cache, partial
 import numpy as np
 
 from tilewright.ir.dtype import DType, Kind, f64
-from tilewright.ir.expr import Const
+from tilewright.ir.expr import SCALARS, Const
 
 from . import modular
-from .algebra import FLOATS, Array, convert, to_numpy
+from .algebra import FLOATS, OF_FLOATS, Array, convert, to_numpy
 from .modular import LOST, PRIMES, Words
 
 ELEMENT = np.dtype([("v", np.float64), ("w", np.uint64, (3,)), ("log", np.bool_)])
@@ -323,13 +323,13 @@ _OPS: dict[str, Callable[..., Array]] = {
     "close_exp": _exp, "close_div": _divide,
     "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
     "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "tanh": _TANH, "coarse_tanh": _TANH,
-    **{name: _tag(name, function) for name, function in {
-        "sin": np.sin, "cos": np.cos, "tan": np.tan,
-        "asin": np.arcsin, "acos": np.arccos,
-        "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh,
-        "atanh": np.arctanh,
-    }.items()},
 }  # fmt: skip
+_OPS |= {
+    name: _tag(name, f)
+    for name, f in OF_FLOATS.items()
+    if name not in _OPS and SCALARS[name].result == "same"
+}
+"""All other functions of floats are opaque."""
 
 _BY_SHADOW = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})
 

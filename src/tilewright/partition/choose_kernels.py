@@ -351,9 +351,7 @@ class _Splicer:
         self.gone: set[Op] = set()
         self.made: list[Op] = []
         self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
-        values = [*(v for v in graph.inputs if isinstance(v, Value)), *graph.constants]
-        values += [v for op in graph.ops for v in op.outputs]
-        self.fresh = 1 + max((v.id for v in values), default=0)
+        self.fresh = graph.fresh_id()
 
     def replace(self, region: Region, decided: ChosenRegion) -> None:
         """The region's own ops leave; copies of the decided kernels' ops come."""

@@ -193,7 +193,7 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
             )
             held = GPU_MATMUL.split_register_bytes if _is_split(known, product) else product.operand.bytes
             elements += size * _alike(c, product) * held / 4 if fed else 0
-        if _is_split(known, product) and set(known.streamed) & set(_classes(product.left)):
+        if _is_split(known, product) and set(known.streamed) & classes_of(product.left):
             elements += (
                 c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
             )
@@ -244,7 +244,8 @@ def _is_split(known: Products, product: Contraction) -> bool:
     return product.operand is f32 and known.singles == "bf16x6"
 
 
-def _classes(e: Expr) -> set[Axis]:
+def classes_of(e: Expr) -> set[Axis]:
+    """The classes that an expression depends on."""
     return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
 
 
