@@ -210,7 +210,7 @@ def _log(a: Array) -> Array:
     return pack(np.log(a["v"]), words, True)
 
 
-def _tag(name: str, shadow: Callable[..., Array]) -> Callable[..., Array]:
+def _tag(name: str, shadow: Callable[..., object]) -> Callable[..., Array]:
     """An opaque function: a fixed scrambling of each residue, so that only equal arguments give equal
     results."""
     seed = zlib.crc32(name.encode())
@@ -308,7 +308,7 @@ _SQRT = _tag("sqrt", np.sqrt)
 _TANH = _tag("tanh", np.tanh)
 _TAGGED_POWER = _tag("pow", np.power)
 
-_OPS: dict[str, Callable[..., Array]] = {
+_KNOWN: dict[str, Callable[..., Array]] = {
     "add": _add, "sub": _subtract, "mul": _multiply, "div": _divide, "neg": _negate, "reciprocal": _reciprocal,
     "exp": _exp, "exp2": lambda a: _exp(_multiply(a, LN2)), "expm1": lambda a: _subtract(_exp(a), ONE),
     "log": _log, "log1p": lambda a: _log(_add(a, ONE)), "log2": lambda a: _divide(_log(a), LN2),
@@ -324,12 +324,8 @@ _OPS: dict[str, Callable[..., Array]] = {
     "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
     "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "tanh": _TANH, "coarse_tanh": _TANH,
 }  # fmt: skip
-_OPS |= {
-    name: _tag(name, f)
-    for name, f in OF_FLOATS.items()
-    if name not in _OPS and SCALARS[name].result == "same"
-}
-"""All other functions of floats are opaque."""
+_OPAQUE = [n for n in OF_FLOATS if n not in _KNOWN and SCALARS[n].result == "same"]
+_OPS = _KNOWN | {name: _tag(name, OF_FLOATS[name]) for name in _OPAQUE}
 
 _BY_SHADOW = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})
 
