@@ -20,8 +20,23 @@ MAX_FILE = 500
 MAX_NATIVE_FILE = 600
 MAX_FUNCTION = 60
 MAX_FOLDER = 15
+MAX_PARAMETERS = 6
 OP_DECLARATIONS = frozenset({"ir.ops", "capture.aten", "capture.onnx.ops"})
-"""Folders that have a file for each family of ops."""
+"""Folders that have a file for each family of ops. Their functions take what the ops take."""
+
+FIXED_SIGNATURES: Mapping[str, str] = {
+    "capture.loops.op": "torch calls what implements an operator with each of its operands",
+}
+"""Modules whose signatures others fix."""
+
+MANY_PARAMETERS: Mapping[str, str] = {
+    "analysis.loop_segments.split_range": "what a loop of a pass is cut by: one caller, in lower",
+    "analysis.loop_segments.tiled_segments": "what a loop of a pass is cut by: one caller, in lower",
+    "api.compile": "a promise: options that users name one by one",
+    "capture.loops.recurrent._scanned": "the operands of torch's recurrent layers",
+    "capture.loops.unrolled._counted": "the parts of a pattern, one by one",
+}
+"""Functions that may have more than MAX_PARAMETERS, at most five."""
 
 # Where a file outside capture/ may write one of the two words below, and why.
 FRONTEND_WORDS = re.compile(r"(?<![a-z])(aten|onnx)(?![a-z])", re.IGNORECASE)
@@ -157,6 +172,27 @@ def too_long(sources: Sources) -> list[str]:
     return found
 
 
+def too_many_parameters(sources: Sources) -> list[str]:
+    """Functions with more than MAX_PARAMETERS; `self` and `cls` do not count."""
+    return [
+        f"{name} has {count} parameters"
+        for name, count in _parameters(sources)
+        if count > MAX_PARAMETERS and name not in MANY_PARAMETERS
+    ]
+
+
+def _parameters(sources: Sources) -> Iterator[tuple[str, int]]:
+    """Each function whose signature is ours, and how many parameters it has."""
+    for module, text in sources.items():
+        if module.rpartition(".")[0] in OP_DECLARATIONS or module in FIXED_SIGNATURES:
+            continue
+        for node in ast.walk(parsed(text, module)):
+            if isinstance(node, FunctionNode):
+                a = node.args
+                names = [x.arg for x in (*a.posonlyargs, *a.args, a.vararg, *a.kwonlyargs, a.kwarg) if x]
+                yield f"{module}.{node.name}", len(names) - (names[:1] in (["self"], ["cls"]))
+
+
 def too_wide(sources: Sources) -> list[str]:
     """Folders with more than MAX_FOLDER files."""
     folders = Counter(name.rpartition(".")[0] for name in sources)
@@ -264,7 +300,17 @@ def _is_numeric(value: ast.expr) -> bool:
     return isinstance(value, ast.Tuple | ast.List) and bool(value.elts) and all(map(_is_numeric, value.elts))
 
 
-CHECKS = (numeric_constants, wrong_arrows, cycles, too_long, too_wide, banned, foreign_names, undocumented)
+CHECKS = (
+    numeric_constants,
+    wrong_arrows,
+    cycles,
+    too_long,
+    too_many_parameters,
+    too_wide,
+    banned,
+    foreign_names,
+    undocumented,
+)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -338,6 +384,18 @@ def test_long_files_and_functions_are_found() -> None:
     body = "def f():\n" + "    x = 1\n" * 59
     assert not too_long({"errors": body})
     assert "f has 61 lines" in too_long({"errors": body + "    x = 1\n"})[0]
+
+
+def test_many_parameters_are_found() -> None:
+    names = [f"a{n}" for n in range(MAX_PARAMETERS)]
+    few, more = (f"class C:\n    def f(self, {', '.join(ns)}): ..." for ns in (names, [*names, "**rest"]))
+    assert not too_many_parameters({"errors": few, "ir.ops.view": more, "capture.loops.op": more})
+    assert too_many_parameters({"errors": more}) == ["errors.f has 7 parameters"]
+
+
+def test_few_functions_have_many_parameters() -> None:
+    found = {name for name, count in _parameters(read_package()) if count > MAX_PARAMETERS}
+    assert found == MANY_PARAMETERS.keys() and len(found) <= 5
 
 
 def test_wide_folders_are_found() -> None:

@@ -41,7 +41,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.lower.legality import check_roles
 from tilewright.options import Options
-from tilewright.partition.cover import partition
+from tilewright.partition.cover import cover_unfused, partition
 from tilewright.pipeline.phases import begin, phases_before, run_phases
 from tilewright.pipeline.place import Place
 from tilewright.pipeline.state import Request
@@ -131,10 +131,11 @@ class Oracle:
         asked = Request(Recorder(), self.options, Place("cpu"), (), SizeHints(sizes), _no_loops)
         phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
         state = run_phases(begin(asked, graph, Solver(self.target, self.options)), phases)
-        solver, fuse = state.solver, self.options.fusion == "full"
-        cover = partition(
-            state.graph, lambda k, at: solver.price(k, at) * self._chance(k), solver.hints, fuse=fuse
-        )
+        solver = state.solver
+        if self.options.fusion == "full":
+            cover = partition(state.graph, lambda k, at: solver.price(k, at) * self._chance(k), solver.hints)
+        else:
+            cover = cover_unfused(state.graph, solver.hints)
         return solver, cover.steps, cover.layouts
 
     def _chance(self, kernel: Kernel) -> float:

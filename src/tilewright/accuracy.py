@@ -213,7 +213,6 @@ def _place(flat: int, shape: torch.Size) -> tuple[int, ...]:
 
 
 def _compare_floats(y: Tensor, e: Tensor, r: Tensor, k: float) -> Verdict:
-    u = torch.finfo(e.dtype).eps / 2
     wide_y, wide_e = y.double().reshape(-1), e.double().reshape(-1)
     flat_r = r.reshape(-1)
     finite_y, finite_e = wide_y.isfinite(), wide_e.isfinite()
@@ -233,7 +232,7 @@ def _compare_floats(y: Tensor, e: Tensor, r: Tensor, k: float) -> Verdict:
         return Verdict(True, "", k, 0.0, e.numel(), None, None)
     # Where r is not finite although y and e are, it says nothing: eager stands in for it.
     exact = torch.where(flat_r.isfinite(), flat_r, wide_e)
-    numbers = _smallest_k(wide_y, wide_e, exact, judged, judged & finite_e, u, e.dtype == torch.float64)
+    numbers = _smallest_k(wide_y, wide_e, exact, judged, judged & finite_e, e.dtype)
     where, values = at(numbers.worst)
     verdict = Verdict(
         passed=True,
@@ -268,17 +267,18 @@ class _Numbers:
 
 
 def _smallest_k(
-    y: Tensor, e: Tensor, r: Tensor, judged: Tensor, trusted: Tensor, u: float, widest: bool
+    y: Tensor, e: Tensor, r: Tensor, judged: Tensor, trusted: Tensor, dtype: torch.dtype
 ) -> _Numbers:
     """The smallest k of (b) and of (c) over flat float64 tensors, on the elements `judged`, and eager's of (c).
 
-    Eager's error is taken over `trusted`, the elements where eager is finite.
+    Eager's error is taken over `trusted`, the elements where eager is finite. `dtype` is the type that was computed in.
     """
+    u = torch.finfo(dtype).eps / 2
     ours, exact = (y - r)[judged].abs(), r[judged].abs()
     eager = (e - r)[trusted].abs()
     size = _rms(exact)
     noise, quantile = _rms(eager), _quantile(eager)
-    if widest:
+    if dtype == torch.float64:
         noise, quantile = max(noise, FLOAT64_ULPS * u * size), max(quantile, FLOAT64_ULPS * u * size)
     eager_room = u * r[trusted].abs()
     unmeasured = (eager > u * size) & (quantile + eager_room == 0)

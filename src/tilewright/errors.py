@@ -93,18 +93,8 @@ class IllegalSchedule(TilewrightError):
     """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `fold` is the
     place in the kernel of the op that "a fold" in the message means (-1: none)."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        law: str,
-        fold: int = -1,
-        phase: str = "schedule",
-        op: str = "",
-        place: str = "",
-        hint: str = "",
-    ) -> None:
-        super().__init__(message, phase=phase, op=op, place=place, hint=hint)
+    def __init__(self, message: str, *, law: str, fold: int = -1, phase: str = "schedule") -> None:
+        super().__init__(message, phase=phase)
         self.law, self.fold = law, fold
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ def program_way(program: Exported, options: Options) -> ProgramWay:
     """Compile an exported or traced program."""
 
     def build(gm: fx.GraphModule, frozen: Mapping[str, Tensor]) -> Compiled:
-        return compile_fx(gm, options, frozen=frozen, conditions=program.conditions, ranges=program.ranges)
+        return compile_fx(gm, options, frozen=frozen, program=program)
 
     return ProgramWay(program, build, freeze=options.freeze is not False)
 

@@ -287,42 +287,46 @@ def _in_pieces(matrix: MatrixUnit) -> MatrixUnit:
     return MatrixUnit(matrix.shape, "f32", "f32", matrix.flops / 6, "bf16x6")
 
 
+def _halves(matrix: MatrixUnit) -> tuple[MatrixUnit, ...]:
+    """The largest instruction for fp16, and that for bf16, which has the same rate on all GPUs."""
+    return tuple(dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16"))
+
+
 def _gpu(
-    name: str, levels: tuple[Level, ...], *, cores: int, flops: float, special: float, matrix: MatrixUnit,
-    registers: int = 255, lanes: int = 32, launch_seconds: float = 1.0e-6, backend: str = "cuda", arch: str = "",
-    coarse: tuple[str, ...] = (), quick: tuple[str, ...] = (), fused_attention: float = 0.0, descriptors: bool = False,
-    singles: MatrixUnit | None = None,
-) -> Target:  # fmt: skip
-    """A GPU. `matrix` is the largest instruction for fp16; bf16 has the same rate on all of them. `singles` is what
-    stands for one for fp32, if there is such.
+    name: str,
+    levels: tuple[Level, ...],
+    units: tuple[MatrixUnit, ...],
+    *,
+    cores: int,
+    flops: float,
+    special: float,
+) -> Target:
+    """A GPU as NVIDIA's are; presets replace what is different.
 
     All hold 2048 threads a core. What a load takes and what a lone core draws are estimates."""
-    halves = (dataclasses.replace(matrix, operand=dtype) for dtype in ("f16", "bf16"))
     return Target(
         name=name,
         language="triton",
         levels=levels,
         cores=cores,
         vector_bytes=16,
-        vector_registers=registers,
+        vector_registers=255,
         flops=flops,
         special=special,
-        launch_seconds=launch_seconds,
-        lanes=lanes,
+        launch_seconds=1.0e-6,
+        lanes=32,
         threads=2048,
         latency=0.8e-6,
         alone=1.3,
-        backend=backend,
-        arch=arch or name.removeprefix("sm_"),
+        backend="cuda",
+        arch=name.removeprefix("sm_"),
         bias_apart=True,
-        coarse=coarse,
-        fused_attention=fused_attention,
-        descriptors=descriptors,
-        quick=quick,
-        copies_ahead=backend == "cuda",  # `cp.async`, from compute capability 8.0 on
+        coarse=COARSE,
+        quick=QUICK,
+        copies_ahead=True,  # `cp.async`, from compute capability 8.0 on
         loop_steps=16,
         wide_sums=True,  # each has at least half as many units for doubles as for singles
-        matrix_units=(*halves, *([singles] if singles is not None else [])),
+        matrix_units=units,
     )
 
 
@@ -341,17 +345,8 @@ def _a100() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 65e12, 4),
     )
     matrix = MatrixUnit((16, 8, 16), "f16", "f32", 270e12)
-    return _gpu(
-        "sm_80",
-        levels,
-        cores=108,
-        flops=19.5e12,
-        special=2.4e12,
-        matrix=matrix,
-        launch_seconds=1.5e-6,
-        coarse=COARSE,
-        quick=QUICK,
-    )
+    gpu = _gpu("sm_80", levels, _halves(matrix), cores=108, flops=19.5e12, special=2.4e12)
+    return dataclasses.replace(gpu, launch_seconds=1.5e-6)
 
 
 def _h200() -> Target:
@@ -364,19 +359,9 @@ def _h200() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 100e12, 4),
     )
     matrix = MatrixUnit((64, 256, 16), "f16", "f32", 709e12)
-    return _gpu(
-        "sm_90",
-        levels,
-        cores=132,
-        flops=60e12,
-        special=3.7e12,
-        matrix=matrix,
-        coarse=COARSE,
-        quick=QUICK,
-        fused_attention=510e12,
-        descriptors=True,
-        singles=_in_pieces(matrix),
-    )
+    units = (*_halves(matrix), _in_pieces(matrix))
+    gpu = _gpu("sm_90", levels, units, cores=132, flops=60e12, special=3.7e12)
+    return dataclasses.replace(gpu, fused_attention=510e12, descriptors=True)
 
 
 def _b200() -> Target:
@@ -392,10 +377,9 @@ def _b200() -> Target:
         Level(MemoryKind.REGISTER, "registers", 256 * KIB, 120e12, 4),
     )
     matrix = MatrixUnit((128, 256, 16), "f16", "f32", 1800e12)
-    return _gpu(
-        "sm_100", levels, cores=148, flops=74e12, special=4.6e12, matrix=matrix, coarse=COARSE, quick=QUICK,
-        descriptors=True, singles=_in_pieces(matrix),
-    )  # fmt: skip
+    units = (*_halves(matrix), _in_pieces(matrix))
+    gpu = _gpu("sm_100", levels, units, cores=148, flops=74e12, special=4.6e12)
+    return dataclasses.replace(gpu, descriptors=True)
 
 
 def _mi300x() -> Target:
@@ -412,10 +396,17 @@ def _mi300x() -> Target:
     )
     matrix = MatrixUnit((32, 32, 8), "f16", "f32", 900e12)
     singles = MatrixUnit((32, 32, 2), "f32", "f32", 113e12)
-    return _gpu(
-        "gfx942", levels, cores=304, flops=163e12, special=10e12, matrix=matrix, registers=512, lanes=64,
-        launch_seconds=2.0e-6, backend="hip", singles=singles,
-    )  # fmt: skip
+    gpu = _gpu("gfx942", levels, (*_halves(matrix), singles), cores=304, flops=163e12, special=10e12)
+    return dataclasses.replace(
+        gpu,
+        vector_registers=512,
+        lanes=64,
+        launch_seconds=2.0e-6,
+        backend="hip",
+        coarse=(),
+        quick=(),
+        copies_ahead=False,
+    )
 
 
 def _toy() -> Target:

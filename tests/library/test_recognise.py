@@ -19,7 +19,7 @@ from tilewright.capture.fx import from_fx
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.library.recognise import Routine, as_call, routine_of, routine_seconds
-from tilewright.partition.choose_kernels import Prices, choose_kernels
+from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
 from tilewright.partition.regions import find_regions
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.target import preset
@@ -198,12 +198,12 @@ def test_a_region_becomes_the_call_where_that_is_the_fastest() -> None:
         )
 
     unchanged = lambda g: (g, ())  # noqa: E731
-    mapped = choose_kernels(graph, prices(1.0), unchanged, "modelled", 132)
+    mapped = choose_kernels(graph, prices(1.0), unchanged, RegionPolicy("modelled", 132))
     calls = [op for op in mapped.graph.ops if op.call is not None]
     assert [op.name for op in calls] == ["scaled_dot_product_attention"] and calls[0].absorbed
     assert "one library call" in str(mapped.regions[0])
     for mode, library in (("modelled", 1e-9), ("library", 1.0), ("inside", 1.0)):
-        other = choose_kernels(graph, prices(library), unchanged, mode, 132)  # type: ignore[arg-type]
+        other = choose_kernels(graph, prices(library), unchanged, RegionPolicy(mode, 132))  # type: ignore[arg-type]
         assert all(op.call is None for op in other.graph.ops)
 
 

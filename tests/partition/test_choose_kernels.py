@@ -25,7 +25,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
 from tilewright.partition import candidates as mapping
 from tilewright.partition.candidates import Candidate, _between, _Paths, candidates, choices
-from tilewright.partition.choose_kernels import Prices, choose_kernels
+from tilewright.partition.choose_kernels import Prices, RegionPolicy, choose_kernels
 from tilewright.partition.regions import find_regions
 from tilewright.pipeline.prices import _prices
 from tilewright.schedule.solver import Solver
@@ -256,7 +256,7 @@ def test_many_results_along_the_same_dims_are_stored_together() -> None:
 def test_chosen_graphs_mean_the_same(run: Callable[..., Tensor], dynamic: bool) -> None:
     graph = graph_of(run, dynamic)
     prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
-    mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)
+    mapped = choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy("modelled", 1))
     mapped.graph.verify()
     assert len(mapped.regions) == (2 if run is twice else 1)
     assert len({op.kernel for op in mapped.graph.ops if op.kernel >= 0}) >= len(mapped.regions)
@@ -286,7 +286,7 @@ def test_views_that_the_library_reads_stay() -> None:
 def test_equal_regions_are_decided_once() -> None:
     graph = graph_of(lambda q, k, v: (attention(q, k, v), attention(v, q, k)))
     prices = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
-    mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)
+    mapped = choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy("modelled", 1))
     assert len(mapped.regions) == 2
     assert mapped.regions[0] is mapped.regions[1]
 
@@ -298,7 +298,7 @@ def test_the_library_stays_where_it_is_faster() -> None:
         (Prices(NO_HINTS, work, lambda region: 1.0, lambda region: 0.0), "inside", True),
         (Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 1e30), "modelled", False),
     ):
-        mapped = choose_kernels(graph, prices, lambda region: (region, ()), mode, 1)  # type: ignore[arg-type]
+        mapped = choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy(mode, 1))  # type: ignore[arg-type]
         assert bool(mapped.regions[0].kernels) is kernels
         assert (mapped.graph is graph) is not kernels
 
@@ -309,7 +309,7 @@ def test_kernels_are_taken_where_calls_would_hold_much_of_the_memory(capacity: i
     target = preset("sm_90").resized(capacities={MemoryKind.DEVICE: capacity})
     prices = _prices(Solver(target, Options()))
     prices = replace(prices, kernel=work, library=lambda region: 1.0, ideal=lambda region: 0.0)
-    mapped = choose_kernels(graph, prices, lambda region: (region, ()), "modelled", 1)
+    mapped = choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy("modelled", 1))
     little = capacity == 1 << 12
     assert bool(mapped.regions[0].kernels) == little
     assert any("of the device's memory" in note for note in mapped.regions[0].notes) == little

@@ -17,7 +17,7 @@ from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel
 from tilewright.options import Contractions, Options
-from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Grouping, groupings_of, plain, task_of
 from tilewright.runtime.store.cache import Store
@@ -103,7 +103,7 @@ def test_a_known_region_is_chosen_without_prices(mode: Contractions) -> None:
     library = 0.0 if mode == "modelled" else 1.0
 
     def decided(prices: Prices) -> ChosenRegions:
-        return choose_kernels(graph, prices, lambda region: (region, ()), mode, 1, memory)
+        return choose_kernels(graph, prices, lambda region: (region, ()), RegionPolicy(mode, 1), memory)
 
     first = decided(Prices(NO_HINTS, solver.price, lambda _: library, lambda _: 0.0))
     again = decided(Prices(NO_HINTS, never, never, never))

@@ -91,7 +91,7 @@ class Interpreter(CpuBackend):
 
     def executable(self, parts: Runnable) -> Executable:
         return Executable(
-            parts.plan, parts.held, parts.unit, trusted=parts.trusted, conditions=parts.conditions,
+            parts.plan, parts.held, parts.unit, guards=parts.guards,
             checks=parts.checks,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
 from tilewright.partition import choose_kernels as choosing
-from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.pipeline import trial as trial_module
 from tilewright.pipeline.backends import BACKENDS
 from tilewright.pipeline.build import Builder, in_silence
@@ -45,7 +45,9 @@ class Clock:
 
 
 def decided(prices: Prices, memory: Remembered | None = None) -> ChosenRegions:
-    return choose_kernels(graph_of(with_columns), prices, lambda region: (region, ()), "inside", 1, memory)
+    return choose_kernels(
+        graph_of(with_columns), prices, lambda region: (region, ()), RegionPolicy("inside", 1), memory
+    )
 
 
 def kernels(mapped: ChosenRegions) -> list[list[str]]:

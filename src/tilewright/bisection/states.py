@@ -13,6 +13,7 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions
 from tilewright.pipeline.executables import executable
 from tilewright.pipeline.phases import PHASES
+from tilewright.pipeline.state import Made
 from tilewright.pipeline.trace import Trace
 from tilewright.plan import Launches, Plan, build_plan
 from tilewright.plan.reports import KernelReport
@@ -241,11 +242,10 @@ class Lowering:
         }
 
     def _planned(self, cover: Cover, kernels: Mapping[Kernel, tuple[int, tuple[Value, ...]]]) -> Executable:
-        plan = build_plan(
-            cover, kernels, self.plan.symbols, self.shares, device=self.plan.device, host=self.plan.host
-        )
-        unit = self.compiled.unit
-        return executable(cover, plan, unit, self.options, checked=UNWRITTEN)  # pyright: ignore[reportArgumentType]  (the unit that this graph was built with)
+        plan = build_plan(cover, kernels, self.plan.symbols, self.shares)
+        plan = plan.on(self.plan.device, self.plan.host)
+        made = Made(cover, plan, self.compiled.unit)  # pyright: ignore[reportArgumentType]  (the unit that this graph was built with)
+        return executable(made, self.options, checked=UNWRITTEN)
 
     # --- names ---
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from dataclasses import fields
+from typing import Any, Concatenate
 
 import click
 
 from tilewright.errors import InputError, ModelError, TilewrightError, UnsupportedError
 
-from .request import ExitCode, Request
+from .request import Asked, ExitCode, Request
 from .show import Screen
-
-P = ParamSpec("P")
 
 
 class _Group(click.Group):
@@ -35,7 +34,7 @@ def cli() -> None:
     """
 
 
-def verb(body: Callable[Concatenate[Request, P], int]) -> Callable[..., None]:
+def verb(body: Callable[Concatenate[Request, ...], int]) -> Callable[..., None]:
     """Adds the arguments that all verbs share, turns errors into exit codes, and writes the JSON file."""
 
     @click.argument("model")
@@ -56,23 +55,11 @@ def verb(body: Callable[Concatenate[Request, P], int]) -> Callable[..., None]:
     @click.option("--seed", default=0, show_default=True, help="Of random inputs.")
     @click.option("--json", "json_path", metavar="FILE", help="Write the results here too; - for stdout.")
     @functools.wraps(body)
-    def run(
-        model: str,
-        files: tuple[str, ...],
-        shapes: tuple[str, ...],
-        threads: int | None,
-        strict: bool,
-        freeze: bool | None,
-        options: tuple[str, ...],
-        seed: int,
-        json_path: str | None,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
+    def run(json_path: str | None, **given: Any) -> None:
         screen = Screen(json_path)
-        screen.facts |= {"command": body.__name__.rstrip("_"), "model": model}
-        request = Request(model, files, shapes, threads, strict, freeze, options, seed, screen)
-        sys.exit(_finish(screen, lambda: body(request, *args, **kwargs)))
+        screen.facts |= {"command": body.__name__.rstrip("_"), "model": given["model"]}
+        asked = {f.name: given.pop(f.name) for f in fields(Asked)}
+        sys.exit(_finish(screen, lambda: body(Request(**asked, screen=screen), **given)))
 
     return run
 

@@ -10,7 +10,6 @@ from functools import lru_cache
 from tilewright.analysis.online.cascade import Link
 from tilewright.analysis.online.law import Law, Refusal, State, derive
 from tilewright.analysis.online.running import Upstream
-from tilewright.analysis.online.terms import RunningStatistic
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, const, make, slot, substitute, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.reduction import Reduction
@@ -75,7 +74,7 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
         link = Link(leaf_of(i), i.reduction)
         upstream = [inside[d] for d in folds_read(i.body) if d in inside]
         merge = follow(i, upstream, inside) if upstream else None
-        if merge is not None and all(_closed(g) for g in merge.law.statistics):
+        if merge is not None and all(g.closed for g in merge.law.statistics):
             statistics, states = (
                 tuple(place[f] for f in group) for group in (merge.statistics, merge.states)
             )
@@ -87,12 +86,6 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
             return None
         made.append(link)
     return tuple(made)
-
-
-def _closed(statistic: RunningStatistic) -> bool:
-    """Whether a statistic's value follows from its state alone."""
-    rest = substitute(statistic.through, {statistic.leaf: const(0.0, statistic.leaf.dtype)})
-    return not any(x.op in ("read", "value", "axis") for x in walk(rest))
 
 
 def law_of(fold: Item, upstream: Sequence[Item]) -> Law | Refusal:

@@ -103,7 +103,7 @@ class Floats:
                 return convert(arrays[0], target)
             if dtype.is_half and not self.wide:
                 arrays = [a.astype(np.float32) for a in arrays]
-            table = _FLOAT if dtype.is_float else _BOOL if dtype.kind is Kind.BOOL else _INTEGER
+            table = OF_FLOATS if dtype.is_float else _BOOL if dtype.kind is Kind.BOOL else _INTEGER
             return convert(np.asarray(table[op](*arrays)), target)
 
     def join(self, parts: Sequence[Array], axis: int) -> Array:
@@ -233,7 +233,7 @@ _COMPARE: dict[str, Callable[..., object]] = {
     "maximum": np.maximum, "minimum": np.minimum,
 }  # fmt: skip
 
-_FLOAT: dict[str, Callable[..., object]] = _COMPARE | {
+OF_FLOATS: dict[str, Callable[..., object]] = _COMPARE | {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "floordiv": np.floor_divide,
     "mod": _remainder, "truncdiv": lambda a, b: np.trunc(a / b), "fmod": np.fmod, "pow": np.power,
     "atan2": np.arctan2,

@@ -19,10 +19,10 @@ from functools import lru_cache, partial
 import numpy as np
 
 from tilewright.ir.dtype import DType, Kind, f64
-from tilewright.ir.expr import Const
+from tilewright.ir.expr import SCALARS, Const
 
 from . import modular
-from .algebra import FLOATS, Array, convert, to_numpy
+from .algebra import FLOATS, OF_FLOATS, Array, convert, to_numpy
 from .modular import LOST, PRIMES, Words
 
 ELEMENT = np.dtype([("v", np.float64), ("w", np.uint64, (3,)), ("log", np.bool_)])
@@ -210,7 +210,7 @@ def _log(a: Array) -> Array:
     return pack(np.log(a["v"]), words, True)
 
 
-def _tag(name: str, shadow: Callable[..., Array]) -> Callable[..., Array]:
+def _tag(name: str, shadow: Callable[..., object]) -> Callable[..., Array]:
     """An opaque function: a fixed scrambling of each residue, so that only equal arguments give equal
     results."""
     seed = zlib.crc32(name.encode())
@@ -308,7 +308,7 @@ _SQRT = _tag("sqrt", np.sqrt)
 _TANH = _tag("tanh", np.tanh)
 _TAGGED_POWER = _tag("pow", np.power)
 
-_OPS: dict[str, Callable[..., Array]] = {
+_KNOWN: dict[str, Callable[..., Array]] = {
     "add": _add, "sub": _subtract, "mul": _multiply, "div": _divide, "neg": _negate, "reciprocal": _reciprocal,
     "exp": _exp, "exp2": lambda a: _exp(_multiply(a, LN2)), "expm1": lambda a: _subtract(_exp(a), ONE),
     "log": _log, "log1p": lambda a: _log(_add(a, ONE)), "log2": lambda a: _divide(_log(a), LN2),
@@ -323,13 +323,9 @@ _OPS: dict[str, Callable[..., Array]] = {
     "close_exp": _exp, "close_div": _divide,
     "quick_exp2": lambda a: _exp(_multiply(a, LN2)), "quick_log2": lambda a: _divide(_log(a), LN2),
     "quick_erfc": lambda a: _subtract(ONE, _ERF(a)), "tanh": _TANH, "coarse_tanh": _TANH,
-    **{name: _tag(name, function) for name, function in {
-        "sin": np.sin, "cos": np.cos, "tan": np.tan,
-        "asin": np.arcsin, "acos": np.arccos,
-        "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh,
-        "atanh": np.arctanh,
-    }.items()},
 }  # fmt: skip
+_OPAQUE = [n for n in OF_FLOATS if n not in _KNOWN and SCALARS[n].result == "same"]
+_OPS = _KNOWN | {name: _tag(name, OF_FLOATS[name]) for name in _OPAQUE}
 
 _BY_SHADOW = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"})
 

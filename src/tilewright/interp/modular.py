@@ -30,24 +30,6 @@ _SHIFT = np.uint64(30)
 _LOW = np.uint64((1 << 30) - 1)
 
 
-def is_prime(n: int) -> bool:
-    """Miller and Rabin's test with the bases that decide every n below 3.3e24."""
-    odd, twos = n - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41):
-        power = pow(base, odd, n)
-        if power in (1, n - 1):
-            continue
-        for _ in range(twos - 1):
-            power = power * power % n
-            if power == n - 1:
-                break
-        else:
-            return False
-    return True
-
-
 @cache
 def generator(level: int) -> int:
     """An element of order PRIMES[level] modulo PRIMES[level + 1]: the image of 1 under exp."""

@@ -307,6 +307,12 @@ class Graph:
                 out.setdefault(v, []).append(op)
         return out
 
+    def fresh_id(self) -> int:
+        """A number above those of all values."""
+        values = [v for v in self.inputs if isinstance(v, Value)]
+        values += [*self.constants, *(v for op in self.ops for v in op.outputs)]
+        return 1 + max((v.id for v in values), default=0)
+
     def kept(self) -> set[Value]:
         """Values that leave the graph: outputs and writes."""
         return {v for v in self.outputs if isinstance(v, Value)} | {w.value for w in self.writes}

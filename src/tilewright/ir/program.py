@@ -113,6 +113,13 @@ class Store:
     mask: Expr | None = None
     stream: Expr | None = None
 
+    @property
+    def unrounded(self) -> Expr:
+        """The value without a rounding to the type in which it is stored anyway."""
+        e, stored = self.value, self.buffer.dtype
+        rounds = e.op in ("cast", "narrow") and e.dtype is stored and stored.is_half
+        return e.args[0] if rounds and e.args[0].dtype.compute is stored.compute else e
+
 
 @dataclass(frozen=True, slots=True)
 class Declare:

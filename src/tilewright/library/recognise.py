@@ -402,8 +402,7 @@ class _Inputs:
 
 def as_call(region: Graph, r: Routine) -> Graph:
     """The region as views, the call, and a view of its result."""
-    values = [*region.inputs, *(v for op in region.ops for v in op.outputs)]
-    fresh = 1 + max(v.id for v in values if isinstance(v, Value))
+    fresh = region.fresh_id()
     ops: list[Op] = []
     operands: list[Value] = []
     for n, x in enumerate((r.q, r.k, r.v)):

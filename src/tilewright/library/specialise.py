@@ -84,7 +84,7 @@ def unflatten(graph: Graph) -> Graph:
 
     What they make then has the same leading dims; a view gives the other readers the flat one."""
     producer = graph.producer()
-    next_id = 1 + max((v.id for v in _values(graph)), default=0)
+    next_id = graph.fresh_id()
     ops: list[Op] = []
     for op in graph.ops:
         source = _unflat(op, producer)
@@ -137,11 +137,6 @@ def _without_identities(graph: Graph) -> Graph:
         replace(op, outputs=tuple(same.get(v, v) for v in op.outputs)) for op in graph.ops if op not in gone
     ]
     return substitute_values(graph.with_ops(ops), same)
-
-
-def _values(graph: Graph) -> list[Value]:
-    inputs = [v for v in graph.inputs if isinstance(v, Value)]
-    return [*inputs, *graph.constants, *(v for op in graph.ops for v in op.outputs)]
 
 
 def _unflat(op: Op, producer: Mapping[Value, Op]) -> Value | None:

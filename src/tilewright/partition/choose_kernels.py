@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilewright.analysis.online.find_cascades import Cascade, cascades
 from tilewright.analysis.size_hints import SizeHints
@@ -100,34 +101,41 @@ Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 """Gives an equal region whose large values are fewer, and notes of the rules that were applied and refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class RegionPolicy:
+    """Which kernels of regions are considered: as the option says (`mode`), for so many `cores`. `short` is as in
+    `find_regions`. Where ops are to stay `apart`, each of a region is a kernel."""
+
+    mode: Contractions
+    cores: int
+    short: bool = False
+    apart: bool = False
+
+    @property
+    def always(self) -> bool:
+        """Whether kernels are taken whatever a library would do."""
+        return self.mode == "inside"
+
+
 def choose_kernels(
-    graph: Graph,
-    prices: Prices,
-    rearrange: Rearrange,
-    mode: Contractions,
-    cores: int,
-    memory: Memory | None = None,
-    *,
-    short: bool = False,
-    apart: bool = False,
+    graph: Graph, prices: Prices, rearrange: Rearrange, policy: RegionPolicy, memory: Memory | None = None
 ) -> ChosenRegions:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
-    `memory` knows; `short` is as in `find_regions`. Where ops are to stay `apart`, each of a region is a kernel."""
-    if mode == "library":
+    `memory` knows."""
+    if policy.mode == "library":
         return ChosenRegions(graph)
-    always = mode == "inside"
     known: dict[str, ChosenRegion] = {}
     chosen: list[ChosenRegion] = []
     splicer = _Splicer(graph)
-    for region in find_regions(graph, prices.hints, anywhere=always, short=short):
+    for region in find_regions(graph, prices.hints, anywhere=policy.always, short=policy.short):
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:
-            whole = None if always else prices.routine(alone)
+            whole = None if policy.always else prices.routine(alone)
             found = None if whole else _recalled(alone, key, rearrange, memory, prices.hints)
             captured = region.as_captured(graph)
-            choose = _each_apart if apart and whole is None else _choose
-            known[key] = found or choose(alone, captured, prices, rearrange, cores, always, whole)
+            choose = _each_apart if policy.apart and whole is None else partial(_choose, whole=whole)
+            known[key] = found or choose(alone, captured, prices, rearrange, policy)
             if memory is not None and found is None and whole is None:
                 memory.keep(key, _plain(known[key]))
         decided = known[key]
@@ -146,7 +154,7 @@ def _calls(region: Region, graph: Graph) -> tuple[LibraryCall | None, ...]:
 
 
 def _choose(
-    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
+    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, policy: RegionPolicy,
     whole: tuple[float, Graph] | None = None,
 ) -> ChosenRegion:  # fmt: skip
     otherwise = prices.library(captured)
@@ -155,16 +163,16 @@ def _choose(
     ):
         return ChosenRegion(region, (), whole[0], otherwise, routine=whole[1])
     fits = prices.spared(region, ()) <= PARTITION.max_value_memory_ratio
-    if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not always:
+    if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not policy.always:
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, cores, prices.hints, marks(region), prices.guess)
+    considered = candidates(better, prices.kernel, policy.cores, prices.hints, marks(region), prices.guess)
     notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]
-    ways = sorted((*ways, *_in_parts(better, prices, cores)), key=lambda way: way.choice.seconds)
-    if not ways or not (always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
+    ways = sorted((*ways, *_in_parts(better, prices, policy.cores)), key=lambda way: way.choice.seconds)
+    if not ways or not (policy.always or prices.beaten(captured, ways[0].kernels, ways[0].graph.layouts)):
         return ChosenRegion(region, (), otherwise, otherwise, notes)
     spared = prices.spared(captured, ways[0].kernels)
     if spared > PARTITION.max_value_memory_ratio:
@@ -251,14 +259,13 @@ def _in_one(region: Graph, prices: Prices, name: Callable[[Op], str]) -> Iterato
 
 
 def _each_apart(
-    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, cores: int, always: bool,
-    whole: tuple[float, Graph] | None = None,
-) -> ChosenRegion:  # fmt: skip
+    region: Graph, captured: Graph, prices: Prices, rearrange: Rearrange, policy: RegionPolicy
+) -> ChosenRegion:
     """Every op of the region a kernel."""
     better, rules = rearrange(region)
     kernels = tuple(Kernel((op,), op.outputs) for op in better.ops)
     otherwise = prices.library(captured)
-    if not always and not prices.beaten(captured, kernels, better.layouts):
+    if not policy.always and not prices.beaten(captured, kernels, better.layouts):
         return ChosenRegion(region, (), otherwise, otherwise, _applied(rules))
     seconds = sum(prices.kernel(k, better.layouts) for k in kernels)
     return ChosenRegion(region, kernels, seconds, otherwise, _applied(rules), better)
@@ -344,9 +351,7 @@ class _Splicer:
         self.gone: set[Op] = set()
         self.made: list[Op] = []
         self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
-        values = [*(v for v in graph.inputs if isinstance(v, Value)), *graph.constants]
-        values += [v for op in graph.ops for v in op.outputs]
-        self.fresh = 1 + max((v.id for v in values), default=0)
+        self.fresh = graph.fresh_id()
 
     def replace(self, region: Region, decided: ChosenRegion) -> None:
         """The region's own ops leave; copies of the decided kernels' ops come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.graph import Graph, Op, Value, symbols_in
@@ -18,18 +19,33 @@ from .recompute import is_cheap
 from .unstored_results import without_recomputed
 
 
+@dataclass(frozen=True, slots=True)
+class OutputMemory:
+    """The memory of outputs in the program: `shown` are those that it returns as memory of something else, and
+    `storages` numbers their storages, where they are known."""
+
+    shown: frozenset[Value] = frozenset()
+    storages: Mapping[Value, int] | None = None
+
+
+ANY_MEMORY = OutputMemory()
+
+
+def cover_unfused(graph: Graph, hints: SizeHints, outputs: OutputMemory = ANY_MEMORY) -> Cover:
+    """Cover a graph with a kernel for each op, library calls and views."""
+    parts = Parts(graph, hints, outputs.shown, outputs.storages, fuse=False)
+    places = (parts.position[op] for op in parts.generated())
+    return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])
+
+
 def partition(
-    graph: Graph, price: Price, hints: SizeHints, memory: Memory | None = None, *, fuse: bool = True,
-    shown: frozenset[Value] = frozenset(), storages: Mapping[Value, int] | None = None, afar: Afar | None = None,
+    graph: Graph, price: Price, hints: SizeHints, memory: Memory | None = None, *,
+    outputs: OutputMemory = ANY_MEMORY, afar: Afar | None = None,
 ) -> Cover:  # fmt: skip
     """Cover a graph with kernels, library calls and views. `price` gives the modelled seconds of a kernel, or raises
-    IllegalSchedule; it is not asked about a graph that `memory` knows. Unless they may `fuse`, each op is a kernel.
-    `shown` are outputs that the program returns as memory of something else, and `storages` numbers the storages of
-    outputs in the program, where they are known. `afar` says what kernels cost that find nothing in a cache."""
-    parts = Parts(graph, hints, shown, storages, fuse=fuse)
-    if not fuse:
-        places = (parts.position[op] for op in parts.generated())
-        return _cover(parts, [Group((n,), 0.0, "nothing is fused by choice") for n in places])
+    IllegalSchedule; it is not asked about a graph that `memory` knows. `afar` says what kernels cost that find nothing
+    in a cache."""
+    parts = Parts(graph, hints, outputs.shown, outputs.storages, fuse=True)
     if memory is None:
         return _cover(parts, without_recomputed(parts, Merging(parts, price, afar).groups(), price))
     task = task_of(graph, _shows(parts))

@@ -17,7 +17,7 @@ from tilewright.ir.kernel import Cover, Kernel, Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.options import Options
 from tilewright.plan import Plan
-from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.plan.launch import Unit
 from tilewright.runtime.plan.verified import Checks
 from tilewright.runtime.store.decisions import Decisions
@@ -73,8 +73,7 @@ class Runnable:
     held: Sequence[Tensor]
     unit: Unit | None
     options: Options
-    trusted: bool
-    conditions: Sequence[Expr]
+    guards: Guards
     checks: Checks | None
     saves: int | None
 

@@ -17,15 +17,14 @@ from functools import partial
 from torch import Tensor, fx
 from torch._dispatch.python import no_python_dispatcher
 
-from tilewright.analysis.size_hints import SizeHints
+from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.capture.aliasing.shares import output_shares, placed_by_size
 from tilewright.capture.autograd.saved import first_saved
 from tilewright.capture.environment import shape_env, traced_sizes
+from tilewright.capture.exported import Exported
 from tilewright.capture.fx import from_fx
 from tilewright.capture.placement.moved import moved
-from tilewright.capture.symbols import Ranges
 from tilewright.errors import BuildError, CompilerMissing, IllegalSchedule, UnsupportedError, VerifyError
-from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Graph, Op, Share, Shares
 from tilewright.ir.kernel import LibraryStep
 from tilewright.ir.program import TileProgram
@@ -39,7 +38,7 @@ from tilewright.runtime.call.compilations import Compilations
 from tilewright.runtime.call.fallback import Captured, captured_coverage
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs
-from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.stats import STATS
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.search_limits import BUILDING
@@ -136,18 +135,19 @@ def compile_fx(
     *,
     frozen: Mapping[str, Tensor] | None = None,
     trusted: bool = False,
-    conditions: Sequence[Expr] = (),
-    ranges: Ranges | None = None,
+    program: Exported | None = None,
     kind: str = "inference",
 ) -> Compiled:
     """Compile a captured graph whose nodes carry fake values. Placeholders named in `frozen` become constants.
 
-    `trusted` says that the caller checks sizes, types and frozen tensors on each call; else sizes must fulfil
-    `conditions`, and are in `ranges` where these name them. A graph that some phase refuses runs as it was captured
-    (with a warning if the refusal is a defect of ours), and without a C++ compiler every op runs as a library call; the
-    coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that the options name
-    does not work."""
+    `trusted` says that the caller checks sizes, types and frozen tensors on each call; else sizes must fulfil the
+    conditions of the `program` that the graph is of, and are in its ranges. A graph that some phase refuses runs as it
+    was captured (with a warning if the refusal is a defect of ours), and without a C++ compiler every op runs as a
+    library call; the coverage says so. Raises UnsupportedError under `strict`, and CompilerMissing if the compiler that
+    the options name does not work."""
     run = Recorder()
+    guards = Guards(trusted, program.conditions if program is not None else ())
+    ranges = program.ranges if program is not None else None
     try:
         with _guard_free(gm), without_collector():
             there = moved(gm)
@@ -167,10 +167,7 @@ def compile_fx(
         STATS.fallbacks += 1
         return as_captured(gm, options, refused.message, frozen=frozen, kind=kind, trace=run.trace)
     STATS.graphs += 1
-    runs = executable(
-        made.cover, made.plan, made.unit, options, trusted=trusted, conditions=conditions, saves=first_saved(gm),
-        kind=kind,
-    )  # fmt: skip
+    runs = executable(made, options, guards=guards, saves=first_saved(gm), kind=kind)
     graphs = runs.graphs if isinstance(runs, CudaExecutable) else None
     compilation = Compilation(kind, made.coverage, run.trace, made.kernels, made.calls, graphs)
     return _noted(gm, frozen or {}, runs, compilation, options)
@@ -250,11 +247,9 @@ def _as_calls(asked: Request, graph: Graph) -> Made:
     run, place = asked.recorder, asked.place
     cover = run("partition", lambda: library_cover(graph))
     check_strict(cover, strict=asked.options.strict)
+    late = NO_HINTS if place.late else None
     plan = run(
-        "plan",
-        lambda: build_plan(
-            cover, {}, (), asked.shares, device=place.device, host=place.host, late=place.late
-        ),
+        "plan", lambda: build_plan(cover, {}, (), asked.shares, late=late).on(place.device, place.host)
     )
     return Made(cover, plan, calls=calls_of(cover, graph.ops, asked.traced.sizes, lambda step, ops: None))
 
@@ -274,7 +269,7 @@ def _compile_body(asked: Request, body: Graph) -> tuple[Made, Executable]:
         ),
         body,
     )
-    return made, executable(made.cover, made.plan, made.unit, options, kind="loop")
+    return made, executable(made, options, kind="loop")
 
 
 def _call_seconds(state: State, step: LibraryStep, ops: Sequence[Op]) -> float:

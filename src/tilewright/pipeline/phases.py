@@ -12,7 +12,7 @@ from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
 from tilewright.library.select import select
 from tilewright.library.specialise import specialise
-from tilewright.partition.cover import partition
+from tilewright.partition.cover import OutputMemory, cover_unfused, partition
 from tilewright.partition.layout import choose_layouts
 from tilewright.plan import build_plan
 from tilewright.plan.coverage import coverage_of
@@ -156,17 +156,15 @@ def _split(state: State) -> State:
 
 def _partition(state: State) -> State:
     asked, graph, solver = state.request, state.graph, state.solver
-    cover = partition(
-        graph,
-        solver.price,
-        solver.hints,
-        state.decisions,
-        fuse=asked.options.fusion == "full",
-        shown=_shown(graph, asked.shares),
-        afar=solver.afar,
-        # what one step of a loop hands to the next has memory of its own
-        storages={} if asked.repeated else _storages(graph, asked.shares),
-    )
+    # what one step of a loop hands to the next has memory of its own
+    storages = {} if asked.repeated else _storages(graph, asked.shares)
+    outputs = OutputMemory(_shown(graph, asked.shares), storages)
+    if asked.options.fusion == "full":
+        cover = partition(
+            graph, solver.price, solver.hints, state.decisions, outputs=outputs, afar=solver.afar
+        )
+    else:
+        cover = cover_unfused(graph, solver.hints, outputs)
     check_strict(cover, strict=asked.options.strict)
     return replace(state, cover=cover)
 
@@ -186,15 +184,11 @@ def _plan(state: State) -> State:
         number_kernels(cover, state.kernels.numbers),
         names_of(state.graph.symbols()),
         asked.shares,
-        device=asked.place.device,
-        host=asked.place.host,
-        late=asked.place.late,
-        hints=state.solver.hints,
         core_ns=CoreTime(target, ops_by_origin(state.captured.ops)),
-        alone_ns=round(target.alone_seconds * 1e9),
-        handover_ns=round(target.handover_seconds * 1e9),
-    )
-    return replace(state, plan=plan)
+        late=state.solver.hints if asked.place.late else None,
+    ).on(asked.place.device, asked.place.host)
+    alone, handover = (round(s * 1e9) for s in (target.alone_seconds, target.handover_seconds))
+    return replace(state, plan=replace(plan, alone_ns=alone, handover_ns=handover))
 
 
 PHASES: tuple[Phase, ...] = (

@@ -15,7 +15,7 @@ from tilewright.library.cost import call_seconds, touch_seconds
 from tilewright.library.recognise import as_call, routine_of, routine_seconds
 from tilewright.library.select import call_contractions, is_contraction
 from tilewright.options import Options
-from tilewright.partition.choose_kernels import ChosenRegions, Prices, choose_kernels
+from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import Memory
 from tilewright.partition.provenance import marks
@@ -71,11 +71,8 @@ def choose_region_kernels(
         memory = _Measured(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
     changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
-    cores = grown.target.cores
-    once = options.fusion == "none"
-    found = choose_kernels(
-        normal, prices, changed, options.contractions, cores, memory, short=short, apart=once
-    )
+    policy = RegionPolicy(options.contractions, grown.target.cores, short, apart=options.fusion == "none")
+    found = choose_kernels(normal, prices, changed, policy, memory)
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)
 

@@ -23,6 +23,7 @@ from tilewright.tuning.search_limits import COMPARISON, TRIAL
 
 from .build import Builder, Clock, names_of, number_kernels
 from .executables import executable
+from .state import Made
 
 LOG = logging.getLogger("tilewright")
 
@@ -87,8 +88,8 @@ class Trial:
         for cover in covers:
             count = sum(isinstance(step, Kernel) for step in cover.steps)
             kernels = number_kernels(cover, built.numbers[first : first + count])
-            plan = build_plan(cover, kernels, names_of(symbols), device=self.device)
-            ready = executable(cover, plan, built.unit, solver.options)
+            plan = build_plan(cover, kernels, names_of(symbols)).on(self.device)
+            ready = executable(Made(cover, plan, built.unit), solver.options)
             made.append(lambda ready=ready: ready([*tensors]))
             first += count
         return made

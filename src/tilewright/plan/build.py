@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from tilewright.analysis.size_hints import NO_HINTS, SizeHints
+from tilewright.analysis.size_hints import SizeHints
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr
@@ -32,28 +32,21 @@ def build_plan(
     symbols: Sequence[str] = (),
     shares: Sequence[Share] | None = None,
     *,
-    device: str = "cpu",
-    host: Sequence[int] = (),
     core_ns: Time = lambda step: None,
-    alone_ns: int = 0,
-    handover_ns: int = 0,
-    late: bool = False,
-    hints: SizeHints = NO_HINTS,
+    late: SizeHints | None = None,
 ) -> Plan:
     """The plan of `cover`.
 
     `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
     output k may be, as in the program: an input's, or that of outputs in the same storage; other outputs get memory of
-    their own. All is on
-    `device`; inputs numbered `host` are brought there. `core_ns` says how long one core takes for a step; what takes at
-    most `alone_ns` is left to the caller's thread, and what takes at most `handover_ns` also where others watch for
-    work. `late` takes memory when it is needed, for plans whose inputs are given back while they run, or whose results
-    pile up; the sizes of `hints` say what is worth it. Raises VerifyError where a value has no home or a size symbol
-    cannot be found.
+    their own. `core_ns`
+    says how long one core takes for a step. With `late`, memory is taken when it is needed, for plans whose inputs are
+    given back while they run, or whose results pile up; its sizes say what is worth it. Raises VerifyError where a
+    value has no home or a size symbol cannot be found.
     """
-    plan = _Builder(cover, kernels, shares, core_ns, hints if late else None).build(tuple(symbols))
+    plan = _Builder(cover, kernels, shares, core_ns, late).build(tuple(symbols))
     check_memory(plan)
-    return replace(plan, device=device, host=tuple(host), alone_ns=alone_ns, handover_ns=handover_ns)
+    return plan
 
 
 class _Builder:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from tilewright.ir.dtype import DType
@@ -177,6 +178,10 @@ class Plan:
     """What takes one core no longer than so many nanoseconds is left to the caller's thread."""
     handover_ns: int = 0
     """What takes one core no longer than so many nanoseconds is not shared with threads that watch for it."""
+
+    def on(self, device: str, host: Sequence[int] = ()) -> Plan:
+        """The same with all buffers on a device, to which the inputs numbered `host` are brought."""
+        return replace(self, device=device, host=tuple(host))
 
     def show(self) -> str:
         """The plan as text."""

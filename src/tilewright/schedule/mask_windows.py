@@ -76,9 +76,7 @@ class _Windows:
     """Lists whose ops stand in the graph."""
 
     def __post_init__(self) -> None:
-        values = [v for v in (*self.graph.inputs, *self.graph.constants) if isinstance(v, Value)]
-        values += [v for op in self.graph.ops for v in op.outputs]
-        self.fresh = 1 + max((v.id for v in values), default=0)
+        self.fresh = self.graph.fresh_id()
         self.kernels = 1 + max(op.kernel for op in self.graph.ops)
         self.kept = self.graph.kept()
         self.consumers = self.graph.consumers()

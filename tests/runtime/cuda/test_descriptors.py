@@ -21,7 +21,7 @@ from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device, DriverError
 from tilewright.runtime.cuda.job import Box, Facts
-from tilewright.runtime.cuda.kernels import CudaUnit
+from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler
 
 BOX = Box(7, 3, (1, 32, 32))
 FLAWED = 13010
@@ -84,7 +84,7 @@ def unit(gpu: Device, tmp_path: Path) -> CudaUnit:
             found.append(Built(folder, facts))
         return found
 
-    return CudaUnit((program(),), ("m", "n"), described, build, gpu)
+    return CudaUnit((program(),), ("m", "n"), VariantCompiler(described, build), gpu)
 
 
 def prepared(unit: CudaUnit, n: int, bases: array[int], count: int = 1) -> Callable[[], int]:

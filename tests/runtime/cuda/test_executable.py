@@ -27,6 +27,7 @@ from tilewright.runtime.cuda import driver, executable
 from tilewright.runtime.cuda.driver import DriverOutOfMemory
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs, _exits, _leave, _lent, _Sizes, refusal
+from tilewright.runtime.plan.executable import TRUSTED
 from tilewright.runtime.plan.launch import Launching
 from tilewright.runtime.plan.verified import checks_of
 from tilewright.tuning.input_limits import KEPT_MEMORY
@@ -102,7 +103,7 @@ def spaces(run: CudaExecutable) -> dict[int, int]:
 
 
 def test_memory_between_kernels_is_kept_per_stream(lines: dict[str, int]) -> None:
-    run, _ = made(trusted=True)
+    run, _ = made(guards=TRUSTED)
     x = torch.randn(5)
     for stream in (1, 1, 2, 1, 2):
         lines["stream"] = stream
@@ -117,7 +118,7 @@ def test_memory_between_kernels_is_kept_per_stream(lines: dict[str, int]) -> Non
 
 
 def test_a_caller_s_capture_shares_no_memory(lines: dict[str, int]) -> None:
-    run, unit = made(trusted=True)
+    run, unit = made(guards=TRUSTED)
     run([torch.ones(5)])
     lines["capturing"] = 1
     run([torch.ones(5)])
@@ -125,7 +126,7 @@ def test_a_caller_s_capture_shares_no_memory(lines: dict[str, int]) -> None:
 
 
 def test_streams_are_bounded(lines: dict[str, int]) -> None:
-    run, _ = made(trusted=True)
+    run, _ = made(guards=TRUSTED)
     for stream in range(100):
         lines["stream"] = stream
         run([torch.ones(5)])
@@ -133,7 +134,7 @@ def test_streams_are_bounded(lines: dict[str, int]) -> None:
 
 
 def test_checks_of_earlier_calls(lines: dict[str, int]) -> None:
-    run, unit = made(trusted=True)
+    run, unit = made(guards=TRUSTED)
     run([torch.ones(5)])
     unit.code = 1
     with pytest.raises(IndexOutOfRange):
@@ -175,7 +176,7 @@ def looked_at(unit: Doubling, turn: Callable[[Tensor], Tensor] = torch.neg) -> C
     cover = Cover(b.finish((x,), (z,)), (kernel, LibraryStep(b.ops[1], choice=True)))
     plan = build_plan(cover, {kernel: (0, (x, y))}, ("n",))
     checks = checks_of(cover, plan, True, "inference")
-    return CudaExecutable(plan, (), unit, trusted=True, checks=checks)
+    return CudaExecutable(plan, (), unit, guards=TRUSTED, checks=checks)
 
 
 def test_under_verify_kernels_and_calls_are_held_against_their_meaning(lines: dict[str, int]) -> None:
@@ -205,7 +206,7 @@ def test_inputs_are_checked(lines: dict[str, int]) -> None:
 def test_memory_that_runs_out_is_tried_again_once(
     lines: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, unit = made(trusted=True)
+    run, unit = made(guards=TRUSTED)
     run([torch.ones(5)])
     run._recent.by_stream.clear()  # type: ignore[union-attr]
     fails = [2]
@@ -232,7 +233,7 @@ def test_memory_that_runs_out_is_tried_again_once(
 
 def test_a_driver_without_memory_says_the_same(lines: dict[str, int]) -> None:
     """What a launch needs besides (stacks of threads, a graph) may be what is too much. Nothing is kept of the call."""
-    run, unit = made(trusted=True)
+    run, unit = made(guards=TRUSTED)
     run([torch.ones(5)])
     inner = unit.prepare
 
@@ -261,13 +262,13 @@ def test_a_driver_without_memory_says_the_same(lines: dict[str, int]) -> None:
 
 
 def test_released_memory_is_free(lines: dict[str, int]) -> None:
-    run, _ = made(trusted=True)
+    run, _ = made(guards=TRUSTED)
     run([torch.ones(5)])
     executable.release()
     assert spaces(run) == {} and lines["released"] == 1
     del run
     gc.collect()
-    run, _ = made(trusted=True)
+    run, _ = made(guards=TRUSTED)
     (y,) = run([torch.ones(5)])
     assert y.tolist() == [4.0] * 5  # type: ignore[union-attr]
 
@@ -278,7 +279,7 @@ def test_host_numbers_are_brought(lines: dict[str, int]) -> None:
     call = LibraryCall("a.call", torch.neg, (Operand(0),), (), ((),))
     (y,) = b.library(call, (x,), [((), f32)])
     cover = Cover(b.finish((x,), (y,)), (LibraryStep(b.ops[0], choice=False),))
-    run = CudaExecutable(build_plan(cover, {}, host=(0,)), trusted=True)
+    run = CudaExecutable(build_plan(cover, {}).on("cpu", host=(0,)), guards=TRUSTED)
     for value in (3.0, 4.0):
         given = torch.tensor(value)
         args: list[object] = [given]
@@ -289,7 +290,7 @@ def test_host_numbers_are_brought(lines: dict[str, int]) -> None:
 def test_the_short_way_is_of_the_same_kind(lines: dict[str, int]) -> None:
     run, _ = made(graphs=Graphs(plan_of(), None))
     other = run.rebound(run.plan.bindings)
-    assert isinstance(other, CudaExecutable) and other.trusted and other.graphs is run.graphs
+    assert isinstance(other, CudaExecutable) and other.guards.trusted and other.graphs is run.graphs
 
 
 # --- graphs ---

@@ -27,7 +27,7 @@ from tilewright.runtime.cuda import kernels
 from tilewright.runtime.cuda.build import Built
 from tilewright.runtime.cuda.driver import Device, Driver, DriverError, DriverOutOfMemory
 from tilewright.runtime.cuda.job import Facts
-from tilewright.runtime.cuda.kernels import CudaUnit, needed, usual
+from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, needed, usual
 from tilewright.runtime.store.cache import Store, default_root
 
 STREAM = 0x5EED
@@ -61,7 +61,9 @@ def built_by(tmp_path: Path, hidden: int = 2, shared: int = 100) -> object:
 
 
 def unit(gpu: Device, tmp_path: Path, *programs: TileProgram, **rest: int) -> CudaUnit:
-    return CudaUnit(programs or (program(),), ("m", "n"), printed, built_by(tmp_path, **rest), gpu)  # type: ignore[arg-type]
+    return CudaUnit(
+        programs or (program(),), ("m", "n"), VariantCompiler(printed, built_by(tmp_path, **rest)), gpu
+    )  # type: ignore[arg-type]
 
 
 def test_arguments_of_a_launch(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_the_most_special_variant_that_a_call_permits(
 
 def test_variants_are_built_when_needed(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
     build = built_by(tmp_path)
-    some = CudaUnit((program(), program(1 << 33)), ("m", "n"), printed, build, gpu)  # type: ignore[arg-type]
+    some = CudaUnit((program(), program(1 << 33)), ("m", "n"), VariantCompiler(printed, build), gpu)  # type: ignore[arg-type]
     made: list[TritonSource] = build.made  # type: ignore[attr-defined]
     assert usual(program()) == (Variant(True, False),)
     assert usual(program(1 << 33)) == (Variant(True, True),)
@@ -131,7 +133,7 @@ def test_addresses_that_ask_for_another_variant_get_it(
 ) -> None:
     """In a run of several kernels, of which some have what they need; nothing is launched twice."""
     build = built_by(tmp_path)
-    some = CudaUnit((program(64), program(64)), ("m", "n"), printed, build, gpu)  # type: ignore[arg-type]
+    some = CudaUnit((program(64), program(64)), ("m", "n"), VariantCompiler(printed, build), gpu)  # type: ignore[arg-type]
     made: list[TritonSource] = build.made  # type: ignore[attr-defined]
     bases = array("Q", [0x1000, 0x2000])
     run = some.prepare([(k, [(k, 0), (k, 32)]) for k in (0, 1, 0, 1, 0)], bases, array("q", [0, 64]))
@@ -236,7 +238,7 @@ def test_variants_with_other_arguments_are_a_defect(gpu: Device, tmp_path: Path)
     def odd(kernel: int, variant: Variant) -> TritonSource:
         return product(64) if variant.aligned else replace(scaled(variant), entry="k9")
 
-    some = CudaUnit((program(64),), ("m", "n"), odd, built_by(tmp_path), gpu)  # type: ignore[arg-type]
+    some = CudaUnit((program(64),), ("m", "n"), VariantCompiler(odd, built_by(tmp_path)), gpu)  # type: ignore[arg-type]
     run = some.prepare([(0, [(0, 0), (1, 0), (1, 0)])], array("Q", [8, 0]), array("q", [0, 64]))
     with pytest.raises(VerifyError, match="differ in their arguments"):
         run()
@@ -311,7 +313,7 @@ def test_no_driver(tmp_path: Path) -> None:
 def test_the_first_bucket_that_serves_is_taken(gpu: Device, fake: ctypes.CDLL, tmp_path: Path) -> None:
     short, longer = (call("le", N, dims.integer(b)) for b in (1500, 3000))
     some = CudaUnit(
-        (program(), program(), program()), ("m", "n"), printed, built_by(tmp_path), gpu,  # type: ignore[arg-type]
+        (program(), program(), program()), ("m", "n"), VariantCompiler(printed, built_by(tmp_path)), gpu,  # type: ignore[arg-type]
         buckets={0: [(short, 1), (longer, 2)]},
     )  # fmt: skip
     bases = array("Q", [0x1001, 0, 0x2001])

@@ -17,7 +17,7 @@ from tilewright.ir.kernel import Cover, LibraryStep
 from tilewright.ir.sizes import dims
 from tilewright.plan import build_plan
 from tilewright.runtime.plan.arguments import deliver
-from tilewright.runtime.plan.executable import Executable
+from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.plan.tensors import lay_out, memory_range, repeats_memory, same_layout
 from tilewright.runtime.stats import STATS
 
@@ -94,7 +94,7 @@ def test_sizes_must_agree_and_lie_in_their_range() -> None:
     n = symbol("n", 2, 8)
     x, y = b.value((n,), f32), b.value((dims.mul(n, integer(2)),), f32)
     z = call(b, aten.relu.default, (Operand(0),), (x,), (n,))
-    run = run_of(b.finish((x, y), (z,)), conditions=(dims.sub(n, integer(5)),))
+    run = run_of(b.finish((x, y), (z,)), guards=Guards(conditions=(dims.sub(n, integer(5)),)))
     run([torch.zeros(4), torch.zeros(8)])
     for a, c in ((4, 9), (1, 2), (9, 18), (5, 10)):
         assert not run.admits([torch.zeros(a), torch.zeros(c)])

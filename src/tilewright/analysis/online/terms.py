@@ -19,7 +19,18 @@ from functools import lru_cache
 from typing import TypeVar
 
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, call, conjuncts, const, is_const, transform, walk, where
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    call,
+    conjuncts,
+    const,
+    is_const,
+    substitute,
+    transform,
+    walk,
+    where,
+)
 from tilewright.tuning.search_limits import ONLINE
 
 Rate = tuple[int, str]
@@ -52,6 +63,12 @@ class RunningStatistic:
     def open(self) -> bool:
         """Whether it may stand at an infinite identity, where shifts from it mean nothing."""
         return not (self.centred or self.bounded)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its value follows from its state alone."""
+        rest = substitute(self.through, {self.leaf: const(0.0, self.leaf.dtype)})
+        return not any(x.op in ("read", "value", "axis") for x in walk(rest))
 
 
 @dataclass(frozen=True, slots=True)

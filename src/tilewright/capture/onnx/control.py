@@ -22,7 +22,7 @@ from tilewright.errors import ModelError, UnsupportedError
 from tilewright.tuning.input_limits import LOOP_LIMITS, MODEL_FILES
 
 from .build import Builder, ControlBuilder, Scope, add_initialisers
-from .looped import kept_whole, looped
+from .looped import Operands, Steps, kept_whole, looped
 
 
 def _graph(node: NodeProto, name: str, label: str) -> GraphProto:
@@ -107,24 +107,28 @@ def build_if(
     return list(outs)
 
 
-def _run_loop(
-    body: Subgraph,
-    formals: tuple[Kind, ...],
-    elements: tuple[Element, ...],
-    tensors: bool,
-    label: str,
-    device: torch.device,
-    trips: Value,
-    flag: Value,
-    *rest: Value,
-) -> object:
+@dataclass(frozen=True)
+class LoopBody:
+    """The body of a `Loop`: the kinds of its carried values, what it declares of its scan outputs, and whether carried
+    values leave the loop as tensors; `label` names the node."""
+
+    body: Subgraph
+    formals: tuple[Kind, ...]
+    elements: tuple[Element, ...]
+    tensors: bool
+    label: str
+
+
+def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *rest: Value) -> object:
+    body, formals, elements = loop.body, loop.formals, loop.elements
+
     def settled(values: Sequence[Value]) -> list[Value]:
         """Values whose formal is a tensor as tensors."""
         return [as_tensor(v, device) if k is Kind.TENSOR else v for v, k in zip(values, formals, strict=True)]
 
     carried = len(formals)
     state, captured = settled(rest[:carried]), rest[carried:]
-    whole = _loop_whole(body, len(elements), device, trips, flag, state, captured)
+    whole = _loop_whole(loop, device, trips, flag, state, captured)
     if whole is not None:
         return whole
     limit = None if trips is None else read_count(trips)
@@ -137,7 +141,7 @@ def _run_loop(
                 f"a loop runs more than {cap} times",
                 phase="capture",
                 op="Loop",
-                place=label,
+                place=loop.label,
                 hint="run the model eagerly, or lower its trip count",
             )
         results = body.program.run(device, [scalar(count), scalar(going, torch.bool), *state, *captured])
@@ -147,14 +151,14 @@ def _run_loop(
             scan.append(as_tensor(value, device))
         count += 1
     stacked = [_stack(s, 0, False, e, device) for s, e in zip(scans, elements, strict=True)]
-    return (*[as_tensor(v, device) if tensors else v for v in state], *stacked)
+    return (*[as_tensor(v, device) if loop.tensors else v for v in state], *stacked)
 
 
 def _loop_whole(
-    body: Subgraph, collected: int, device: torch.device, trips: Value, flag: Value, state: Sequence[Value],
-    captured: Sequence[Value],
+    loop: LoopBody, device: torch.device, trips: Value, flag: Value, state: Sequence[Value], captured: Sequence[Value]
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
     """The loop as one op, where the trace keeps it whole."""
+    collected = len(loop.elements)
     steps = trips.int() if isinstance(trips, Host) else None
     known = flag is None or (isinstance(flag, Host) and isinstance(flag.item(), bool) and flag.item())
     tensors = [v for v in (as_tensor(v, device) for v in state) if isinstance(v, Tensor)]
@@ -170,10 +174,10 @@ def _loop_whole(
     def run(
         counter: Tensor, now: Sequence[Value], _: Sequence[Value], rest: Sequence[Value]
     ) -> Sequence[Value]:
-        return body.program.run(device, [counter, scalar(True, torch.bool), *now, *rest])
+        return loop.body.program.run(device, [counter, scalar(True, torch.bool), *now, *rest])
 
     going = flag.reshape(()) if isinstance(flag, Tensor) else None
-    return looped(run, steps, going, collected, tensors, (), captured, device)
+    return looped(run, Steps(steps, collected, going), Operands(tensors, (), captured), device)
 
 
 @dataclass(frozen=True)
@@ -250,9 +254,8 @@ def build_loop(
     carried = [Kind.TENSOR if tensors else kind for kind in formals]
     outs = [builder.value(kind) for kind in [*carried, *[Kind.TENSOR] * scans][: len(node.output)]]
     ins = [0, *[_operand_slot(builder, v) for v in vals], *captured]
-    builder.add_step(
-        partial(_run_loop, body, tuple(formals), _elements(graph, scans), tensors, label), ins, outs, label
-    )
+    loop = LoopBody(body, tuple(formals), _elements(graph, scans), tensors, label)
+    builder.add_step(partial(_run_loop, loop), ins, outs, label)
     return list(outs)
 
 
@@ -313,7 +316,8 @@ def _scan_whole(
     slices = [turned(x.movedim(a, 0), b) for x, a, b in zip(scanned, in_axes, in_back, strict=True)]
     tensors = [v for v in state if isinstance(v, Tensor)]
     steps = slices[0].shape[0]
-    made = looped(run, steps, None, len(out_axes), tensors, slices, captured, device, backwards=backwards)
+    walk = Steps(steps, len(out_axes), backwards=backwards)
+    made = looped(run, walk, Operands(tensors, slices, captured), device)
     if made is None:
         return None
     stacks = [
@@ -398,16 +402,19 @@ def build_sequence_map(
     return list(outs)
 
 
+@dataclass(frozen=True)
+class FlexAttention:
+    """What a node says of its attention: bodies that modify scores and probabilities, the scale of scores, and the type
+    that probabilities are computed in."""
+
+    score: Subgraph | None
+    probability: Subgraph | None
+    scale: float | None
+    precision: int | None
+
+
 def _run_flex(
-    score: Subgraph | None,
-    probability: Subgraph | None,
-    scale: float | None,
-    precision: int | None,
-    device: torch.device,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *captured: Value,
+    flex: FlexAttention, device: torch.device, q: Tensor, k: Tensor, v: Tensor, *captured: Value
 ) -> Tensor:
     def modifier(body: Subgraph | None, values: Sequence[Value]) -> Callable[[Tensor], Tensor] | None:
         if body is None:
@@ -420,10 +427,9 @@ def _run_flex(
 
         return modify
 
-    first = score.captures if score else 0
-    return flex_attention(
-        q, k, v, modifier(score, captured[:first]), modifier(probability, captured[first:]), scale, precision
-    )
+    first = flex.score.captures if flex.score else 0
+    score, probability = modifier(flex.score, captured[:first]), modifier(flex.probability, captured[first:])
+    return flex_attention(q, k, v, score, probability, flex.scale, flex.precision)
 
 
 def build_flex_attention(
@@ -443,7 +449,9 @@ def build_flex_attention(
     precision = names["softmax_precision"].i if "softmax_precision" in names else None
     outs = [builder.value(Kind.TENSOR) for _ in node.output]
     ins = [0, *[1 if v is None else builder.slot_of(v) for v in vals], *captured]
-    builder.add_step(partial(_run_flex, bodies[0], bodies[1], scale, precision), ins, outs, label)
+    builder.add_step(
+        partial(_run_flex, FlexAttention(bodies[0], bodies[1], scale, precision)), ins, outs, label
+    )
     return list(outs)
 
 

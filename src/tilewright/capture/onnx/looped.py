@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -24,12 +25,31 @@ def kept_whole(steps: object) -> bool:
     return keeps_loops() and not (is_static(steps) and cast(int, steps) <= LOOPS.max_known_unrolled_steps)
 
 
-def looped(
-    run: Run, steps: int | None, going: Tensor | None, collected: int, carried: Sequence[Tensor],
-    slices: Sequence[Tensor], outer: Sequence[Value], device: torch.device, *, backwards: bool = False,
-) -> tuple[Tensor, ...] | None:  # fmt: skip
+@dataclass(frozen=True)
+class Steps:
+    """At most `most` steps (None: any number), the first of which runs if `going` says so, and how many values are
+    `collected` in each. Those that run `backwards` begin at the last slice."""
+
+    most: int | None
+    collected: int
+    going: Tensor | None = None
+    backwards: bool = False
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a loop reads: the first values of what is carried, what it takes a slice of in each step, and what is the
+    same in all of them."""
+
+    carried: Sequence[Tensor]
+    slices: Sequence[Tensor]
+    outer: Sequence[Value]
+
+
+def looped(run: Run, steps: Steps, operands: Operands, device: torch.device) -> tuple[Tensor, ...] | None:
     """The loop as one op; None where it cannot be one: carried values change their shape, or the body's shapes depend
     on the step."""
+    carried, slices, outer = operands.carried, operands.slices, operands.outer
     given: list[object] = []
     places: list[list[int] | int | None] = []
     for value in outer:
@@ -59,11 +79,13 @@ def looped(
     def body(counter: Tensor, *given: object) -> list[Tensor]:
         goes, *results = run(counter, given[:state], given[state:parts], restored(given[parts:]))
         made = [as_tensor(r, device) for r in results]
-        flag = _flag(goes, device, needed=going is not None)
+        flag = _flag(goes, device, needed=steps.going is not None)
         return [*flag, *(cast(Tensor, r).contiguous() for r in made)]
 
     try:
-        return loop_op(body, steps, going, collected, backwards, carried, slices, given)
+        return loop_op(
+            body, steps.most, steps.going, steps.collected, steps.backwards, carried, slices, given
+        )
     except (UnsupportedError, ModelError, GuardOnDataDependentSymNode):
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from tilewright.capture.onnx.values.run import Host, Value
 
@@ -57,19 +57,19 @@ _OPS: dict[tuple[str, str], list[OpDef]] = {}
 _HOST_OPS: dict[str, HostFunction] = {}
 
 
-def op(
-    name: str,
-    *,
-    since: int = 1,
-    host: tuple[int, ...] = (),
-    scalar: tuple[int, ...] = (),
-    small: tuple[int, ...] = (),
-    pure: bool = True,
-    domain: str = "",
-    gives_host: bool = False,
-    view: bool = False,
-    reads_data: bool = False,
-) -> Callable[[_F], _F]:
+class Traits(TypedDict, total=False):
+    """What `OpDef` says of an operator beside its signature, where it is not the usual."""
+
+    host: tuple[int, ...]
+    scalar: tuple[int, ...]
+    small: tuple[int, ...]
+    pure: bool
+    gives_host: bool
+    view: bool
+    reads_data: bool
+
+
+def op(name: str, *, since: int = 1, domain: str = "", **traits: Unpack[Traits]) -> Callable[[_F], _F]:
     """Enter the decorated function for operator `name` from opset `since` on."""
 
     def enter(function: _F) -> _F:
@@ -82,14 +82,14 @@ def op(
             name=name,
             since=since,
             function=function,  # type: ignore[arg-type]
-            host=frozenset(host),
-            scalar=frozenset(scalar),
-            small=frozenset(small),
-            pure=pure,
+            host=frozenset(traits.get("host", ())),
+            scalar=frozenset(traits.get("scalar", ())),
+            small=frozenset(traits.get("small", ())),
+            pure=traits.get("pure", True),
             names=frozenset(p.name for p in keywords),
-            gives_host=gives_host,
-            view=view,
-            reads_data=reads_data,
+            gives_host=traits.get("gives_host", False),
+            view=traits.get("view", False),
+            reads_data=traits.get("reads_data", False),
             required=frozenset(p.name for p in keywords if p.default is p.empty) - EXTRAS,
             least=sum(p.default is p.empty for p in places) + (1 if variadic else 0),
             most=None if variadic else len(places),

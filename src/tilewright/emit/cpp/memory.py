@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.errors import UnsupportedError
-from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, axes_of, conjuncts
 from tilewright.ir.program import Buffer, Check, Load, Store
 from tilewright.ir.sizes import dims
@@ -223,7 +222,7 @@ class Memory:
             wide = False  # all lanes write the same to one place
             guard = Guard(self.some_lane(guard))
         if value is None:
-            stored = _unrounded(s.value, s.buffer.dtype)
+            stored = s.unrounded
             value = bare(e.vector(stored) if wide else e.scalar(stored))
         if s.value.dtype.compute is not s.buffer.dtype.compute:
             value = e.converted(value, s.value.dtype, s.buffer.dtype, wide)
@@ -267,12 +266,6 @@ class Memory:
             wrong = f"(~{_factor(e.vector(s.condition))})"
             failed = f"any({wrong if mask is None else f'{bare(mask)} & {wrong}'})"
         self._if(f"{guard.when} && {failed}" if guard.when else failed, f"fail(context, {s.code});")
-
-
-def _unrounded(e: Expr, stored: DType) -> Expr:
-    """`e` without a rounding to the type in which it is stored anyway."""
-    rounds = e.op in ("cast", "narrow") and e.dtype is stored and stored.is_half
-    return e.args[0] if rounds and e.args[0].dtype.compute is stored.compute else e
 
 
 def _zero(e: Expr) -> bool:

@@ -305,7 +305,7 @@ class Body:
     def store(self, s: Store) -> None:
         """One store; lanes that write the same place write the same value."""
         printer = self.printer
-        value_of = _unrounded(s.value, s.buffer.dtype)
+        value_of = s.unrounded
         value = self.stored(printer.value(value_of), value_of.dtype, s.buffer.dtype)
         mask, offset = self.mask(s.mask), self.offset(s)
         wanted = printer.union([t for t in (offset, mask, value) if t is not None])
@@ -454,12 +454,6 @@ def _updated(statements: Iterable[Stmt]) -> set[int]:
         elif isinstance(s, Branch):
             found |= _updated((*s.body, *s.orelse))
     return found
-
-
-def _unrounded(e: Expr, stored: DType) -> Expr:
-    """`e` without a rounding to the type in which it is stored anyway."""
-    rounds = e.op in ("cast", "narrow") and e.dtype is stored and stored.is_half
-    return e.args[0] if rounds and e.args[0].dtype.compute is stored.compute else e
 
 
 def check_size(printer: Expressions) -> None:

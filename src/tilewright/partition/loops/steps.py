@@ -34,7 +34,7 @@ def unroll_steps(loop: Loop, count: int) -> Graph:
     the carried values, the slices of each step, and the rest; it gives the last carried values, then what each step
     stacks."""
     body = loop.body
-    fresh = numbers_from(1 + max((v.id for v in _values(body)), default=0))
+    fresh = numbers_from(body.fresh_id())
     tensors = [v for v in body.inputs if isinstance(v, Value)]
     counter, first = tensors[0], 1 + loop.carried
     carried, sliced = tensors[1:first], tensors[first : first + loop.sliced]
@@ -64,11 +64,6 @@ def unroll_steps(loop: Loop, count: int) -> Graph:
     return replace(
         body, inputs=inputs, ops=tuple(ops), outputs=(*state, *stacked), origins=tuple(origins), layouts=layouts
     )  # fmt: skip
-
-
-def _values(body: Graph) -> list[Value]:
-    made = [v for op in body.ops for v in op.outputs]
-    return [*(v for v in body.inputs if isinstance(v, Value)), *body.constants, *made]
 
 
 def _put(table: dict[Value, Value], values: Sequence[Value]) -> tuple[Value, ...]:

@@ -33,6 +33,7 @@ from tilewright.pipeline.loops import Looping, M
 from tilewright.runtime.cpu.kernels import NativeUnit
 from tilewright.runtime.cpu.native_plan import join
 from tilewright.runtime.cpu.toolchain import build, build_texts, host_target
+from tilewright.runtime.loops.body import LoopBody
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.native import loop_function
 from tilewright.runtime.own.timer import processor
@@ -97,22 +98,23 @@ class CpuBackend:
     def executable(self, parts: Runnable) -> Executable:
         """Kernels that follow each other run without Python between them."""
         return Executable(
-            parts.plan, parts.held, parts.unit, trusted=parts.trusted, conditions=parts.conditions,
+            parts.plan, parts.held, parts.unit, guards=parts.guards,
             checks=parts.checks, join=join,
         )  # fmt: skip
 
     def loop_runner(self, loop: Loop, meaning: Callable[..., object] | None, found: Looping[M]) -> LoopRunner:
         """Without Python between steps; where each row goes its own way, in parts of the rows."""
         body, order, made, runs = found.step(loop)
+        single = (LoopBody(tuple(order), runs),)
         native = loop_function(Store(default_root(found.options)), found.options)
         rows = rows_of(loop, body)
         threads = abs(made.unit.threads()) if isinstance(made.unit, NativeUnit) else 1
         parts = parts_for(loop, body, rows, threads, found.target) if rows is not None else 1
         if rows is None or parts < 2:
-            return LoopRunner(loop, order, runs, native, meaning=meaning)
+            return LoopRunner(loop, single, native, meaning=meaning)
         _, part_runs = found.made_of(part_of(loop, body, rows // parts))
-        part = LoopRunner(loop, order, part_runs, native)
-        return LoopRunner(loop, order, runs, native, meaning=meaning, rows=(parts, rows // parts, part))
+        part = LoopRunner(loop, (LoopBody(tuple(order), part_runs),), native)
+        return LoopRunner(loop, single, native, meaning=meaning, rows=(parts, rows // parts, part))
 
     def clock(self, device: str) -> Clock | None:
         """The wall's."""

@@ -39,7 +39,7 @@ from tilewright.runtime.cuda.device import gpu_target, missing, singles_may_roun
 from tilewright.runtime.cuda.driver import device as driver_device
 from tilewright.runtime.cuda.executable import CudaExecutable
 from tilewright.runtime.cuda.graph import Graphs
-from tilewright.runtime.cuda.kernels import CudaUnit, needed, usual
+from tilewright.runtime.cuda.kernels import CudaUnit, VariantCompiler, needed, usual
 from tilewright.runtime.loops.body import LoopBody
 from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.cuda_graph import recorder
@@ -106,7 +106,7 @@ class CudaBackend:
             places = [number_of[id(s.program)] for s in scheduled]
             buckets = {k: [(when, number_of[id(p)]) for when, p in s.buckets]
                        for k, s in zip(places, scheduled, strict=True)}  # fmt: skip
-            unit = CudaUnit(programs, names, printed, build, gpu, known, buckets)
+            unit = CudaUnit(programs, names, VariantCompiler(printed, build), gpu, known, buckets)
             return Kernels(scheduled, unit, places, len(programs))
 
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
@@ -121,7 +121,7 @@ class CudaBackend:
         replays = parts.options.cuda_graphs and (checks is None or not checks.values)
         graphs = Graphs(parts.plan, gpu, parts.saves) if replays else None
         return CudaExecutable(
-            parts.plan, parts.held, parts.unit, trusted=parts.trusted, conditions=parts.conditions,
+            parts.plan, parts.held, parts.unit, guards=parts.guards,
             graphs=graphs, checks=checks,
         )  # fmt: skip
 
@@ -129,7 +129,7 @@ class CudaBackend:
         """As graphs of some steps; with a body that does a few at once, where that takes fewer kernels than one by
         one."""
         _, order, made, runs = found.step(loop)
-        together: LoopBody | None = None
+        bodies = [LoopBody(tuple(order), runs)]
         unit = made.unit
         count = 1 if found.options.verify is True else steps_together(loop, found.target)
         if count > 1:
@@ -138,9 +138,9 @@ class CudaBackend:
             if len(more.kernels) < count * len(made.kernels):
                 found.bodies.more.append(more)
                 unit = more.unit
-                together = LoopBody(each, run_several, count)
+                bodies.append(LoopBody(each, run_several, count))
         records = recorder(made.unit or unit, found.ordinal)
-        return LoopRunner(loop, order, runs, recorder=records, meaning=meaning, together=together)
+        return LoopRunner(loop, bodies, recorder=records, meaning=meaning)
 
     def clock(self, device: str) -> Clock | None:
         """Events of the current stream."""

@@ -87,11 +87,6 @@ def _leaves_extreme(d: Draft, p: Part, step: Step) -> bool:
     return d.allows(p.part, "" if kept else ROUNDED)
 
 
-def _some(step: Step) -> bool:
-    """Whether the reduction is known to run over something."""
-    return all(dims.at_least(a.extent, 1) for a in step.expr.reduce)
-
-
 # --- out of reductions ------------------------------------------------------------
 
 
@@ -116,7 +111,7 @@ def _times(p: Part, wide: DType) -> Callable[[Expr], Expr]:
 def factor_leaves_sum(d: Draft, step: Step, rounded: bool = False, exponential: bool = False) -> Found:
     """Sums of products with a factor that does not read the axes of the sum: without a rounding on its way, or with
     one (`rounded`), or one that comes out of an exponential."""
-    if step.simple != "add" or not step.value.dtype.is_float or not _some(step):
+    if step.simple != "add" or not step.value.dtype.is_float or not step.has_terms:
         return
     for p in factors(d, step.body, _banned(step)):
         if (
@@ -129,7 +124,7 @@ def factor_leaves_sum(d: Draft, step: Step, rounded: bool = False, exponential: 
 
 def factor_leaves_extreme(d: Draft, step: Step) -> Found:
     """Maxima and minima of products with a positive factor."""
-    if step.simple not in ("maximum", "minimum") or not step.value.dtype.is_float or not _some(step):
+    if step.simple not in ("maximum", "minimum") or not step.value.dtype.is_float or not step.has_terms:
         return
     for p in factors(d, step.body, _banned(step)):
         if not p.exponential and _leaves_extreme(d, p, step):
@@ -138,7 +133,7 @@ def factor_leaves_extreme(d: Draft, step: Step) -> Found:
 
 def term_leaves_extreme(d: Draft, step: Step) -> Found:
     """Maxima and minima of sums with a term that does not read their axes."""
-    if step.simple not in ("maximum", "minimum") or not step.value.dtype.is_float or not _some(step):
+    if step.simple not in ("maximum", "minimum") or not step.value.dtype.is_float or not step.has_terms:
         return
     for p in terms(d, step.body, _banned(step), "add"):
         if p.mask is None and d.bounds.of(p.part).finite and all(r.exact for r in p.rounded):
@@ -147,7 +142,7 @@ def term_leaves_extreme(d: Draft, step: Step) -> Found:
 
 def bound_leaves_extreme(d: Draft, step: Step) -> Found:
     """Maxima and minima of clamped elements, with a bound that does not read their axes."""
-    if step.simple not in ("maximum", "minimum") or not _some(step):
+    if step.simple not in ("maximum", "minimum") or not step.has_terms:
         return
     for op in ("maximum", "minimum"):
         for p in terms(d, step.body, _banned(step), op):
@@ -165,7 +160,7 @@ def condition_leaves_any(d: Draft, step: Step) -> Found:
 
 def comparison_leaves_any(d: Draft, step: Step) -> Found:
     """`any` and `all` of comparisons of integers with a threshold that does not read their axes."""
-    if step.simple not in ("or", "and") or step.value.dtype is not bool_ or not _some(step):
+    if step.simple not in ("or", "and") or step.value.dtype is not bool_ or not step.has_terms:
         return
     e = d.seen(step.body)
     if e.op not in ("ge", "gt", "le", "lt") or e.args[0].dtype.kind not in (Kind.INT, Kind.UINT):
@@ -185,13 +180,13 @@ MONOTONE = ("exp", "exp2", "tanh", "sigmoid", "erf")
 def function_leaves_extreme(d: Draft, step: Step) -> Found:
     """Maxima and minima of a function that never falls."""
     e = d.seen(step.body)
-    if step.simple in ("maximum", "minimum") and e.op in MONOTONE and _some(step):
+    if step.simple in ("maximum", "minimum") and e.op in MONOTONE and step.has_terms:
         yield _outside(d, step, e.args[0], lambda x: call(e.op, x), ())
 
 
 def term_leaves_sum(d: Draft, step: Step) -> Found:
     """Sums of elements with a term that does not read the axes of the sum."""
-    if step.simple != "add" or not step.value.dtype.is_float or not _some(step):
+    if step.simple != "add" or not step.value.dtype.is_float or not step.has_terms:
         return
     for p in terms(d, step.body, _banned(step), "add"):
         if p.rounded or not d.allows(p.part, "" if _same_sign(d, p.rest, p.part) else CANCELS):

@@ -38,6 +38,11 @@ class Step:
         """The only body."""
         return self.expr.body[0]
 
+    @property
+    def has_terms(self) -> bool:
+        """Whether the reduction is known to run over something: a sum is NaN then if a factor of its terms is."""
+        return all(dims.at_least(a.extent, 1) for a in self.expr.reduce)
+
     @cached_property
     def reads(self) -> tuple[int, ...]:
         """Ids that it reads."""

@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, narrow, read, substitute
 from tilewright.ir.graph import Value
-from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.tuning.input_limits import MODELS
 
@@ -36,11 +35,6 @@ def _harmless(d: Draft, p: Part) -> bool:
     """Whether the factor makes no infinity of a finite element, of which terms would make NaN."""
     f = d.bounds.of(p.part)
     return not f.zero and f.least > 0 if p.divides else f.finite
-
-
-def _some(step: Step) -> bool:
-    """Whether a sum is known to have a term, so that it is NaN if a factor of its terms is."""
-    return all(dims.at_least(a.extent, 1) for a in step.expr.reduce)
 
 
 @dataclass(slots=True)
@@ -117,7 +111,7 @@ class _Scaling:
         elif (
             step.simple == "add"
             and self.into == "sum"
-            and (_some(step) or constant_value(p.part) is not None)
+            and (step.has_terms or constant_value(p.part) is not None)
         ):
             body = self._summand(step, step.body, inside)
         else:

@@ -112,7 +112,7 @@ def rearrange(
     found: dict[object, _Solution] = {}
     counts: Counter[object] = Counter()
     ops: dict[Op, tuple[Op, ...]] = {}
-    first_id = 1 + max((v.id for v in _values(graph)), default=0)
+    first_id = graph.fresh_id()
     changed: set[int] = set()
     for part in regions(graph, sizes or {}, settings.least_bytes):
         whole = with_known(graph, part)
@@ -487,8 +487,3 @@ def _replaced(graph: Graph, instead: Mapping[Op, Sequence[Op]], changed: Iterabl
     result = normalise(replace(graph, ops=tuple(out), origins=origins))
     result.verify()
     return result
-
-
-def _values(graph: Graph) -> list[Value]:
-    inputs = [v for v in graph.inputs if isinstance(v, Value)]
-    return [*inputs, *graph.constants, *(v for op in graph.ops for v in op.outputs)]

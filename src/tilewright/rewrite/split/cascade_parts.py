@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.online.find_cascades import Cascade, NotApart, operand_of
 from tilewright.analysis.online.law import Law, derive
 from tilewright.analysis.online.running import Upstream, empty, gap, shown
-from tilewright.analysis.online.terms import RunningStatistic
 from tilewright.ir.expr import (
     Axis,
     Expr,
@@ -295,7 +294,7 @@ class _Laws:
         law = derive(op.expr.reduction, (body,), upstream, op.expr.reduce)
         if not isinstance(law, Law) or law.hazard or law.rank > 1 or len(law.statistics) > 1:
             raise NotApart
-        if any(g.centred or not _closed(g) for g in law.statistics):
+        if any(g.centred or not g.closed for g in law.statistics):
             raise NotApart
         made = law.states[0]
         expr = replace(op.expr, reduction=made.reduction)
@@ -369,9 +368,3 @@ class _Laws:
 def _raw(law: Law) -> bool:
     """Whether the statistic is read as it is, infinite where there is nothing."""
     return any(g.through is g.leaf for g in law.statistics)
-
-
-def _closed(statistic: RunningStatistic) -> bool:
-    """Whether a statistic's value follows from its state alone."""
-    rest = substitute(statistic.through, {statistic.leaf: const(0.0, statistic.leaf.dtype)})
-    return not any(x.op in ("read", "value", "axis") for x in walk(rest))

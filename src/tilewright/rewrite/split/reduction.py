@@ -120,7 +120,8 @@ def split_reduction(
     long = [a for a in expr.reduce if hints.estimate(a.extent) >= SPLIT_REDUCTIONS.min_axis_extent]
     r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
     even = SPLIT_REDUCTIONS.part_multiple if target.lanes > 1 and dims.static(r.extent) is None else 1
-    return [_halves(op, expr, r, p, even, neutral, fresh, wide=wide) for p in _parts(expr, r, target, hints)]
+    cuts = (Cut.into(r, count, even) for count in _parts(expr, r, target, hints))
+    return [_halves(op, expr, cut, neutral, fresh, wide=wide) for cut in cuts]
 
 
 def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
@@ -154,11 +155,10 @@ def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:
 
 
 def _halves(
-    op: Op, expr: TensorExpr, r: Axis, count: int, even: int, neutral: tuple[Expr, ...], fresh: int,
-    *, wide: bool,
-) -> tuple[Op, Op]:  # fmt: skip
+    op: Op, expr: TensorExpr, cut: Cut, neutral: tuple[Expr, ...], fresh: int, *, wide: bool
+) -> tuple[Op, Op]:
     assert expr.reduction is not None
-    cut = Cut.into(r, count, even)
+    r = cut.whole
     p, q, inside = cut.part, cut.element, cut.inside
     assert p is not None and q is not None
     body = [substitute(b, {axis(r): cut.place}) for b in expr.body]

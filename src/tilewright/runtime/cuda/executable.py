@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import OutOfMemory
-from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number
 from tilewright.plan.data import Binding, Plan
 from tilewright.runtime.plan.arguments import Argument
 from tilewright.runtime.plan.bound import Workspace
-from tilewright.runtime.plan.executable import Bound, Executable, Result
+from tilewright.runtime.plan.executable import CHECKED, TRUSTED, Bound, Executable, Guards, Result
 from tilewright.runtime.plan.launch import Unit, raise_error
 from tilewright.runtime.plan.verified import Checks
 from tilewright.tuning.input_limits import KEPT_MEMORY
@@ -99,8 +98,7 @@ class CudaExecutable(Executable):
         constants: Sequence[Tensor] = (),
         unit: Unit | None = None,
         *,
-        trusted: bool = False,
-        conditions: Sequence[Expr] = (),
+        guards: Guards = CHECKED,
         graphs: Graphs | None = None,
         checks: Checks | None = None,
     ) -> None:
@@ -108,7 +106,7 @@ class CudaExecutable(Executable):
         self._capturing = capturing_on(self.ordinal)
         if checks is not None:  # what is looked at is copied to the host, which nothing does that is captured
             checks = replace(checks, blind=self._capturing)
-        super().__init__(plan, constants, unit, trusted=trusted, conditions=conditions, checks=checks)
+        super().__init__(plan, constants, unit, guards=guards, checks=checks)
         self.graphs = graphs
         self._plain = graphs is None and not plan.host
 
@@ -120,7 +118,7 @@ class CudaExecutable(Executable):
         """The same for callers that are trusted, with sizes found in another way."""
         plan = replace(self.plan, bindings=tuple(bindings))
         return CudaExecutable(
-            plan, self.constants, self.unit, trusted=True, graphs=self.graphs, checks=self.checks
+            plan, self.constants, self.unit, guards=TRUSTED, graphs=self.graphs, checks=self.checks
         )
 
     def entry(self) -> Callable[[list[Argument]], list[Result]]:

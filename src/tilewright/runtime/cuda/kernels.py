@@ -103,6 +103,14 @@ class Ready:
             raise VerifyError("variants of a kernel differ in their arguments", phase="run", op=source.entry)
 
 
+@dataclass(frozen=True, slots=True)
+class VariantCompiler:
+    """What makes machine code of a variant: `printed` gives its text, `build` compiles several texts side by side."""
+
+    printed: Print
+    build: Build
+
+
 class CudaUnit:
     """Kernels of `programs` on one device. Variants that are not among `known` are built when a call needs them: wide
     ones by its sizes, generic ones by its sizes or its addresses."""
@@ -111,8 +119,7 @@ class CudaUnit:
         self,
         programs: Sequence[TileProgram],
         symbols: Sequence[str],
-        printed: Print,
-        build: Build,
+        compiler: VariantCompiler,
         device: Device,
         known: Mapping[tuple[int, Variant], tuple[TritonSource, Built]] = MappingProxyType({}),
         buckets: Mapping[int, Sequence[tuple[Expr, int]]] = MappingProxyType({}),
@@ -122,7 +129,7 @@ class CudaUnit:
         self.programs = tuple(programs)
         self.symbols = tuple(symbols)
         self.device = device
-        self._print, self._build = printed, build
+        self._print, self._build = compiler.printed, compiler.build
         self._possible = tuple(variants(p) for p in self.programs)
         self._reach = tuple(reach(p) for p in self.programs)
         self._built = dict(known)

@@ -13,7 +13,7 @@ from tilewright.ir.graph import Loop, Value
 from tilewright.ir.sizes.host import size
 from tilewright.runtime.cuda.graph import draws_numbers
 from tilewright.runtime.plan.arguments import Argument
-from tilewright.runtime.plan.executable import Bound, Executable
+from tilewright.runtime.plan.executable import Bound
 from tilewright.runtime.plan.tensors import torch_dtype
 from tilewright.tuning.input_limits import LOOP_LIMITS
 
@@ -24,32 +24,30 @@ from .rows import RowLoop, RowParts
 
 
 class LoopRunner:
-    """What the call of `loop` runs: its body, as `executable`, once a step. Safe to call from several threads.
+    """What the call of `loop` runs. Safe to call from several threads.
 
-    Result number `order[k]` of the executable is result k of the body. `native` runs bodies that need no Python;
+    `bodies`: what does a single step, and perhaps what does a few at once. `native` runs bodies that need no Python;
     `recorder` writes down steps on a GPU that are then replayed. `meaning` is the same loop in plain torch, if that is
     held against it; then each step is looked at, too. `rows` is the same on a part of the rows: how many parts there
-    are, the rows of one, and what runs it. `together` does a few steps at once."""
+    are, the rows of one, and what runs it."""
 
     def __init__(
         self,
         loop: Loop,
-        order: Sequence[int],
-        executable: Executable,
+        bodies: Sequence[LoopBody],
         native: Callable[..., int] | None = None,
         recorder: Recorder | None = None,
         meaning: Callable[..., object] | None = None,
         rows: tuple[int, int, LoopRunner] | None = None,
-        together: LoopBody | None = None,
     ) -> None:
         self.loop = loop
-        self.executable = executable
+        self.bodies = tuple(bodies)
+        single = self.bodies[0]
+        self.executable = single.executable
         self.native = native
         self.meaning = meaning
         self.rows = rows
-        single = LoopBody(tuple(order), executable)
-        self.bodies = (single,) if together is None else (single, together)
-        self.places = None if native is None else native_places(loop, order, executable.plan)
+        self.places = None if native is None else native_places(loop, single.order, self.executable.plan)
         self.graphs = None
         if recorder is not None:
             refused = [refusal_of(loop, b.executable.plan, recorder.checked) for b in self.bodies]

@@ -9,7 +9,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
@@ -188,11 +188,22 @@ class Bound:
         return run
 
 
-class Executable:
-    """Runs `plan` with built kernels `unit` and frozen tensors `constants`.
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Who sees that inputs fit a plan: a `trusted` caller, who has checked their sizes, types and devices (Dynamo's
+    guards, or our own), or the executable, for which sizes must also lie in the ranges of their symbols and fulfil
+    `conditions`."""
 
-    With `trusted`, the caller has checked sizes, types and devices of the inputs (Dynamo's guards, or our own).
-    Otherwise sizes must also lie in the ranges of their symbols and fulfil `conditions`."""
+    trusted: bool = False
+    conditions: tuple[Expr, ...] = ()
+
+
+TRUSTED = Guards(trusted=True)
+CHECKED = Guards()
+
+
+class Executable:
+    """Runs `plan` with built kernels `unit` and frozen tensors `constants`."""
 
     _boxed_call = True  # torch's sign that the list of arguments may be emptied
 
@@ -202,8 +213,7 @@ class Executable:
         constants: Sequence[Tensor] = (),
         unit: Unit | None = None,
         *,
-        trusted: bool = False,
-        conditions: Sequence[Expr] = (),
+        guards: Guards = CHECKED,
         checks: Checks | None = None,
         join: Join | None = None,
     ) -> None:
@@ -213,13 +223,12 @@ class Executable:
         self.plan = plan
         self.constants = tuple(constants)
         self.unit = unit
-        self.trusted = trusted
-        self.conditions = tuple(conditions)
+        self.guards = guards
         self._tables: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
         self._lock = threading.Lock()
         self._recent: Bound | None = None
         self._readers = tuple(reader_of(b) for b in plan.bindings)
-        self._fixed = trusted and not self._readers
+        self._fixed = guards.trusted and not self._readers
         self._tensors = tuple(k for k, s in enumerate(plan.inputs) if isinstance(s, Spec))
         self._template: list[Tensor | None] = [None] * len(plan.buffers)
         self._constants = tuple((k, b.index) for k, b in enumerate(plan.buffers) if b.home is Home.CONSTANT)
@@ -312,7 +321,7 @@ class Executable:
     # --- sizes ---
 
     def _bind(self, args: Sequence[Argument]) -> Bound:
-        if self.trusted:
+        if self.guards.trusted:
             key: tuple[object, ...] = tuple([read(args) for read in self._readers])
         else:
             try:
@@ -336,7 +345,7 @@ class Executable:
         bound.retain(True)
 
     def _miss(self, key: tuple[object, ...], args: Sequence[Argument]) -> Bound:
-        sizes = solve(self.plan.bindings, args, self._readers) if self.trusted else self._checked(args)
+        sizes = solve(self.plan.bindings, args, self._readers) if self.guards.trusted else self._checked(args)
         bound = self.bound(sizes)
         STATS.plan_misses += 1
         with self._lock:
@@ -357,7 +366,7 @@ class Executable:
     def rebound(self, bindings: Sequence[Binding]) -> Executable:
         """The same for callers that are trusted, with sizes found in another way."""
         return Executable(
-            replace(self.plan, bindings=tuple(bindings)), self.constants, self.unit, trusted=True,
+            replace(self.plan, bindings=tuple(bindings)), self.constants, self.unit, guards=TRUSTED,
             checks=self.checks,
         )  # fmt: skip
 
@@ -392,7 +401,7 @@ class Executable:
                     f"a size is {value}, outside its range {s.low} .. {s.high}", phase="input", place=s.name
                 )
         check_preconditions(self.plan.segments[0], sizes)
-        for c in self.conditions:
+        for c in self.guards.conditions:
             if sizes.keys() >= set(names_in((c,))) and not number(c, sizes):
                 raise InputError(
                     f"the sizes do not fulfil {c}", phase="input", hint="the program was traced with it"

@@ -33,7 +33,7 @@ def vector_schedule(form: Form, target: Target, hints: SizeHints) -> Schedule:
     width = vector_lanes(target)
     across = _across(form, grid, lane, width, hints)
     if lane is not None and across is not None:
-        return _transposing(form, target, grid, *_turned_as_read(form, lane, across), width, hints)
+        return _transposing(form, target, grid, *_turned_as_read(form, lane, across), hints)
     tile = _tile(form, grid, lane, target, hints)
     if lane in grid and _short(form, lane, len(grid) == 1):
         grid.remove(lane)
@@ -90,11 +90,12 @@ def _turned_as_read(form: Form, lane: Axis, across: Axis) -> tuple[Axis, Axis]:
 
 
 def _transposing(
-    form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, width: int, hints: SizeHints
+    form: Form, target: Target, grid: list[Axis], lane: Axis, across: Axis, hints: SizeHints
 ) -> Schedule:
     """Register tiles over the two classes. Where all that is written is contiguous along one of them: two registers
     along it, so that whole lines are written, and neighbouring tiles read the same lines' pages; else square blocks
     that a core's cache holds."""
+    width = vector_lanes(target)
     plans = [ClassPlan(a, Role.GRID) for a in grid if a not in (lane, across)]
     line = next((a for a in (across, lane) if _writes_along(form, a)), None)
     if line is not None and hints.estimate(line.extent) >= 2 * width:

@@ -25,7 +25,7 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import CONTRACTION, GPU_BLOCKS, GPU_COLUMNS, GPU_ROWS, SKINNY_MATMUL
 
 from .block_shape import Shape, is_narrow, shape_of
-from .matmul import Blocks, product_blocks
+from .matmul import Blocks, TileLimits, product_blocks
 from .skinny_matmul import open_rows, summed_blocks
 
 NOTHING = Tuning()
@@ -47,9 +47,9 @@ def block_schedule(
     shape = shape_of(form, hints)
     most = {a: n for a in shape.inner if (n := dims.static(a.extent)) is not None} | dict(limits or {})
     products = summed_blocks(form, shape.grid, shape.inner, most, target, hints)
-    products = products or product_blocks(form, shape.grid, shape.inner, most, target, tuning, hints, lists)
+    products = products or product_blocks(form, shape, TileLimits(most, lists), target, tuning, hints)
     if products is not None:
-        made = _made(form, shape, dict(products.tiles), most, products.warps, products.stages, products)
+        made = _made(form, shape, products, most, multiplied=True)
         return made.changed(descriptors=products.descriptors and target.descriptors)
     access = next_power_of_two(target.vector_bytes // shape.element + 1) // 2 or 1
     per_warp = target.lanes * access * GPU_BLOCKS.accesses_per_thread
@@ -83,7 +83,7 @@ def block_schedule(
         warps = max(1, warps // 2)
     if kind == "flat":
         warps = _filling(form, tiles, warps, access, target)
-    made = _made(form, shape, tiles, most, warps, entry.stages)
+    made = _made(form, shape, Blocks(tiles, warps, entry.stages), most, multiplied=False)
     early = GPU_ROWS.max_early_bytes_per_thread * made.launch.warps * target.lanes
     return made.changed(descriptors=entry.descriptors and target.descriptors, hoisted_bytes=early)
 
@@ -130,35 +130,36 @@ def _filling(form: Form, tiles: Mapping[Axis, int], warps: int, access: int, tar
 
 
 def _made(
-    form: Form, shape: Shape, tiles: dict[Axis, int], most: Mapping[Axis, int], warps: int, stages: int,
-    products: Blocks | None = None,
-) -> Schedule:  # fmt: skip
+    form: Form, shape: Shape, blocks: Blocks, most: Mapping[Axis, int], *, multiplied: bool
+) -> Schedule:
+    """The schedule of `blocks`, which have products of blocks if they are `multiplied`."""
+    tiles = dict(blocks.tiles)
     # Points with long loops start before those with short ones, whatever else they belong to.
-    uneven = [growth(form.items, a) if products is not None else 0 for a in shape.grid]
+    uneven = [growth(form.items, a) if multiplied else 0 for a in shape.grid]
     order = sorted(zip(shape.grid, uneven, strict=True), key=lambda item: item[1] == 0)
     plans = [_grid_plan(a, tiles, more > 0) for a, more in order]
     plans += [_inner_plan(a, shape, tiles, most) for a in shape.inner]
     streamed = any(p.role is Role.STREAMED for p in plans)
     apart = not shape.inner and not form.folds and _open(form, tiles)
-    halves = products is not None and products.halves
+    halves = blocks.halves
     reductions = Reductions(
         online=streamed,
-        lane_states=products is None and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
-        lane_states_of=products.spread if products is not None else (),
+        lane_states=not multiplied and (not (streamed and _cascaded(form)) or one_each(form, shape.inner)),
+        lane_states_of=blocks.spread,
         max_chain=GPU_BLOCKS.max_chain
-        if products is None
+        if not multiplied
         else 0
         if halves
         else GPU_BLOCKS.max_chain_beside_products,
-        blockwise=streamed and products is not None and not halves,
+        blockwise=streamed and multiplied and not halves,
     )
     math = Math(
         exp2=halves,
-        accurate=not any(v.dtype.is_half for v in form.params) or (products is not None and not halves),
-        contracted=products is not None,
+        accurate=not any(v.dtype.is_half for v in form.params) or (multiplied and not halves),
+        contracted=multiplied,
         merged_selects=not form.folds,
     )
-    launch = Launch(last_power_of_two(warps), stages if streamed else 1)
+    launch = Launch(last_power_of_two(blocks.warps), blocks.stages if streamed else 1)
     tiling = Tiling(tuple(plans), shape.lane, peel=False, tail_block=apart)
     return Schedule(tiling, reductions, math=math, launch=launch)
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as choices
-from types import MappingProxyType
 
 from tilewright.analysis.contraction import Contraction, contraction, factors, product_sides, stored_half
 from tilewright.analysis.loop_segments import growth
@@ -27,6 +26,8 @@ from tilewright.schedule.table import Tuning
 from tilewright.target import MemoryKind, Precision, Target
 from tilewright.tuning.search_limits import MATMUL_BLOCKS
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
+
+from .block_shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,19 @@ class Products:
     """What products of fp32 read of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TileLimits:
+    """What tiles are held to: `most` are bounds of extents, `lists` lengths that tiles divide if they can."""
+
+    most: Mapping[Axis, int]
+    lists: Mapping[Axis, int]
+
+
 def product_blocks(
-    form: Form, grid: Sequence[Axis], inner: Sequence[Axis], most: Mapping[Axis, int], target: Target,
-    tuning: Tuning, hints: SizeHints, lists: Mapping[Axis, int] = MappingProxyType({}),
-) -> Blocks | None:  # fmt: skip
-    """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles. `most`
-    are bounds of extents, `lists` lengths that tiles divide if they can."""
+    form: Form, shape: Shape, limits: TileLimits, target: Target, tuning: Tuning, hints: SizeHints
+) -> Blocks | None:
+    """Blocks for matrix units; None if the form has no sum of products, or not all of them can have their tiles."""
+    most = limits.most
     found = {i.id: s for i in form.folds.values() if (s := product_sides(i)) is not None}
     if not found:
         return None
@@ -72,10 +80,10 @@ def product_blocks(
         a for s in found.values() for a in s[2]
     }
     passed |= {a for i in form.folds.values() if i.id not in found for a in i.reduce}
-    fixed = dict.fromkeys((*grid, *inner), 1)
+    fixed = dict.fromkeys((*shape.grid, *shape.inner), 1)
     streamed: list[Axis] = []
     for a in tiled:
-        if a in grid:
+        if a in shape.grid:
             continue
         if most.get(a, GPU_MATMUL.max_whole_extent + 1) <= (
             MATMUL_BLOCKS.streamed_tiles[1] if a in passed else GPU_MATMUL.max_whole_extent
@@ -85,7 +93,7 @@ def product_blocks(
             streamed.append(a)
     known = Products(
         form,
-        tuple(a for a in grid if a in tiled),
+        tuple(a for a in shape.grid if a in tiled),
         tuple(tiled),
         tuple(streamed),
         fixed,
@@ -103,7 +111,7 @@ def product_blocks(
     split = any(_is_split(known, product) for _, product in _made(known, made[0]))
     limit = max(2 * room if split else room, min(held))
     legal = [c for c, n in zip(made, held, strict=True) if n <= limit]
-    legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in lists.items())] or legal
+    legal = [c for c in legal if not any(n % c.tiles.get(a, 1) for a, n in limits.lists.items())] or legal
     beside = _calculating(known, target, hints)
     return _measured(known, legal, tuning, hints) or min(
         legal, key=lambda c: seconds_of(known, c, target, hints, beside)
@@ -185,7 +193,7 @@ def registers(known: Products, c: Blocks, target: Target) -> int:
             )
             held = GPU_MATMUL.split_register_bytes if _is_split(known, product) else product.operand.bytes
             elements += size * _alike(c, product) * held / 4 if fed else 0
-        if _is_split(known, product) and set(known.streamed) & set(_classes(product.left)):
+        if _is_split(known, product) and set(known.streamed) & classes_of(product.left):
             elements += (
                 c.tiles[product.m] * c.tiles[product.k] * _alike(c, product) * GPU_MATMUL.piece_bytes / 4
             )
@@ -236,7 +244,8 @@ def _is_split(known: Products, product: Contraction) -> bool:
     return product.operand is f32 and known.singles == "bf16x6"
 
 
-def _classes(e: Expr) -> set[Axis]:
+def classes_of(e: Expr) -> set[Axis]:
+    """The classes that an expression depends on."""
     return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
 
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.analysis.contraction import factors, product_sides, stored
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import Axis, Expr, axes_of, walk
+from tilewright.ir.expr import Axis, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.target import Target
 from tilewright.tuning.thresholds import GPU_MATMUL, SKINNY_MATMUL
 
-from .matmul import Blocks
+from .matmul import Blocks, classes_of
 
 
 def summed_blocks(
@@ -74,7 +74,7 @@ def _walked(form: Form, made: Mapping[Item, set[Axis]], inner: Sequence[Axis]) -
     found = {a for i in made for a in i.reduce} & {a for i in made for a in i.kept if a in inner}
     if not found and len(made) == 1:
         ((item, matrix),) = made.items()
-        others = [u for f in factors(item.body[0]) if (u := _classes(f)) != matrix]
+        others = [u for f in factors(item.body[0]) if (u := classes_of(f)) != matrix]
         read = any(item.id in folds_read(i.roots) for i in form.folds.values())
         found = {a for a in item.kept if read and a in matrix and all(a not in u for u in others)}
     return next(iter(found)) if len(found) == 1 else None
@@ -85,19 +85,15 @@ def _matrix(item: Item, hints: SizeHints) -> set[Axis] | None:
     memory alone."""
     if item.reduction is None or item.reduction.combiner != "add" or item.scan is not None or not item.reduce:
         return None
-    found = [f for f in factors(item.body[0]) if _classes(f) >= set(item.reduce)]
+    found = [f for f in factors(item.body[0]) if classes_of(f) >= set(item.reduce)]
     if len(found) < 2:
         return None
-    largest = max(found, key=lambda f: hints.estimate(dims.prod(a.extent for a in _classes(f))))
-    return None if any(x.op == "value" for x in walk(largest)) else _classes(largest)
+    largest = max(found, key=lambda f: hints.estimate(dims.prod(a.extent for a in classes_of(f))))
+    return None if any(x.op == "value" for x in walk(largest)) else classes_of(largest)
 
 
 def _volume(tiles: Mapping[Axis, int], axes: Iterable[Axis]) -> int:
     return math.prod(tiles[a] for a in axes)
-
-
-def _classes(e: Expr) -> set[Axis]:
-    return {a.value for a in axes_of(e) if isinstance(a.value, Axis)}
 
 
 def _taken(item: Item, form: Form, units: set[str]) -> bool:
