@@ -138,7 +138,7 @@ def judged(
     by = {
         "what is set aside": k * max((_of_draws(every[0]) / far)[aside].tolist(), default=0.0),
         "its rms error": max(0.0, rms[0] - free) / max(*rms[1:], 1e-300),
-        "its median error": min(_by_medians(every[0], e, size, u) for e in every[1:]),
+        "its median error": min(_by_medians(every[0], e, size, eager[0].dtype) for e in every[1:]),
         f"{beyond[0]} jumps": max(0, beyond[0] - FEW) / max(1, *beyond[1:]),
     }
     worst = max(by, key=lambda name: by[name])
@@ -189,12 +189,12 @@ def _rms(t: Tensor) -> float:
     return float(t.square().mean(dtype=torch.float64).sqrt())
 
 
-def _by_medians(ours: Tensor, eager: Tensor, size: Tensor, u: float) -> float:
+def _by_medians(ours: Tensor, eager: Tensor, size: Tensor, dtype: torch.dtype) -> float:
     """The smallest relative k of the plain rule for the median errors of elements."""
     around = size.median(0).values.double()
     y, e = (around + t.median(0).values for t in (ours, eager))
     all_ = torch.ones_like(around, dtype=torch.bool)
-    found = accuracy._smallest_k(y, e, around, all_, all_, u, False)  # pyright: ignore[reportPrivateUsage]
+    found = accuracy._smallest_k(y, e, around, all_, all_, dtype)  # pyright: ignore[reportPrivateUsage]
     return max(found.by_rms, found.by_element / max(1.0, found.eager_k))
 
 

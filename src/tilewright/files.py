@@ -40,7 +40,7 @@ from .options import Options
 LOG = logging.getLogger("tilewright")
 
 
-_RAISED = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError)
+_RAISED = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 """What ops raise of their arguments."""
 
 Cut = Callable[[], Split | FlatSplit]
@@ -258,7 +258,9 @@ class FileWay:
         return short
 
     def _explain(self, error: Exception) -> None:
-        """Raise ModelError if a library call refused what reached it."""
+        """Raise ModelError if a library call refused what reached it; errors of ours name the file at least."""
+        if isinstance(error, TilewrightError):
+            error.place = error.place or self.place
         if isinstance(error, TilewrightError) or not is_refusal(error):
             return
         raise ModelError(

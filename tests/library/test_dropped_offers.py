@@ -80,6 +80,19 @@ def test_packing_that_fails_is_no_offer(net: tuple[Net, Tensor], nothing_of_ours
     assert all("aten." in t and "many reasons" not in t for t in told)
 
 
+def test_packing_that_fails_leaves_leading_dims(nothing_of_ours: pytest.MonkeyPatch) -> None:
+    """The program's own product is of a matrix, and what is read in its place has three dims."""
+    nothing_of_ours.setattr(onednn, "_packed", refuse)
+    nothing_of_ours.setattr(registry, "PROVIDERS", (onednn.offers,))
+    net = nn.Sequential(nn.Linear(2048, 640), nn.GELU()).eval()
+    options = {"measure": False, "freeze": True}
+    with torch.no_grad():
+        found = torch.compile(net, backend=tilewright.backend, dynamic=True, options=options)
+        for shape in ((2, 3, 2048), (4, 5, 2048)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(found(x), net(x))
+
+
 def test_code_of_ours_that_fails_is_no_offer(
     net: tuple[Net, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

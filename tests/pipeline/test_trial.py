@@ -28,6 +28,7 @@ from tilewright.pipeline.trial import Trial
 from tilewright.runtime.store.cache import Store
 from tilewright.runtime.store.decisions import Decisions
 from tilewright.schedule.solver import Solver
+from tilewright.target import preset
 from tilewright.tuning.search_limits import TRIAL
 
 PRICES = Prices(NO_HINTS, work, lambda region: 1e30, lambda region: 0.0)
@@ -107,7 +108,7 @@ def test_covers_run_where_there_is_a_device(
     monkeypatch.setattr(choosing, "TRIAL", replace(choosing.TRIAL, max_seconds_to_time=1e30))
     clock = Clock(0)
     decided(replace(PRICES, timed=clock))
-    options, target = Options(), host_target()
+    options, target = Options(), host_target() if device == "cpu" else preset("sm_90")
     covers = Decisions(target, Store(tmp_path), options, {})
     trial = Trial(Builder(in_silence, BACKENDS[device], Solver(target, options), covers), device)
     times = trial(clock.asked[0])

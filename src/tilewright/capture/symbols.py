@@ -139,6 +139,8 @@ class Symbols:
         if build is None:
             if isinstance(e, sympy.Pow) and isinstance(e.args[1], sympy.Integer) and int(e.args[1]) >= 0:
                 return _power(self._convert(e.args[0]), integer(int(e.args[1])))
+            if isinstance(e, sympy.Pow) and e.args[1].is_integer and e.args[1].is_nonnegative:
+                return _natural_power(*map(self._convert, e.args))  # shifts before torch 2.12
             raise UnsupportedError(f"size expression {e} of kind {type(e).__name__}", phase="capture")
         return build(*[self._convert(a) for a in e.args])
 

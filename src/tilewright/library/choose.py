@@ -111,13 +111,17 @@ def _ways(op: Op, offers: Offers, name: str | None = None) -> dict[str, Op]:
                 left.remove(offer)
                 continue
             if made is not None:
-                # The leading dims may be others than at capture.
-                found[offer.name] = replace(made, strides=call.strides) if call.rows is not None else made
+                found[offer.name] = _on_rows_of(call, made)
         if found:
             return {n: replace(op, call=behind(made, call)) for n, made in found.items()}
     if call.spare is None or call.spare.call is None:
         raise AssertionError(f"no way to do {op.name} fits")
-    return {PLAIN: replace(op, call=replace(call.spare.call, refused=call.refused))}
+    return {PLAIN: replace(op, call=replace(_on_rows_of(call, call.spare.call), refused=call.refused))}
+
+
+def _on_rows_of(call: LibraryCall, made: LibraryCall) -> LibraryCall:
+    """A way to do `call`, whose leading dims may be others than at capture."""
+    return made if call.rows is None else replace(made, strides=call.strides)
 
 
 PLAIN = "plain"

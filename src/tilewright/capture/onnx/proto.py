@@ -19,6 +19,7 @@ from torch import Tensor
 from tilewright.arrays import tensor_of_array
 from tilewright.capture.onnx.values.run import torch_dtype
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.machine_memory import reachable_bytes
 from tilewright.tuning.input_limits import MODEL_FILES
 
 _EXTERNAL_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
@@ -190,6 +191,16 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
     return tensor_of_array(np.array(array)).to(dtype)
 
 
+def _room(length: int, place: str) -> bytearray:
+    """Memory for so many bytes. Linux may promise what it does not have, and end the process when it is used."""
+    try:
+        if length <= (reachable_bytes() or length):
+            return bytearray(length)
+    except MemoryError:
+        pass
+    raise _bad(f"{length} bytes of external data do not fit into memory", place)
+
+
 def _check_dims(dims: Sequence[int], place: str) -> None:
     if any(d < 0 for d in dims):
         raise _bad(f"negative size in {list(dims)}", place)
@@ -263,10 +274,7 @@ def _read_range(folder: Path, relative: PurePosixPath, offset: int, length: int,
         if offset + length > info.st_size:
             raise _bad(f"external data {str(relative)!r} ends before byte {offset + length}", place)
         file.seek(offset)
-        try:
-            data = bytearray(length)
-        except MemoryError as error:
-            raise _bad(f"{length} bytes of external data do not fit into memory", place) from error
+        data = _room(length, place)
         count = file.readinto(data)
     if count != length:
         raise _bad(f"external data {str(relative)!r} is shorter than declared", place)

@@ -23,6 +23,7 @@ import torch
 from tilewright import emit
 from tilewright.emit.source import Source
 from tilewright.errors import BuildError, CompilerMissing, KernelRefused
+from tilewright.machine_memory import memory_bytes, read_text
 from tilewright.options import Options
 from tilewright.runtime.store.cache import Store, digest
 from tilewright.target import MemoryKind, Target, preset
@@ -160,7 +161,7 @@ def host_target(root: Path = Path("/"), machine: str | None = None) -> Target:
         name = "x86-64-v4" if flags >= _V4 else "x86-64-v3" if flags >= _V3 else "x86-64"
     cores = _cores()
     sizes = _cache_sizes(root / "sys/devices/system/cpu", cores)
-    memory = _memory_bytes(root / "proc/meminfo")
+    memory = memory_bytes(root)
     if memory:
         sizes[MemoryKind.DEVICE] = memory
     found = preset(name).resized(cores=cores, capacities=sizes)
@@ -173,16 +174,8 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _read(path: Path) -> str:
-    """Text of a file of the operating system; empty if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    for line in _read(cpuinfo).splitlines():
+    for line in read_text(cpuinfo).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":
             return frozenset(value.split())
@@ -191,16 +184,8 @@ def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
 
 def _slow_products(cpuinfo: Path) -> bool:
     """Whether torch's matrix products are MKL's, which takes a slow path on processors that are not Intel's."""
-    text = _read(cpuinfo)
+    text = read_text(cpuinfo)
     return "vendor_id" in text and "GenuineIntel" not in text and torch.backends.mkl.is_available()
-
-
-def _memory_bytes(meminfo: Path) -> int:
-    for line in _read(meminfo).splitlines():
-        words = line.split()
-        if words[:1] == ["MemTotal:"] and len(words) >= 2 and words[1].isdigit():
-            return int(words[1]) * 1024
-    return 0
 
 
 def _size(text: str) -> int:
@@ -225,11 +210,11 @@ def _cache_sizes(cpus: Path, cores: int) -> dict[MemoryKind, int]:
     """Bytes of a core's largest own cache and of the last-level cache, as far as the system tells."""
     found: dict[int, tuple[int, int]] = {}  # level to (bytes, CPUs that share it)
     for index in sorted(cpus.glob("cpu0/cache/index*")):
-        if _read(index / "type").strip() == "Instruction":
+        if read_text(index / "type").strip() == "Instruction":
             continue
-        level, size = _read(index / "level").strip(), _size(_read(index / "size"))
+        level, size = read_text(index / "level").strip(), _size(read_text(index / "size"))
         if level.isdigit() and size:
-            found[int(level)] = (size, max(1, _count(_read(index / "shared_cpu_list"))))
+            found[int(level)] = (size, max(1, _count(read_text(index / "shared_cpu_list"))))
     sizes: dict[MemoryKind, int] = {}
     if 2 in found:
         size, sharers = found[2]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tilewright import allocate
-from tilewright.errors import NoElements
+from tilewright.errors import NoElements, OutOfMemory
 from tilewright.ir.expr import Expr
 from tilewright.ir.sizes.host import Number, size
+from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
 from tilewright.plan.late import root_of
@@ -98,6 +99,8 @@ class Part:
             blocks,
             KEPT_MEMORY.cpu_alignment_bytes if plan.device == "cpu" else KEPT_MEMORY.gpu_alignment_bytes,
         )
+        if plan.device == "cpu":
+            self._check_memory(mine)
         self.place = dict(zip(arena, places, strict=True))
         own = {
             k: (k, self.layouts.shapes[k], self.layouts.strides[k], torch_dtype(plan.buffers[k].spec.dtype))
@@ -112,6 +115,17 @@ class Part:
             self.layouts.bytes_of(plan, k) >= CPU_WORK.min_huge_page_bytes for k in own
         ):
             self.make = large_maker(self.make)
+
+    def _check_memory(self, buffers: Sequence[int]) -> None:
+        """Raise OutOfMemory where more is needed at a time than the machine has: Linux promises it all the same, and
+        ends the process when it is used."""
+        needed = self.arena_bytes
+        for k in buffers:
+            b, known = self.plan.buffers[k], self.layouts.strides[k]
+            if b.home in (Home.OUTPUT, Home.LIBRARY) and b.source < 0 and len(known) == len(b.spec.shape):
+                needed = max(needed, self.layouts.bytes_of(self.plan, k))
+        if needed > (reachable_bytes() or needed):
+            raise OutOfMemory("cpu", needed, reachable_bytes(), "all that the machine has")
 
     def promise(self, b: int) -> Promise:
         """What a library call's result in buffer `b` must be, as far as sizes are known."""
