@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -46,6 +46,51 @@ def test_parts_of_what_asks_for_gradients_that_are_written_without() -> None:
         return h + kept.sum(0)
 
     agrees(run, *operands())
+
+
+def test_parts_of_what_asks_for_gradients_that_are_read_again() -> None:
+    """The gradient of what is read there goes to what made the tensor, not to what was written."""
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+        kept = torch.sin(x)
+        for t in range(STEPS - 1):
+            h = torch.tanh(x[t] + kept[t] * 0.3 + h @ w)
+            with torch.no_grad():
+                kept[t + 1] = h
+        return h
+
+    given = operands()
+    have = gradients(torch.compile(run, backend="tilewright"), given)
+    torch.testing.assert_close(have, gradients(run, given), rtol=5e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_what_is_first_read_without_gradients_keeps_its_own(branches: bool) -> None:
+    """What a loop left is copied where it is first read."""
+    if branches and not SCANS_DIFFERENTIATE:
+        pytest.skip("this torch trains no branches of a step")
+
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made: list[Tensor] = []
+        for t in range(STEPS):
+            if branches:
+                h = torch.cond(h.sum() > 0, lambda h: h * 0.5, lambda h: h * 0.7, (h,))
+            h = torch.tanh(x[t] + h @ w)
+            made.append(h)
+        with torch.no_grad():
+            scale = made[2].sum() + h.abs().max()
+        return h * scale, made[2] * 2, scale
+
+    def both(f: Callable[..., Sequence[Tensor]]) -> list[object]:
+        leaves = [t.clone().requires_grad_() for t in given]
+        a, b, scale = f(*leaves)
+        asks = [t.requires_grad for t in (a, b, scale)]
+        return [asks, a.detach(), b.detach(), scale, *torch.autograd.grad(a.sum() + b.sum(), leaves)]
+
+    given = operands()
+    have = both(torch.compile(run, backend="tilewright"))
+    torch.testing.assert_close(have, both(run), rtol=5e-5, atol=5e-6)
+    assert loops() == 2
 
 
 def test_a_mean_that_is_kept_without_gradients() -> None:

@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, fx
 
-from tilewright.capture.modes import MODES, SET_GRADIENTS
+from tilewright.capture.modes import MODES, SET_GRADIENTS, nodes_without_gradients
 from tilewright.tuning.search_limits import REPEATS
 
 from .leaving import memories_of, overlaps
@@ -108,11 +108,15 @@ def check_writes(found: Steps, stacked: Sequence[int], ends: Collection[int]) ->
 
 
 def _check_modes(found: Steps) -> None:
-    """Raise Unlike if steps write in a mode of their own, other than without gradients to what asks for none."""
+    """Raise Unlike if steps write in a mode of their own, other than without gradients to what asks for none, or is not
+    read again: the gradient of what is read there passes such a write by."""
     modes = {n.target for n in found.windows[1]} & {*MODES}
     if not modes:
         return
     wholes = [*found.held, *(first for (m, _), first in found.carried.items() if m in found.owned)]
+    silent = nodes_without_gradients(found.windows[1][0].graph.nodes)
+    back = {written for written, _ in found.read_back.values() if found.windows[1][written] in silent}
+    wholes += [found.stores[written].part.base for written in back]
     asks = any(t.requires_grad for n in wholes if isinstance(t := val_of(n), Tensor))
     if asks or modes - {SET_GRADIENTS}:
         raise Unlike("a step writes in a mode of its own")
