@@ -49,6 +49,29 @@ def shift_of(nodes: Sequence[fx.Node], repeat: Repeat) -> int:
 
 
 @contextmanager
+def kept_modes() -> Generator[None]:
+    """Behind it the modes are as before, also where what runs inside fails between entering one and leaving it."""
+    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    depth = _autocast_depth()
+    with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+        try:
+            yield
+        finally:
+            for device, enabled, dtype in casts:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+            for _ in range(_autocast_depth() - depth):
+                torch.autocast_decrement_nesting()
+
+
+def _autocast_depth() -> int:
+    """How many regions of autocast this is in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@contextmanager
 def autocast_behind(nodes: Sequence[fx.Node]) -> Generator[None]:
     """The precision that is in force behind these nodes."""
     entered: dict[fx.Node, None] = {}

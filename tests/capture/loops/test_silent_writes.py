@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilewright
 from tilewright.capture.loops.recurrent import SCANS_DIFFERENTIATE
+from tilewright.capture.modes import kept_modes
 
 __all__ = ["fewer"]
 STEPS = 12
@@ -62,6 +63,32 @@ def test_parts_of_what_asks_for_gradients_that_are_read_again() -> None:
     given = operands()
     have = gradients(torch.compile(run, backend="tilewright"), given)
     torch.testing.assert_close(have, gradients(run, given), rtol=5e-5, atol=5e-6)
+
+
+def test_what_is_first_read_in_inference_mode_keeps_its_gradient() -> None:
+    def run(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        made: list[Tensor] = []
+        for t in range(STEPS):
+            h = torch.tanh(x[t] + h @ w)
+            made.append(h)
+        with torch.inference_mode():
+            made[2].sum()
+        return h, made[2] * 2
+
+    agrees(run, *operands())
+
+
+def test_modes_that_a_failing_trial_entered_are_left() -> None:
+    """Then the steps stay apart, with gradients and in their own precision."""
+    with pytest.raises(ZeroDivisionError), kept_modes():
+        torch.autocast("cpu", dtype=torch.float16).__enter__()
+        torch.inference_mode().__enter__()
+        torch.set_grad_enabled(False)
+        raise ZeroDivisionError
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert not torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
+    with torch.autocast("cpu"):
+        assert torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("branches", [True, False])

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from traceback import clear_frames
 
 import torch
 from torch import Tensor, fx
@@ -33,6 +34,7 @@ from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
 from tilewright.capture.loops.rolled import roll_loops
 from tilewright.capture.loops.saved_once import save_once
+from tilewright.capture.modes import kept_modes
 from tilewright.capture.opaque import Build, Runner, around_opaque
 from tilewright.capture.placement.moved import around_host_results, move
 from tilewright.capture.placement.sides import around_sides
@@ -162,16 +164,20 @@ def _or_apart(
 ) -> Callable[..., object]:  # fmt: skip
     """The callable for `loops`, or for the same graph without loops, `gm`, where torch cannot trace them: not where the
     compilation of a pass `failed`, which has its own ways out."""
-    try:
-        return differentiated(loops)
-    except (Compiling, RestartAnalysis, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if failed:
+    with kept_modes():
+        try:
+            return differentiated(loops)
+        except (Compiling, RestartAnalysis, torch.OutOfMemoryError):
             raise
-        said = str(error).split("\n")[0]
-        LOG.warning("equal steps stay apart: torch cannot trace their loop (%s)", said)
-        return differentiated(gm)
+        except Exception as error:
+            if failed:
+                raise
+            said = str(error).split("\n")[0]
+            clear_frames(
+                error.__traceback__
+            )  # what is left of a mode ends it when it is freed: here, not at any time
+    LOG.warning("equal steps stay apart: torch cannot trace their loop (%s)", said)
+    return differentiated(gm)
 
 
 def _whole_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:

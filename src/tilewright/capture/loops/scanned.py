@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -103,7 +102,6 @@ def replace_by_scan(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
     name = next(n for k in range(len(inside)) if (n := f"rolled_{k}") not in dict(gm.named_children()))
     for node in gm.graph.nodes:
         if node not in inside:
-            placed.reader = node
             values[node] = placed.joined(node) or graph.node_copy(node, placed.of)
         if node is last:
             placed.scan(name)
@@ -137,8 +135,8 @@ class _Placed:
         """The scan."""
         self.stacks: dict[int, fx.Node] = {}
         self.parts: dict[tuple[int, int], fx.Node] = {}
-        self.reader: fx.Node | None = None
-        """The node that is being placed."""
+        self.behind: fx.Node | None = None
+        """The last node of the scan and of what it writes."""
 
     def scan(self, name: str) -> None:
         """The scan, and the tensors that hold what its steps made."""
@@ -158,6 +156,7 @@ class _Placed:
             with mode:
                 stack.meta["example_value"] = one.new_empty((self.loop.steps, *one.shape))
         self.writes()
+        self.behind = next(iter(reversed(graph.nodes)))
 
     def first_of(self, node: fx.Node) -> fx.Node:
         """What begins a carried value: also a part that a step takes of what was there before the loop."""
@@ -179,8 +178,11 @@ class _Placed:
             if store.part.step < 0:
                 stack = self.call(torch.flip, stack, (0,))
             silent = found.windows[1][m] in self.silent
-            with self.gradients(not silent, here=True):
-                graph.call_method("copy_", (parts, stack))
+            if silent:
+                self.call(SET_GRADIENTS, False)
+            graph.call_method("copy_", (parts, stack))
+            if silent:
+                self.call(SET_GRADIENTS, True)
         owned = [
             (first, self.result(p, found.windows[-1][m]))
             for p, ((m, delay), first) in enumerate(found.carried.items())
@@ -193,15 +195,6 @@ class _Placed:
     def call(self, target: Callable[..., object], *args: object) -> fx.Node:
         """A call in the new graph."""
         return self.graph.call_function(target, args)  # pyright: ignore[reportArgumentType]
-
-    @contextmanager
-    def gradients(self, on: bool, *, here: bool) -> Generator[None]:
-        """Calls with gradients or without, at a place that is with them or not."""
-        if on is not here:
-            self.call(SET_GRADIENTS, on)
-        yield
-        if on is not here:
-            self.call(SET_GRADIENTS, here)
 
     def taken(self, key: object, what: Taken) -> fx.Node:
         """What is sliced, without a gradient where a step takes it under `no_grad`."""
@@ -269,8 +262,9 @@ class _Placed:
             step, number = at
             if number in self.loop.found.owned:
                 return self.values[self.loop.found.carried[number, 1]]
-            # the first reader may stand where there are no gradients, and a later one where there are
-            with self.gradients(True, here=self.reader not in self.silent):
+            assert self.behind is not None
+            # right behind the loop: the first reader may stand where there are no gradients, others where there are
+            with self.graph.inserting_before(self.behind.next):
                 if number in self.loop.ends:
                     part = self.result(self.loop.ends[number], node)
                 else:
