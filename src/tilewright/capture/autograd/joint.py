@@ -11,6 +11,7 @@ import logging
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -164,7 +165,8 @@ def _or_apart(
 ) -> Callable[..., object]:  # fmt: skip
     """The callable for `loops`, or for the same graph without loops, `gm`, where torch cannot trace them: not where the
     compilation of a pass `failed`, which has its own ways out."""
-    with kept_modes():
+    with kept_modes(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Error detected in Scan")  # torch traces with its detection of anomalies
         try:
             return differentiated(loops)
         except (Compiling, RestartAnalysis, torch.OutOfMemoryError):

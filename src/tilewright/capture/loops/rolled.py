@@ -333,7 +333,7 @@ def _idle(body: fx.GraphModule, samples: Sequence[object], carried: int) -> froz
 
         leaves = [leaf(k, s) for k, s in enumerate(samples)]
         try:
-            made = tree_leaves(body(*leaves)) if given else []
+            made = tree_leaves(body.forward(*leaves)) if given else []  # calling it would print what fails
         except Exception as error:
             raise Unlike(f"a step fails alone: {error}") from error
     reached = _leaves_of([x.grad_fn for x in made if isinstance(x, Tensor) and x.grad_fn is not None])
