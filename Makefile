@@ -27,7 +27,7 @@ demo: $(STAMP)
 	@$(PY) -m demo $(ARGS)
 
 test: lint
-	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not long" $(ARGS)
 
 test-all: lint
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)

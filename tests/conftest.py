@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests import lighter
+from tests.long_tests import long_tests
 from tilewright.pipeline.phases import check_phases
 from tilewright.runtime.stats import STATS
 
@@ -56,7 +57,13 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = {(file, name) for file, names in long_tests().items() for name in names}
+    for item in items:
+        file, _, name = item.nodeid.partition("::")
+        if (file, name.partition("[")[0]) in long:
+            item.add_marker(pytest.mark.long)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -166,7 +166,9 @@ def _or_apart(
     """The callable for `loops`, or for the same graph without loops, `gm`, where torch cannot trace them: not where the
     compilation of a pass `failed`, which has its own ways out."""
     with kept_modes(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Error detected in Scan")  # torch traces with its detection of anomalies
+        warnings.filterwarnings(
+            "ignore", "Error detected in Scan"
+        )  # torch traces with its detection of anomalies
         try:
             return differentiated(loops)
         except (Compiling, RestartAnalysis, torch.OutOfMemoryError):

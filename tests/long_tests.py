@@ -1,0 +1,54 @@
+"""Tests that take long: `make test` leaves them to `make test-all`.
+
+`long_tests.json` names them, by file. It is written from a report of pytest's:
+
+    python -m pytest -m "not slow" -n 15 --junitxml=REPORT
+    python -m tests.long_tests REPORT
+
+A test is long if its cases take more than `MOST_SECONDS` on average; the shortest of a file stays."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+TABLE = Path(__file__).with_suffix(".json")
+MOST_SECONDS = 0.5
+"""Then two cores run the others in a quarter of an hour."""
+
+Names = Mapping[str, Sequence[str]]
+"""Names of functions, by file."""
+
+
+def long_tests() -> Names:
+    """The tests that are long."""
+    return json.loads(TABLE.read_text())
+
+
+def measured(report: Path) -> dict[str, dict[str, list[float]]]:
+    """The seconds of each case, by file and function of a report."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        file = case.get("classname", "").replace(".", "/") + ".py"
+        found[file][case.get("name", "").partition("[")[0]].append(float(case.get("time", "0")))
+    return found
+
+
+def chosen(seconds: Mapping[str, Mapping[str, Sequence[float]]]) -> Names:
+    """The long ones of these."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(seconds):
+        means = {name: sum(each) / len(each) for name, each in seconds[file].items()}
+        shortest = min(means, key=lambda name: means[name])
+        names = sorted(n for n, mean in means.items() if mean > MOST_SECONDS and n != shortest)
+        if names:
+            found[file] = names
+    return found
+
+
+if __name__ == "__main__":
+    TABLE.write_text(json.dumps(chosen(measured(Path(sys.argv[1]))), indent=1) + "\n")

@@ -1,0 +1,33 @@
+"""The table of long tests names tests that exist, and is what a report says."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.long_tests import MOST_SECONDS, chosen, long_tests, measured
+
+ROOT = Path(__file__).parents[1]
+
+
+def functions(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text())
+    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
+
+
+def test_long_tests_exist_and_none_is_a_whole_file() -> None:
+    table = long_tests()
+    assert len(table) > 100
+    for file, names in table.items():
+        there = functions(file)
+        assert not {*names} - there, f"python -m tests.long_tests writes the table: {file} has changed"
+        assert there - {*names}, f"all tests of {file} are left to `make test-all`"
+
+
+def test_a_report_is_read(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    cases = [("a", "x", 3 * MOST_SECONDS), ("a", "y[1-b]", MOST_SECONDS / 2), ("a", "y[2]", 2 * MOST_SECONDS)]
+    cases += [("b", "only", 9 * MOST_SECONDS), ("c", "short", 0.0), ("a", "z", 0.0)]
+    rows = (f'<testcase classname="tests.m.{f}" name="test_{n}" time="{s}"/>' for f, n, s in cases)
+    report.write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
+    assert chosen(measured(report)) == {"tests/m/a.py": ["test_x", "test_y"]}
