@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
-from unittest import mock
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ from tilewright.pipeline.place import Place
 from tilewright.pipeline.state import Request
 from tilewright.pipeline.trace import Recorder
 from tilewright.runtime.call.fallback import Captured
-from tilewright.schedule import solver as solving
+from tilewright.schedule.cpu.scheduler import Vectors
 from tilewright.schedule.solver import Solver
 from tilewright.schedule.table import Tuning
 from tilewright.target import PRESETS, Target
@@ -114,23 +113,24 @@ class Oracle:
         except UnsupportedError:
             return
         sizes = traced_sizes(gm)
-        with mock.patch.object(solving, "choose_schedule", self._chosen):
-            solver, steps, layouts = self._steps(graph, sizes)
-            memory = Memory(layouts, sizes, self.seed)
-            for step in steps:
-                if isinstance(step, ViewStep):
-                    memory.view(step)
-                elif isinstance(step, Kernel):
-                    if self.found is not None or time.process_time() > self.end:
-                        return
-                    self._compare(solver, step, memory)
+        solver, steps, layouts = self._steps(graph, sizes)
+        memory = Memory(layouts, sizes, self.seed)
+        for step in steps:
+            if isinstance(step, ViewStep):
+                memory.view(step)
+            elif isinstance(step, Kernel):
+                if self.found is not None or time.process_time() > self.end:
+                    return
+                self._compare(solver, step, memory)
 
     def _steps(
         self, graph: Graph, sizes: Mapping[str, int]
     ) -> tuple[Solver, tuple[Step, ...], Mapping[Value, Layout]]:
         asked = Request(Recorder(), self.options, Place("cpu"), (), SizeHints(sizes), _no_loops)
         phases = [phase for phase in phases_before("partition") if phase.name != "loops"]
-        state = run_phases(begin(asked, graph, Solver(self.target, self.options)), phases)
+        state = run_phases(
+            begin(asked, graph, Solver(self.target, self.options, scheduler=Changed(self))), phases
+        )
         solver = state.solver
         if self.options.fusion == "full":
             cover = partition(state.graph, lambda k, at: solver.price(k, at) * self._chance(k), solver.hints)
@@ -143,10 +143,10 @@ class Oracle:
         text = f"{self.seed} {sorted(op.name for op in kernel.ops)} {len(kernel.outputs)}"
         return 0.3 + 2.0 * random.Random(zlib.crc32(text.encode())).random()
 
-    def _chosen(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
-        """What is chosen, changed at random as far as that is legal. Exponentials stay such, here and in quick forms:
+    def changed(self, form: Form, plain: Schedule, target: Target) -> Schedule:
+        """A schedule, changed at random as far as that is legal. Exponentials stay such, here and in quick forms:
         powers of two take log2 e as a float, which is no exact number."""
-        plain = ORIGINAL(form, target, tuning, hints).changed(exp2=False)
+        plain = plain.changed(exp2=False)
         for _ in range(6):
             changed = self._changed(form, plain, target)
             try:
@@ -235,7 +235,15 @@ def _until(end: float) -> Generator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-ORIGINAL = solving.choose_schedule
+class Changed(Vectors):
+    """The usual scheduler, whose schedules an oracle changes."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
+        """What is chosen, changed at random."""
+        return self.oracle.changed(form, super().choose(form, target, tuning, hints), target)
 
 
 @dataclass

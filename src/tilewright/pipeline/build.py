@@ -21,6 +21,7 @@ from tilewright.runtime.plan.executable import Executable, Guards
 from tilewright.runtime.plan.launch import Unit
 from tilewright.runtime.plan.verified import Checks
 from tilewright.runtime.store.decisions import Decisions
+from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.solver import Solver
 from tilewright.target import Target
 
@@ -80,6 +81,9 @@ class Runnable:
 
 class Backend(LoopBackend, Protocol):
     """What makes tile programs run on one kind of device."""
+
+    scheduler: Scheduler
+    """What chooses the schedules of its kernels."""
 
     def missing(self, device: str) -> str:
         """What keeps kernels from being generated for a device here; empty if nothing does."""

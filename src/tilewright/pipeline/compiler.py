@@ -223,7 +223,8 @@ def _attempted(asked: Request, graph: Graph) -> Made:
     if missing:
         warnings.warn(f"{missing}: every op runs as a library call", RuntimeWarning, stacklevel=2)
         return _as_calls(asked, graph)
-    solver = Solver(machine_of(asked.place, asked.options), asked.options)
+    machine, scheduler = machine_of(asked.place, asked.options), asked.place.backend.scheduler
+    solver = Solver(machine, asked.options, scheduler=scheduler)
     state = run_phases(begin(asked, graph, solver), PHASES)
     assert state.cover is not None and state.kernels is not None and state.plan is not None
     STATS.kernels += state.kernels.programs

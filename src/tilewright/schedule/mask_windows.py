@@ -87,7 +87,7 @@ class _Windows:
         kernel = self.kernel(ops)
         if not found or kernel is None:
             return {}
-        if self.solver.target.lanes > 1 and any(m.has_holes for m in found):
+        if self.solver.scheduler.follows_lists and any(m.has_holes for m in found):
             changed = self.by_lists(kernel, found)
             if changed:
                 return changed

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.form.classes import make_form
 from tilewright.form.companions import refusals
-from tilewright.form.implied import by_lists, drop_implied
-from tilewright.form.lane_softmax import if_whole, with_neighbours
+from tilewright.form.implied import by_lists
+from tilewright.form.lane_softmax import with_neighbours
 from tilewright.form.product_chains import limit_product_chains
 from tilewright.form.steps import take, take_again
 from tilewright.form.wide_sums import with_wide_sums
@@ -22,23 +21,18 @@ from tilewright.ir.graph import Layout, Value
 from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
-from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.schedule import Schedule
 from tilewright.lower.data_bounds import explain_unbounded_loops
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
-from tilewright.schedule.cpu.cost import vector_seconds
-from tilewright.schedule.cpu.matmul import matmul_schedule
-from tilewright.schedule.cpu.vectors import vector_schedule
-from tilewright.schedule.gpu.blocks import block_schedule, buckets, misalignment, row_buckets
-from tilewright.schedule.gpu.cost import block_seconds
-from tilewright.schedule.gpu.shared_memory import fit_shared_memory
 from tilewright.target import MemoryKind, Precision, Target
 from tilewright.tuning.search_limits import SCHEDULES
-from tilewright.tuning.thresholds import GPU_BLOCKS
 
 from .equal_kernels import at_first_step
+from .scheduler import Scheduler, Solution
+from .schedulers import scheduler_of
 from .table import Tuning, table
 
 MULTIPLIED: Mapping[Precision, str] = {
@@ -53,15 +47,6 @@ Buckets = tuple[tuple[Expr, TileProgram], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Solution:
-    schedule: Schedule
-    form: Form
-    seconds: float
-    rows: Form
-    """The form without folds that only serve to merge passes: what rows are given that need no merging."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Lowered:
     program: TileProgram
     buckets: Buckets
@@ -72,19 +57,23 @@ class Solver:
     the structure of the kernel."""
 
     def __init__(
-        self, target: Target, options: Options, tuning: Tuning | None = None, hints: SizeHints = NO_HINTS
-    ) -> None:
-        """`tuning` stands in for the table of the package."""
+        self, target: Target, options: Options, tuning: Tuning | None = None, hints: SizeHints = NO_HINTS,
+        scheduler: Scheduler | None = None,
+    ) -> None:  # fmt: skip
+        """`tuning` stands in for the table of the package, `scheduler` for the one that serves such a machine."""
         self.target, self.options, self.hints = target, options, hints
+        self.scheduler = scheduler_of(target) if scheduler is None else scheduler
         self.tuning = table(target.name) if tuning is None else tuning
-        self.known: dict[str, _Solution | IllegalSchedule] = {}
+        self.known: dict[str, Solution | IllegalSchedule] = {}
         self.lowered: dict[str, _Lowered] = {}
         self.shrunk: dict[str, Solver] = {}
         """For kernels that did not get the shared memory that they wanted: who counts on less."""
 
     def at(self, hints: SizeHints) -> Solver:
         """The same for other sizes; it remembers nothing of these."""
-        return self if hints == self.hints else Solver(self.target, self.options, self.tuning, hints)
+        if hints == self.hints:
+            return self
+        return Solver(self.target, self.options, self.tuning, hints, self.scheduler)
 
     def price(self, kernel: Kernel, layouts: Layouts) -> float:
         """Modelled seconds of a kernel. Raises IllegalSchedule if it has no legal form."""
@@ -100,7 +89,7 @@ class Solver:
 
         def price(kernel: Kernel, layouts: Layouts) -> float:
             found = self._alike(kernel, layouts)
-            return modelled_seconds(found.form, found.schedule, target, self.hints)
+            return self.scheduler.seconds(found.form, found.schedule, target, self.hints)
 
         return Afar(cache.capacity / 2, price)
 
@@ -141,30 +130,17 @@ class Solver:
         before, capacity = _programs(self.solve(kernel, layouts)), int(level.capacity * share)
         while capacity >= SCHEDULES.min_shared_bytes:
             less = target.resized(capacities={MemoryKind.SHARED: capacity})
-            self.shrunk[key] = Solver(less, self.options, self.tuning, self.hints)
+            self.shrunk[key] = Solver(less, self.options, self.tuning, self.hints, self.scheduler)
             if _programs(self.solve(kernel, layouts)) != before:
                 return True
             capacity //= 2
         return False
 
-    def _buckets(self, found: _Solution) -> Buckets:
-        if self.target.lanes == 1:
-            return ()
-        few = row_buckets(found.form, self.target, self.hints, self.tuning)
-        made = [(c, *self._scheduled(form, s)) for c, form, s in few]
-        rows = buckets(found.rows, self.target, self.hints, self.tuning)
-        made += [(c, found.rows, self._fitting(found.rows, self._completed(s))) for c, s in rows]
-        odd = misalignment(found.form, self.target, self.hints)
-        if odd is not None:
-            form, schedule = self._scheduled(
-                found.form, block_schedule(found.form, self.target, self.hints, None, self.tuning, odd=True)
-            )
-            made += [(odd, form, schedule)] if schedule != found.schedule else []
-        whole = if_whole(found.form, found.schedule, self.target)
-        made += [] if whole is None else [whole]
+    def _buckets(self, found: Solution) -> Buckets:
+        made = self.scheduler.buckets(found, self)
         return tuple((condition, lower_form(form, schedule)) for condition, form, schedule in made)
 
-    def _completed(self, schedule: Schedule) -> Schedule:
+    def _with_options(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.math.exp2 else ()
         return schedule.changed(
             trim=self.options.trim != "exact",
@@ -173,13 +149,14 @@ class Solver:
             product_chain=self.target.dot_chain,
         )
 
-    def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> _Solution:
+    def _solution(self, kernel: Kernel, layouts: Layouts, key: str | None = None) -> Solution:
         key = key or kernel_key(kernel, layouts)
         found = self.known.get(key)
         if found is None:
             try:
                 form = form_of(kernel, layouts, self.target, self.options)
-                found = self._best(self._take("use_erfc", form) if "erfc" in self.target.quick else form)
+                form = self.take("use_erfc", form) if "erfc" in self.target.quick else form
+                found = self.scheduler.best(form, self)
             except IllegalSchedule as refused:
                 found = refused
             self.known[key] = found
@@ -187,50 +164,34 @@ class Solver:
             raise found
         return found
 
-    def _alike(self, kernel: Kernel, layouts: Layouts) -> _Solution:
+    def _alike(self, kernel: Kernel, layouts: Layouts) -> Solution:
         """The solution of a kernel, or of one that costs the same."""
         key = kernel_key(kernel, layouts)
-        aligned = GPU_BLOCKS.begin_multiple if self.target.lanes > 1 else 1
-        first = kernel if key in self.known else at_first_step(kernel, layouts, aligned)
+        first = kernel if key in self.known else at_first_step(kernel, layouts, self.scheduler.begin_multiple)
         return self._solution(first, layouts, key if first is kernel else None)
 
-    def _best(self, form: Form) -> _Solution:
-        if self.target.lanes == 1:
-            return self._chosen(self._take("in_row_parts", form))
-        form = self._take("pack_rows", form)
-        padded, plain = self._take("with_unit_row", form), self._merged(form)
-        return plain if padded is form else min(plain, self._merged(padded), key=lambda x: x.seconds)
-
-    def _merged(self, form: Form) -> _Solution:
-        """With passes merged where that is faster."""
-        busy = any(product_sides(i) is not None for i in form.folds.values())
-        if busy:  # else memory is waited for, not exponentials
-            form = self._take("use_log2", form) if "log2" in self.target.quick else form
-            form = self._take("any_as_int", self._take("unscale_maxima", form))
-        plain = self._chosen(form)
-        helped = self._take("with_companions", plain.form)
-        if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
-            return plain
-        merged = replace(self._chosen(helped), rows=plain.form)
-        return merged if merged.seconds <= plain.seconds else plain
-
-    def _scheduled(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
-        form, schedule = with_neighbours(form, self._completed(schedule), self.target)
-        return form, self._fitting(form, schedule.changed(form_steps=form.steps))
-
-    def _take(self, step: str, form: Form) -> Form:
+    def take(self, step: str, form: Form) -> Form:
+        """See `Comparison`."""
         return take(step, form, self.target, self.hints)
 
-    def _fitting(self, form: Form, schedule: Schedule) -> Schedule:
-        """As `fit_shared_memory`, where blocks have shared memory."""
-        return (
-            fit_shared_memory(form, schedule, self.target, lower_form) if self.target.lanes > 1 else schedule
-        )
-
-    def _chosen(self, form: Form) -> _Solution:
-        form, schedule = self._scheduled(form, choose_schedule(form, self.target, self.tuning, self.hints))
+    def chosen(self, form: Form) -> Solution:
+        """See `Comparison`."""
+        schedule = self.scheduler.choose(form, self.target, self.tuning, self.hints)
+        form, schedule = self.completed(form, schedule)
         check_roles(form, schedule)
-        return _Solution(schedule, form, modelled_seconds(form, schedule, self.target, self.hints), form)
+        return Solution(schedule, form, self.scheduler.seconds(form, schedule, self.target, self.hints), form)
+
+    def completed(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
+        """See `Comparison`."""
+        form, schedule = with_neighbours(form, self._with_options(schedule), self.target)
+        return form, self._fitted(form, schedule.changed(form_steps=form.steps))
+
+    def completed_as_it_is(self, form: Form, schedule: Schedule) -> tuple[Form, Schedule]:
+        """See `Comparison`."""
+        return form, self._fitted(form, self._with_options(schedule))
+
+    def _fitted(self, form: Form, schedule: Schedule) -> Schedule:
+        return self.scheduler.fitted(form, schedule, self.target, lower_form)
 
 
 def form_of(kernel: Kernel, layouts: Layouts, target: Target, options: Options) -> Form:
@@ -275,20 +236,6 @@ def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:
 def _is_single(s: Stmt) -> bool:
     """Whether a statement is a product of fp32."""
     return isinstance(s, Dot) and s.a.dtype is f32
-
-
-def modelled_seconds(form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
-    """Modelled seconds of a form under a schedule."""
-    if target.lanes > 1:
-        return block_seconds(drop_implied(form), schedule, target, hints)
-    return vector_seconds(form, schedule, target, hints)
-
-
-def choose_schedule(form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
-    """The schedule of a form: vectors where threads are alone, blocks where many work in step."""
-    if target.lanes > 1:
-        return block_schedule(form, target, hints, None, tuning)
-    return matmul_schedule(form, target, hints) or vector_schedule(form, target, hints)
 
 
 def kernel_key(kernel: Kernel, layouts: Layouts) -> str:

@@ -45,6 +45,7 @@ from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.cuda_graph import recorder
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import Store, default_root
+from tilewright.schedule.gpu.scheduler import Blocks
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
@@ -54,6 +55,7 @@ class CudaBackend:
     """See `pipeline.build.Backend`."""
 
     dense_slices = False
+    scheduler = Blocks()
 
     def missing(self, device: str) -> str:
         """Triton, or a device that it knows."""

@@ -1,0 +1,43 @@
+"""The scheduler of machines with vectors, whose threads work alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import Schedule
+from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
+from tilewright.schedule.table import Tuning
+from tilewright.target import Target
+
+from .cost import vector_seconds
+from .matmul import matmul_schedule
+from .vectors import vector_schedule
+
+
+class Vectors:
+    """See `schedule.scheduler.Scheduler`."""
+
+    begin_multiple = 1
+    follows_lists = False
+
+    def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
+        """Register tiles of a product, or else vectors."""
+        return matmul_schedule(form, target, hints) or vector_schedule(form, target, hints)
+
+    def seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
+        """By the model of `cost`."""
+        return vector_seconds(form, schedule, target, hints)
+
+    def fitted(self, form: Form, schedule: Schedule, target: Target, lowered: Lowered) -> Schedule:
+        """The schedule: what is larger than a cache is only slower."""
+        return schedule
+
+    def best(self, form: Form, by: Comparison) -> Solution:
+        """Rows in parts, as vectors take them."""
+        return by.chosen(by.take("in_row_parts", form))
+
+    def buckets(self, found: Solution, by: Comparison) -> Sequence[Bucket]:
+        """None: loops take any size."""
+        return ()

@@ -1,0 +1,78 @@
+"""The scheduler of machines whose threads share a grid point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.analysis.contraction import product_sides
+from tilewright.analysis.size_hints import SizeHints
+from tilewright.form.implied import drop_implied
+from tilewright.form.lane_softmax import if_whole
+from tilewright.ir.form import Form
+from tilewright.ir.schedule import Role, Schedule
+from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
+from tilewright.schedule.table import Tuning
+from tilewright.target import Target
+from tilewright.tuning.thresholds import GPU_BLOCKS
+
+from .blocks import block_schedule, buckets, misalignment, row_buckets
+from .cost import block_seconds
+from .shared_memory import fit_shared_memory
+
+
+class Blocks:
+    """See `schedule.scheduler.Scheduler`."""
+
+    begin_multiple = GPU_BLOCKS.begin_multiple
+    follows_lists = True
+
+    def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
+        """Blocks whose lengths are powers of two."""
+        return block_schedule(form, target, hints, None, tuning)
+
+    def seconds(self, form: Form, schedule: Schedule, target: Target, hints: SizeHints) -> float:
+        """By the model of `cost`."""
+        return block_seconds(drop_implied(form), schedule, target, hints)
+
+    def fitted(self, form: Form, schedule: Schedule, target: Target, lowered: Lowered) -> Schedule:
+        """One that needs no more shared memory than there is."""
+        return fit_shared_memory(form, schedule, target, lowered)
+
+    def best(self, form: Form, by: Comparison) -> Solution:
+        """Rows packed into one block, with a row for what a product lacks if that is faster."""
+        form = by.take("pack_rows", form)
+        padded, plain = by.take("with_unit_row", form), _merged(form, by)
+        return plain if padded is form else min(plain, _merged(padded, by), key=lambda x: x.seconds)
+
+    def buckets(self, found: Solution, by: Comparison) -> Sequence[Bucket]:
+        """For few rows, for rows that registers hold, for rows that begin where no wide access may, and for rows of
+        whole accesses."""
+        target, hints, tuning = by.target, by.hints, by.tuning
+        made = [
+            (when, *by.completed(form, s)) for when, form, s in row_buckets(found.form, target, hints, tuning)
+        ]
+        rows = buckets(found.rows, target, hints, tuning)
+        made += [(when, *by.completed_as_it_is(found.rows, s)) for when, s in rows]
+        odd = misalignment(found.form, target, hints)
+        if odd is not None:
+            form, schedule = by.completed(
+                found.form, block_schedule(found.form, target, hints, None, tuning, odd=True)
+            )
+            made += [(odd, form, schedule)] if schedule != found.schedule else []
+        whole = if_whole(found.form, found.schedule, target)
+        return made if whole is None else [*made, whole]
+
+
+def _merged(form: Form, by: Comparison) -> Solution:
+    """With passes merged where that is faster."""
+    busy = any(product_sides(i) is not None for i in form.folds.values())
+    if busy:  # else memory is waited for, not exponentials
+        form = by.take("use_log2", form) if "log2" in by.target.quick else form
+        form = by.take("any_as_int", by.take("unscale_maxima", form))
+    plain = by.chosen(form)
+    helped = by.take("with_companions", plain.form)
+    if helped is plain.form or not any(c.role is Role.STREAMED for c in plain.schedule.tiling.classes):
+        return plain
+    merged = replace(by.chosen(helped), rows=plain.form)
+    return merged if merged.seconds <= plain.seconds else plain
