@@ -42,6 +42,7 @@ from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.built_libraries import BuiltLibraries, Later
 from tilewright.runtime.store.cache import Store, default_root
 from tilewright.schedule.cpu.scheduler import Vectors
+from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.solver import kernel_key
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
@@ -53,7 +54,7 @@ class CpuBackend:
     """See `pipeline.build.Backend`."""
 
     dense_slices = True
-    scheduler = Vectors()
+    scheduler: Scheduler = Vectors()
 
     def missing(self, device: str) -> str:
         """Nothing: whoever looks for a compiler looks for both kinds of devices."""

@@ -46,6 +46,7 @@ from tilewright.runtime.loops.cuda_graph import recorder
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import Store, default_root
 from tilewright.schedule.gpu.scheduler import Blocks
+from tilewright.schedule.scheduler import Scheduler
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
@@ -55,7 +56,7 @@ class CudaBackend:
     """See `pipeline.build.Backend`."""
 
     dense_slices = False
-    scheduler = Blocks()
+    scheduler: Scheduler = Blocks()
 
     def missing(self, device: str) -> str:
         """Triton, or a device that it knows."""
