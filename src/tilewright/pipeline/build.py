@@ -82,15 +82,16 @@ class Runnable:
 class Backend(LoopBackend, Protocol):
     """What makes tile programs run on one kind of device."""
 
-    scheduler: Scheduler
-    """What chooses the schedules of its kernels."""
-
     def missing(self, device: str) -> str:
         """What keeps kernels from being generated for a device here; empty if nothing does."""
         ...
 
     def target(self, device: str, options: Options) -> Target:
         """The machine behind a device, as the options let it compute."""
+        ...
+
+    def scheduler(self, target: Target) -> Scheduler:
+        """What chooses the schedules of its kernels on such a machine."""
         ...
 
     def built(

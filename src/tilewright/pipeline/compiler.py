@@ -223,8 +223,8 @@ def _attempted(asked: Request, graph: Graph) -> Made:
     if missing:
         warnings.warn(f"{missing}: every op runs as a library call", RuntimeWarning, stacklevel=2)
         return _as_calls(asked, graph)
-    machine, scheduler = machine_of(asked.place, asked.options), asked.place.backend.scheduler
-    solver = Solver(machine, asked.options, scheduler=scheduler)
+    machine = machine_of(asked.place, asked.options)
+    solver = Solver(machine, asked.options, scheduler=asked.place.backend.scheduler(machine))
     state = run_phases(begin(asked, graph, solver), PHASES)
     assert state.cover is not None and state.kernels is not None and state.plan is not None
     STATS.kernels += state.kernels.programs

@@ -19,8 +19,7 @@ from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Schedule
 from tilewright.lower.variants import variants
 from tilewright.options import Options
-from tilewright.schedule import solver
-from tilewright.schedule.gpu import shared_memory
+from tilewright.schedule.gpu import scheduler, shared_memory
 from tilewright.schedule.gpu.shared_memory import shared_bytes
 from tilewright.schedule.solver import Solver
 from tilewright.target import MemoryKind, preset
@@ -69,7 +68,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> int:
 def unfitted(monkeypatch: pytest.MonkeyPatch, channels: int, machine: str) -> list[Scheduled]:
     """The kernels as they are where nobody counts."""
     with monkeypatch.context() as patched:
-        patched.setattr(solver, "fit_shared_memory", lambda form, schedule, *_: schedule)
+        patched.setattr(scheduler, "fit_shared_memory", lambda form, schedule, *_: schedule)
         return compiled(joined, norms(channels), machine=machine).kernels
 
 

@@ -41,8 +41,8 @@ from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.stats import STATS
 from tilewright.runtime.store.built_libraries import BuiltLibraries, Later
 from tilewright.runtime.store.cache import Store, default_root
-from tilewright.schedule.cpu.scheduler import Vectors
 from tilewright.schedule.scheduler import Scheduler
+from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import kernel_key
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
@@ -54,7 +54,6 @@ class CpuBackend:
     """See `pipeline.build.Backend`."""
 
     dense_slices = True
-    scheduler: Scheduler = Vectors()
 
     def missing(self, device: str) -> str:
         """Nothing: whoever looks for a compiler looks for both kinds of devices."""
@@ -63,6 +62,10 @@ class CpuBackend:
     def target(self, device: str, options: Options) -> Target:
         """This machine."""
         return host_target()
+
+    def scheduler(self, target: Target) -> Scheduler:
+        """The one that serves such machines."""
+        return scheduler_of(target)
 
     def built(
         self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool

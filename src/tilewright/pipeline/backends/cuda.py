@@ -45,8 +45,8 @@ from tilewright.runtime.loops.call import LoopRunner
 from tilewright.runtime.loops.cuda_graph import recorder
 from tilewright.runtime.plan.executable import Executable
 from tilewright.runtime.store.cache import Store, default_root
-from tilewright.schedule.gpu.scheduler import Blocks
 from tilewright.schedule.scheduler import Scheduler
+from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import Solver, kernel_key
 from tilewright.target import Target
 from tilewright.tuning.search_limits import BUILDING
@@ -56,7 +56,6 @@ class CudaBackend:
     """See `pipeline.build.Backend`."""
 
     dense_slices = False
-    scheduler: Scheduler = Blocks()
 
     def missing(self, device: str) -> str:
         """Triton, or a device that it knows."""
@@ -67,6 +66,10 @@ class CudaBackend:
         found = gpu_target(torch.device(device).index or 0)
         rounds = singles_may_round() if options.tf32 is None else options.tf32
         return found.rounding_singles() if rounds else found
+
+    def scheduler(self, target: Target) -> Scheduler:
+        """The one that serves such machines."""
+        return scheduler_of(target)
 
     def built(
         self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
