@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from tilewright.analysis.condition_ranges import End, Ends
 from tilewright.analysis.contraction import product_sides
@@ -23,7 +24,8 @@ from tilewright.ir.reduction import maximum, minimum
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
-from .rescale import Rescale
+from .evaluate import Evaluator
+from .states import collapse, hold
 
 
 def explain_unbounded_loops(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -64,47 +66,47 @@ def bounds_loop(mask: Expr, c: Axis) -> bool:
     return all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks)
 
 
-class Ended(Rescale):
-    """Lowering that finds ends of loops in memory."""
+def readable_ends(ev: Evaluator) -> Ends:
+    """What loops may end at: numbers that can be read wherever the loop stands."""
+    return Ends(partial(is_safe, ev))
 
-    def ends(self) -> Ends:
-        """What loops may end at: numbers that can be read wherever the loop stands."""
-        return Ends(self.is_safe)
 
-    def is_safe(self, e: Expr) -> bool:
-        """Whether `e` may be evaluated wherever its classes are bound, which then have elements."""
-        sizes = {a.value.extent for a in axes_of(e) if isinstance(a.value, Axis)}
+def is_safe(ev: Evaluator, e: Expr) -> bool:
+    """Whether `e` may be evaluated wherever its classes are bound, which then have elements."""
+    sizes = {a.value.extent for a in axes_of(e) if isinstance(a.value, Axis)}
 
-        def positive(x: Expr) -> Expr | None:
-            if x.op != "maximum" or dims.ONE not in x.args:
-                return None
-            return next((a for a in x.args if a in sizes), None)
+    def positive(x: Expr) -> Expr | None:
+        if x.op != "maximum" or dims.ONE not in x.args:
+            return None
+        return next((a for a in x.args if a in sizes), None)
 
-        return not unsafe(transform(e, positive), self.params)
+    return not unsafe(transform(e, positive), ev.params)
 
-    def ended(self, found: Sequence[Segment], ends: Ends) -> list[Segment]:
-        """Segments whose bounds are values computed here, before their loops."""
-        used = {x for s in found for e in (s.start, s.stop) for x in walk(e) if x.op == "slot"}
-        table: dict[Expr, Expr] = {}
-        for end in ends.found:
-            if (stand_in := ends.stand_in(end)) in used:
-                if not self.blocks(self.eval(end.number)):
-                    end = replace(end, low=True)
-                if end not in self.scope.ends:
-                    self.scope.ends[end] = self.end(end)
-                table[stand_in] = self.scope.ends[end]
-        return [replace(s, start=substitute(s.start, table), stop=substitute(s.stop, table)) for s in found]
 
-    def end(self, end: End) -> Expr:
-        """The number that `end` means, of the lanes that count."""
-        reduction = minimum(i64) if end.low else maximum(i64)
-        least = dims.mul(end.limit, dims.integer(-1))
-        value = self.eval(end.number)
-        blocks = self.blocks(value)
-        mask = self.tail(blocks)
-        if mask is not None:
-            value = where(mask, value, end.limit if end.low else least)
-        if blocks:
-            (var,) = self.collapsed(reduction, (self.held(value, blocks),), blocks)
-            value = value_of(var)
-        return self.named(dims.minimum(dims.maximum(value, least), end.limit))
+def compute_ends(ev: Evaluator, found: Sequence[Segment], ends: Ends) -> list[Segment]:
+    """Segments whose bounds are values computed here, before their loops."""
+    used = {x for s in found for e in (s.start, s.stop) for x in walk(e) if x.op == "slot"}
+    table: dict[Expr, Expr] = {}
+    for end in ends.found:
+        if (stand_in := ends.stand_in(end)) in used:
+            if not ev.blocks(ev.eval(end.number)):
+                end = replace(end, low=True)
+            if end not in ev.scope.ends:
+                ev.scope.ends[end] = compute_end(ev, end)
+            table[stand_in] = ev.scope.ends[end]
+    return [replace(s, start=substitute(s.start, table), stop=substitute(s.stop, table)) for s in found]
+
+
+def compute_end(ev: Evaluator, end: End) -> Expr:
+    """The number that `end` means, of the lanes that count."""
+    reduction = minimum(i64) if end.low else maximum(i64)
+    least = dims.mul(end.limit, dims.integer(-1))
+    value = ev.eval(end.number)
+    blocks = ev.blocks(value)
+    mask = ev.tail(blocks)
+    if mask is not None:
+        value = where(mask, value, end.limit if end.low else least)
+    if blocks:
+        (var,) = collapse(ev, reduction, (hold(ev, value, blocks),), blocks)
+        value = value_of(var)
+    return ev.named(dims.minimum(dims.maximum(value, least), end.limit))

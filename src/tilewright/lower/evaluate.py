@@ -6,14 +6,14 @@ a scope of its own and forgets it afterwards.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from tilewright.analysis.condition_ranges import End
+from tilewright.analysis.contraction import contraction
 from tilewright.analysis.needed_checks import needed_parts, repeated_parts
-from tilewright.analysis.predicate import decide
+from tilewright.analysis.predicate import Truths, decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from tilewright.form.exp2 import power_of_two, quick_power
 from tilewright.form.merge_selects import merge_selects
@@ -75,11 +75,16 @@ class Scope:
         )  # fmt: skip
 
 
-class Evaluation(ABC):
-    """What evaluates the expressions of a form under a schedule into the statement list `out`."""
+Demand = Callable[[Sequence[int], Sequence[Item]], None]
+"""What writes folds, by number, that are wanted where some axes are bound, and outputs."""
 
-    def __init__(self, form: Form, schedule: Schedule) -> None:
-        self.form, self.schedule = form, schedule
+
+class Evaluator:
+    """Evaluates the expressions of a form under a schedule into the statement list `out`. Folds that it needs are asked
+    of `compute`."""
+
+    def __init__(self, form: Form, schedule: Schedule, compute: Demand) -> None:
+        self.form, self.schedule, self.compute = form, schedule, compute
         self.params = tuple(
             Buffer(f"p{k}", v.dtype, size)
             for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
@@ -94,9 +99,37 @@ class Evaluation(ABC):
         self.written: set[Expr] = set()
         self.fetching: set[int] = {s.param for s in self.schedule.memory.next_point}
 
-    @abstractmethod
-    def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
-        """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
+        found = {
+            i: contraction(t, form.params, lambda a: schedule.plan(a).tile) for i, t in form.folds.items()
+        }
+        self.contractions = {i: product for i, product in found.items() if product is not None}
+        self.states: dict[int, tuple[Var, ...]] = {}
+        self.idle: dict[int, float] = {}
+        """What lanes outside masks have of loaded values, where a fold relies on it."""
+
+    def block(
+        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],
+        span: tuple[Expr, Expr] | None = None, truths: Truths | None = None,
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
+        forgotten afterwards."""
+        outer_scope, outer_out = self.scope, self.out
+        self.scope, self.out = outer_scope.child(), []
+        if truths:
+            self.scope.truths |= truths
+            tested = set(truths)
+            self.scope.memo = {k: v for k, v in self.scope.memo.items() if not tested & set(walk(k[0]))}
+        self.scope.bound[a] = tile
+        if tile == 1:
+            self.scope.spans[a] = axis(a), axis(a)
+        elif span is not None:
+            self.scope.spans[a] = span
+        if mask is not None:
+            self.scope.tails[a] = mask
+        inner()
+        body = tuple(self.out)
+        self.scope, self.out = outer_scope, outer_out
+        return body
 
     def var(self, dtype: DType, axes: tuple[Axis, ...]) -> Var:
         """A new value."""

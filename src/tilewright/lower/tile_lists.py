@@ -8,112 +8,103 @@ tiles of other sizes than it was made for, as long as they lie in one of its own
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tilewright.analysis.loop_segments import Entries, Segment, shifted_by_rows
-from tilewright.analysis.predicate import Truths, conditions, is_neutral, slack_of, tested
+from tilewright.analysis.predicate import conditions, is_neutral, slack_of, tested
 from tilewright.ir.dtype import bool_, i64
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, cast, substitute, walk
 from tilewright.ir.form import Item
 from tilewright.ir.program import Compute, Declare, Loop, Stmt, Update, value_of
 from tilewright.ir.sizes import dims
 
-from .skip_tiles import Skipping
+from .evaluate import Evaluator
 
 Facts = Mapping[object, bool]
 """Truths of comparisons, by what they compare (see `_compared`)."""
 
 
-class Listed(Skipping):
-    """Lowering that loops over lists of tiles."""
-
-    @abstractmethod
-    def block(
-        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],
-        span: tuple[Expr, Expr] | None = None, truths: Truths | None = None,
-    ) -> tuple[Stmt, ...]:  # fmt: skip
-        """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
-        forgotten afterwards."""
-
-    def listed(
-        self, c: Axis, tile: int, whole: bool, trimmed: Sequence[Item], roots: Sequence[Expr]
-    ) -> list[Segment] | None:
-        """The loops over `c` in steps of `tile` by a list; None if no list says which tiles leave all of `trimmed`
-        their identities, or none of its blocks of rows has all rows of this one. `whole`: the loop has all of `c`."""
-        if not whole or not trimmed:
-            return None
-        for hint in tested(roots):
-            if hint.op != "implied" or len(hint.args) == 1:
-                continue
-            if not all(is_neutral(t, {hint: False}) and _may_leave_out(t, hint, c) for t in trimmed):
-                continue
-            found = self._by(hint, c, tile, roots)
-            if found is not None:
-                return found
+def list_segments(
+    ev: Evaluator, c: Axis, tile: int, whole: bool, trimmed: Sequence[Item], roots: Sequence[Expr]
+) -> list[Segment] | None:
+    """The loops over `c` in steps of `tile` by a list; None if no list says which tiles leave all of `trimmed`
+    their identities, or none of its blocks of rows has all rows of this one. `whole`: the loop has all of `c`."""
+    if not whole or not trimmed:
         return None
+    for hint in tested(roots):
+        if hint.op != "implied" or len(hint.args) == 1:
+            continue
+        if not all(is_neutral(t, {hint: False}) and _may_leave_out(t, hint, c) for t in trimmed):
+            continue
+        found = _segments_of(ev, hint, c, tile, roots)
+        if found is not None:
+            return found
+    return None
 
-    def _by(self, hint: Expr, c: Axis, tile: int, roots: Sequence[Expr]) -> list[Segment] | None:
-        """The loops by the list of one hint."""
-        visible, tiles, whole, some = hint.args[:4]
-        number, length = _tile_of(c, tiles)
-        if number is None or length % tile:
+
+def _segments_of(
+    ev: Evaluator, hint: Expr, c: Axis, tile: int, roots: Sequence[Expr]
+) -> list[Segment] | None:
+    """The loops by the list of one hint."""
+    visible, tiles, whole, some = hint.args[:4]
+    number, length = _tile_of(c, tiles)
+    if number is None or length % tile:
+        return None
+    facts = [_read_here(ev, x, c) for x in (tiles, whole, some)]
+    if None in facts:
+        return None
+    listed, full, end = (x for x in facts if x is not None)
+    parts = length // tile
+    count = dims.mul(dims.ceildiv(c.extent, dims.integer(length)), dims.integer(parts))
+    entry = Axis(f"e{c.name[1:]}", count)
+    of_entry = substitute(listed, {number: dims.floordiv(axis(entry), dims.integer(parts))})
+    entries = Entries(entry, of_entry, length, parts)
+    start, stop = (dims.mul(cast(ev.eval(x), i64), dims.integer(parts)) for x in (full, end))
+    mask = None if dims.divisible(c.extent, length) else call("lt", axis(c), c.extent)
+    whole_tiles = Segment(dims.ZERO, start, None, _decided(visible, roots), entries=entries)
+    return [whole_tiles, Segment(start, stop, mask, entries=entries)]
+
+
+def loop_over_list(ev: Evaluator, s: Segment, entries: Entries, step: Callable[[Expr], Stmt]) -> Loop:
+    """The loop over entries of a list; `step` writes what is done where the class begins. Each step loads the
+    number for the next one: what is loaded by a number of the same step is not fetched as far ahead."""
+    place = axis(entries.axis)
+    last = dims.sub(entries.axis.extent, dims.ONE)
+
+    def number(at: Expr) -> Expr:
+        return ev.eval(substitute(entries.tile, {place: dims.minimum(at, last)}))
+
+    first = number(s.start)
+    state = ev.var(first.dtype, ())
+    ev.out.append(Declare((state,), (first,)))
+
+    def body() -> None:
+        now = ev.var(first.dtype, ())
+        ev.out.append(Compute(now, value_of(state)))
+        ev.out.append(Update((state,), (number(dims.add(place, dims.ONE)),)))
+        ev.out.append(step(entries.first(value_of(now))))
+
+    return Loop(entries.axis, s.start, s.stop, 1, ev.block(entries.axis, 1, None, body))
+
+
+def _read_here(ev: Evaluator, fact: Expr, c: Axis) -> Expr | None:
+    """What a hint reads, for the block of rows that is bound: one number for all; None if there are several."""
+    table: dict[Expr, Expr] = {}
+    for a in (x.value for x in axes_of(fact)):
+        if not isinstance(a, Axis) or a == c:
+            continue
+        bound = ev.scope.bound.get(a)
+        if bound is None:
             return None
-        facts = [self._here(x, c) for x in (tiles, whole, some)]
-        if None in facts:
-            return None
-        listed, full, end = (x for x in facts if x is not None)
-        parts = length // tile
-        count = dims.mul(dims.ceildiv(c.extent, dims.integer(length)), dims.integer(parts))
-        entry = Axis(f"e{c.name[1:]}", count)
-        of_entry = substitute(listed, {number: dims.floordiv(axis(entry), dims.integer(parts))})
-        entries = Entries(entry, of_entry, length, parts)
-        start, stop = (dims.mul(cast(self.eval(x), i64), dims.integer(parts)) for x in (full, end))
-        mask = None if dims.divisible(c.extent, length) else call("lt", axis(c), c.extent)
-        whole_tiles = Segment(dims.ZERO, start, None, _decided(visible, roots), entries=entries)
-        return [whole_tiles, Segment(start, stop, mask, entries=entries)]
-
-    def over_list(self, s: Segment, entries: Entries, step: Callable[[Expr], Stmt]) -> Loop:
-        """The loop over entries of a list; `step` writes what is done where the class begins. Each step loads the
-        number for the next one: what is loaded by a number of the same step is not fetched as far ahead."""
-        place = axis(entries.axis)
-        last = dims.sub(entries.axis.extent, dims.ONE)
-
-        def number(at: Expr) -> Expr:
-            return self.eval(substitute(entries.tile, {place: dims.minimum(at, last)}))
-
-        first = number(s.start)
-        state = self.var(first.dtype, ())
-        self.out.append(Declare((state,), (first,)))
-
-        def body() -> None:
-            now = self.var(first.dtype, ())
-            self.out.append(Compute(now, value_of(state)))
-            self.out.append(Update((state,), (number(dims.add(place, dims.ONE)),)))
-            self.out.append(step(entries.first(value_of(now))))
-
-        return Loop(entries.axis, s.start, s.stop, 1, self.block(entries.axis, 1, None, body))
-
-    def _here(self, fact: Expr, c: Axis) -> Expr | None:
-        """What a hint reads, for the block of rows that is bound: one number for all; None if there are several."""
-        table: dict[Expr, Expr] = {}
-        for a in (x.value for x in axes_of(fact)):
-            if not isinstance(a, Axis) or a == c:
-                continue
-            bound = self.scope.bound.get(a)
-            if bound is None:
+        if bound > 1:
+            blocks = [x for x in walk(fact) if x.op == "floordiv" and x.args[0] is axis(a)]
+            start, _ = ev.scope.spans.get(a, (axis(a), axis(a)))
+            if not dims.divisible(start, bound) or any(not dims.divisible(x.args[1], bound) for x in blocks):
                 return None
-            if bound > 1:
-                blocks = [x for x in walk(fact) if x.op == "floordiv" and x.args[0] is axis(a)]
-                start, _ = self.scope.spans.get(a, (axis(a), axis(a)))
-                if not dims.divisible(start, bound) or any(
-                    not dims.divisible(x.args[1], bound) for x in blocks
-                ):
-                    return None
-                table |= {x: dims.floordiv(start, x.args[1]) for x in blocks}
-        made = substitute(fact, table)
-        left = {x.value for x in axes_of(made)} - {c}
-        return None if any(n > 1 for a, n in self.scope.bound.items() if a in left) else made
+            table |= {x: dims.floordiv(start, x.args[1]) for x in blocks}
+    made = substitute(fact, table)
+    left = {x.value for x in axes_of(made)} - {c}
+    return None if any(n > 1 for a, n in ev.scope.bound.items() if a in left) else made
 
 
 def _tile_of(c: Axis, tiles: Expr) -> tuple[Expr | None, int]:
