@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from tilewright.analysis.condition_ranges import End
-from tilewright.analysis.contraction import contraction
 from tilewright.analysis.needed_checks import needed_parts, repeated_parts
 from tilewright.analysis.predicate import Truths, decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
@@ -39,6 +38,8 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
 from tilewright.tuning.thresholds import LOWERING
+
+from .plan import contractions_of
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
@@ -99,10 +100,7 @@ class Evaluator:
         self.written: set[Expr] = set()
         self.fetching: set[int] = {s.param for s in self.schedule.memory.next_point}
 
-        found = {
-            i: contraction(t, form.params, lambda a: schedule.plan(a).tile) for i, t in form.folds.items()
-        }
-        self.contractions = {i: product for i, product in found.items() if product is not None}
+        self.contractions = contractions_of(form, schedule)
         self.states: dict[int, tuple[Var, ...]] = {}
         self.idle: dict[int, float] = {}
         """What lanes outside masks have of loaded values, where a fold relies on it."""
@@ -366,23 +364,6 @@ def _weaker(guard: Expr | None) -> Iterator[Expr | None]:
     while guard is not None:
         guard = guard.args[0] if guard.op == "and" else None
         yield guard
-
-
-def plain_reads(e: Expr) -> list[Expr]:
-    """What `e` reads whatever the values of conditions and folds are."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    todo = [e]
-    while todo:
-        x = todo.pop()
-        if x in seen or x.op in ("where", "checked", "value"):
-            continue
-        seen.add(x)
-        if x.op != "read":
-            todo += reversed(x.args)
-        elif all(y.op not in ("value", "read", "checked") for a in x.args for y in walk(a)):
-            found[x] = None
-    return list(found)
 
 
 def _shared(roots: Sequence[Expr]) -> set[Expr]:

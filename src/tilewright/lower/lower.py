@@ -1,15 +1,13 @@
-"""Form + Schedule -> TileProgram: scopes, passes, loops. One algorithm for every kernel.
+"""Form + Schedule -> TileProgram: writes the loops that `plan` plans. One algorithm for every kernel.
 
-`scope` computes what is wanted where some axes are bound: it takes the outermost unbound class, gives every fold over
-it and every output that uses it a pass number, and writes one loop per pass. A pass number belongs to folds and
-outputs only; pointwise expressions are evaluated on demand wherever they are needed, with a memo per scope.
+Pointwise expressions are evaluated on demand wherever they are needed, with a memo per scope; where one needs a fold
+that has no result yet, the loops of that fold are planned and written there.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,11 +25,10 @@ from tilewright.ir.sizes import dims
 from .alignment import alignment_pays
 from .data_bounds import compute_ends, readable_ends
 from .descriptors import with_descriptors
-from .evaluate import Evaluator, Kept, plain_reads
-from .legality import block_lengths, check_roles, grain
-from .passes import Merges, Numbers, pass_numbers
+from .evaluate import Evaluator, Kept
+from .legality import check_roles, grain
+from .plan import Known, LoopPlan, ScopePlan, needed_folds, plan_inner_loop, plan_scope, split_body
 from .rescale import add_level, advance_states, finish_states
-from .scratch import params_by_pass, worth_keeping
 from .skip_tiles import hiding_masks, skip_hidden
 from .states import compute_in_tile, declare_state, stored_operand, takes_one_each, widen_state
 from .tile_lists import list_segments, loop_over_list
@@ -141,152 +138,66 @@ class Lowering:
 
     # -- scopes and passes
 
-    def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
+    def known(self) -> Known:
+        """What is known here."""
+        scope = self.ev.scope
+        folds = frozenset(f for f, _ in scope.results)
+        contractions = self.ev.contractions
+        return Known(self.form, self.schedule, contractions, scope.bound, folds, frozenset(scope.kept))
+
+    def compute(self, wanted: Collection[int], outputs: Sequence[Item]) -> None:
         """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
-        cone = self.cone([*wanted, *(f for o in outputs for f in folds_read(o.roots))])
-        users = [*cone, *outputs]
-        open_ = [
-            c.axis
-            for c in self.schedule.tiling.classes
-            if c.axis not in self.ev.scope.bound and any(c.axis in u.axes for u in users)
-        ]
-        if not open_:
-            if cone:
-                self.load_early(cone, outputs)
-            for f in cone:
-                compute_in_tile(self.ev, f)
-            for o in outputs:
-                self.ev.store(o)
-            return
-        c = open_[0]
-        cone, passes, merged = self.passes(cone, outputs, c)
-        users = [*cone, *outputs]
-        over = lambda i: c in i.reduce or i.scan == c  # noqa: E731
-        for x in worth_keeping(cone, outputs, c, passes, self.schedule):
-            if x not in self.ev.scope.kept:
-                self.keep(x)
-        numbers = sorted(
-            {passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes}
-        )
-        read = params_by_pass([i for i in users if c in i.axes], passes, self.ev.scope.kept)
+        self.write(plan_scope(self.known(), wanted, outputs))
+
+    def write(self, plan: ScopePlan) -> None:
+        """Write what is planned."""
+        for x in plan.kept:
+            self.keep(x)
         around = self.ev.fetching
-        for n, q in enumerate(numbers):
-            self.free_folds(cone, c)
-            self.ev.fetching = around.intersection(read[q]).difference(*(read[r] for r in numbers[n + 1 :]))
-            targets = [i for i in cone if over(i) and passes[i.id] == q]
-            self.loop(c, targets, [o for o in outputs if c in o.axes and passes[o.id] == q], merged, True)
+        for loop in plan.loops:
+            if loop.before is not None:
+                self.write(loop.before)
+            self.ev.fetching = around & loop.last_reads
+            self.loop(loop)
         self.ev.fetching = around
-        self.compute(
-            [f.id for f in cone if c not in f.axes and f.id in wanted],
-            [o for o in outputs if c not in o.axes],
-        )
-
-    def load_early(self, folds: Sequence[Item], outputs: Sequence[Item]) -> None:
-        """Load what outputs read besides `folds`, if that is no more than what these read: memory is waited for
-        once, not again behind them."""
-        first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
-        known = {x for f in folds for root in f.roots for x in walk(root)}
-        found = dict.fromkeys(r for o in outputs for r in plain_reads(o.body[0]) if r not in known)
-        if self.block_bytes(found) <= min(self.schedule.memory.hoisted_bytes, self.block_bytes(first)):
-            for r in (*first, *found) if found else ():
-                self.ev.eval(r)
-
-    def block_bytes(self, reads: Iterable[Expr]) -> int:
-        """Bytes of the blocks that are read."""
-        size = 0
-        for r in reads:
-            assert isinstance(r.value, int)
-            block = math.prod(
-                self.ev.scope.bound.get(a.value, 1) for a in axes_of(r) if isinstance(a.value, Axis)
-            )
-            size += block * self.ev.params[r.value].dtype.bytes
-        return size
-
-    def passes(
-        self, cone: list[Item], outputs: Sequence[Item], c: Axis
-    ) -> tuple[list[Item], Numbers, Merges]:
-        """Pass numbers along `c`; the cone, with what merged folds need beside them; how folds are merged."""
-        online = self.schedule.reductions.online
-        open_ = (
-            {f: i for f, i in self.form.folds.items() if (f, 0) not in self.ev.scope.results}
-            if online
-            else None
-        )
-        while True:
-            numbers, merged = pass_numbers(cone, outputs, c, open_, self.schedule.reductions.merged_each_step)
-            inside = {i.id for i in cone}
-            beside = [f for m in merged.values() for f in m.beside if f not in inside]
-            if not beside:
-                return cone, numbers, merged
-            cone = self.cone([*(i.id for i in cone), *beside])
-
-    def cone(self, roots: Iterable[int]) -> list[Item]:
-        """Folds needed for `roots` and not known here, producers first."""
-        order: list[Item] = []
-        seen: set[int] = set()
-
-        def visit(f: int) -> None:
-            if f in seen or (f, 0) in self.ev.scope.results:
-                return
-            seen.add(f)
-            for d in folds_read(self.form.items[f].roots):
-                visit(d)
-            order.append(self.form.items[f])
-
-        for r in roots:
-            visit(r)
-        return order
-
-    def free_folds(self, cone: Sequence[Item], c: Axis) -> None:
-        """Before a loop over `c`: compute folds that do not use it and wait for nothing that does."""
-        known = {f for f, _ in self.ev.scope.results}
-        ready: list[int] = []
-        for i in cone:
-            if (
-                i.id not in known
-                and c not in i.axes
-                and all(d in known or d in ready for d in folds_read(i.roots))
-            ):
-                ready.append(i.id)
-        if ready:
-            self.compute(ready, [])
+        for r in plan.early:
+            self.ev.eval(r)
+        for f in plan.folds:
+            compute_in_tile(self.ev, f)
+        for o in plan.outputs:
+            self.ev.store(o)
+        if plan.after is not None:
+            self.write(plan.after)
 
     # -- loops
 
-    def loop(
-        self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges, outermost: bool
-    ) -> None:
-        """One loop over `c` that advances the states of `targets` and stores `outs`."""
-        rescaled = any(t.id in merged and t.id in self.ev.contractions for t in targets)
-        plain = not any(t.id in merged or t.id in self.ev.contractions for t in targets)
-        levels = not rescaled if outermost else plain
-        lengths = block_lengths(c, targets, self.schedule, nested=plain) if levels else ()
-        if outermost:
-            for t in targets:
-                declare_state(self.ev, t, thin=not lengths and t.reduce == (c,))
-        self.ev.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
+    def loop(self, loop: LoopPlan) -> None:
+        """One loop that advances the states of folds and stores outputs."""
+        if not loop.continues:
+            for t in loop.folds:
+                declare_state(self.ev, t, thin=not loop.levels and t.reduce == (loop.axis,))
+        reached = [j for i in (*loop.folds, *loop.outputs) for j in self.reachable(i)]
+        self.ev.hoist([r for j in reached for r in self.steady(j)], loop.axis)
         before = self.ev.written
-        if outermost:
+        if not loop.continues:
             # What a part of a loop around this one left in scratch, other parts did not.
             self.ev.written = set()
-        self.walk_blocks(c, lengths, targets, outs, merged)
-        if outermost:
-            finish_states(self.ev, targets, merged)
+        self.walk_blocks(loop, loop.levels)
+        if not loop.continues:
+            finish_states(self.ev, loop.folds, loop.merges)
             self.ev.scope.ready |= self.ev.written & set(self.ev.scope.kept)
             self.ev.written |= before
 
-    def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
+    def walk(self, loop: LoopPlan) -> None:
+        """The segments of a loop."""
+        c, targets = loop.axis, loop.folds
         tile = self.schedule.plan(c).tile
-        exact = c in self.ranges and dims.divisible(c.extent, tile)
-        masks = () if outs or self.ev.scope.kept else hiding_masks(self.ev, c, targets)
+        masks = () if loop.outputs or self.ev.scope.kept else hiding_masks(self.ev, c, targets)
 
         def body_of_step() -> None:
-            skip_hidden(self.ev, masks, lambda: self.body(targets, outs, merged))
+            skip_hidden(self.ev, masks, lambda: self.body(loop))
 
-        joint = self.schedule.reductions.lane_states and any(
-            t.id in merged or takes_one_each(self.ev, t) for t in targets
-        )
-        for s in self.segments(c, tile, exact, targets, outs, joint):
+        for s in self.segments(loop):
             for t in targets:
                 widen_state(self.ev, t, c, s.truths, s.mask)
             span = s.start, dims.sub(s.stop, dims.ONE)
@@ -310,13 +221,12 @@ class Lowering:
         span = start, dims.sub(stop, dims.ONE)
         return Loop(c, start, stop, tile, self.ev.block(c, tile, s.mask, inner, span, s.truths))
 
-    def walk_blocks(
-        self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item], merged: Merges
-    ) -> None:
+    def walk_blocks(self, loop: LoopPlan, lengths: Sequence[int]) -> None:
         """Several levels of states, so that no sum in floating point is one long chain."""
         if not lengths:
-            self.walk(c, targets, outs, merged)
+            self.walk(loop)
             return
+        c, targets = loop.axis, loop.folds
         start, stop = self.range_of(c)
         length, *rest = lengths
         step = dims.integer(length)
@@ -332,19 +242,23 @@ class Lowering:
                 first,
                 last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
             )
-            self.walk_blocks(c, rest, targets, outs, merged)
+            self.walk_blocks(loop, rest)
             self.ranges[c] = (start, stop)
-            add_level(self.ev, targets, whole, merged)
+            add_level(self.ev, targets, whole, loop.merges)
 
         body = self.ev.block(point, 1, None, inner)
         self.ev.states |= whole
         self.ev.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
-    def segments(
-        self, c: Axis, tile: int, exact: bool, targets: Sequence[Item], outs: Sequence[Item], joint: bool
-    ) -> list[Segment]:
-        """The loops over `c`: parts of its range in which conditions do not change. `joint`: lanes have states that
-        depend on each other, which a mask makes dear."""
+    def segments(self, loop: LoopPlan) -> list[Segment]:
+        """Parts of a loop's range in which conditions do not change."""
+        c, targets, outs = loop.axis, loop.folds, loop.outputs
+        tile = self.schedule.plan(c).tile
+        exact = c in self.ranges and dims.divisible(c.extent, tile)
+        # Lanes have states that depend on each other, which a mask makes dear.
+        joint = self.schedule.reductions.lane_states and any(
+            t.id in loop.merges or takes_one_each(self.ev, t) for t in targets
+        )
         reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
         roots = [r for i in reached for r in self.hinted.items[i.id].roots]
         trimmed = () if outs or not self.schedule.reductions.trim else targets
@@ -399,7 +313,7 @@ class Lowering:
 
     def reachable(self, item: Item) -> list[Item]:
         """An item and the folds that it would have computed inside its loop."""
-        return [*self.cone(folds_read(item.roots)), item]
+        return [*needed_folds(self.known(), folds_read(item.roots)), item]
 
     def steady(self, item: Item) -> tuple[Expr, ...]:
         """The expressions of an item of which parts may be the same in every step."""
@@ -410,37 +324,17 @@ class Lowering:
             else (stored_operand(self.ev, product.left), stored_operand(self.ev, product.right))
         )
 
-    def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
-        here: list[Item] = []
-        inner: dict[Axis, list[Item]] = {}
-        for t in targets:
-            rest = [
-                c.axis
-                for c in self.schedule.tiling.classes
-                if c.axis in t.reduce and c.axis not in self.ev.scope.bound
-            ]
-            if rest:
-                inner.setdefault(rest[0], []).append(t)
-            else:
-                here.append(t)
-        advance_states(self.ev, here, merged)
+    def body(self, loop: LoopPlan) -> None:
+        """What a step of a loop does."""
+        here, inner = split_body(self.known(), loop)
+        advance_states(self.ev, here, loop.merges)
         for c, group in inner.items():
-            self.compute(self.whole_before(c, group), [])
-            self.loop(c, group, [], merged, False)
-        if outs:
-            self.compute([], outs)
-
-    def whole_before(self, c: Axis, targets: Iterable[Item]) -> list[int]:
-        """The folds that `targets` read in a loop over `c`, but that need all of `c` themselves, or what they are made
-        of does: a step of that loop has a part of it only."""
-        found: dict[int, None] = {}
-        todo = list(dict.fromkeys(f for t in targets for f in folds_read(t.roots)))
-        for f in todo:
-            if c in self.form.items[f].kept:
-                todo += [d for d in folds_read(self.form.items[f].roots) if d not in todo]
-            elif any(c in g.reduce for g in self.cone([f])):
-                found[f] = None
-        return list(found)
+            plan = plan_inner_loop(self.known(), c, group, loop.merges)
+            if plan.before is not None:
+                self.write(plan.before)
+            self.loop(plan)
+        if loop.outputs:
+            self.compute([], loop.outputs)
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
