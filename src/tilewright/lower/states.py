@@ -78,10 +78,12 @@ def lane_axes(ev: Evaluator, t: Item) -> tuple[Axis, ...]:
 
 
 def tile_of(ev: Evaluator, a: Axis) -> int:
+    """The tile of a class, bound or not."""
     return ev.scope.bound.get(a) or ev.schedule.plan(a).tile
 
 
 def lift_elements(ev: Evaluator, t: Item) -> tuple[Expr, ...]:
+    """The states of a fold's elements, one each."""
     assert t.reduction is not None
     return t.reduction.lifted([ev.eval(b) for b in t.body])
 
@@ -204,6 +206,7 @@ def advance_scan(ev: Evaluator, t: Item) -> None:
 
 
 def merge_lanes(ev: Evaluator, t: Item, parts: tuple[Var, ...]) -> tuple[Var, ...]:
+    """One state out of those of all lanes that a fold merges."""
     assert t.reduction is not None
     if t.reduction.pooled:
         return pool_lanes(ev, t, t.reduction, parts)
@@ -279,6 +282,7 @@ def find_first_extreme(
 
 
 def name_results(ev: Evaluator, t: Item, state: Sequence[Expr]) -> None:
+    """Finish a state, and let the results of the fold be read."""
     assert t.reduction is not None
     for r, e in enumerate(t.reduction.finished(state)):
         ev.scope.results[t.id, r] = ev.named(e)
