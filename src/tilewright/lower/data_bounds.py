@@ -14,10 +14,10 @@ from functools import partial
 from tilewright.analysis.condition_ranges import End, Ends
 from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_segments import Segment
-from tilewright.analysis.predicate import conditions, is_neutral, slack_of, tested
+from tilewright.analysis.predicate import is_neutral, tested
 from tilewright.analysis.runtime_checks import unsafe
 from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Axis, Expr, axes_of, axis, const, substitute, transform, walk, where
+from tilewright.ir.expr import Axis, Expr, axes_of, substitute, transform, walk, where
 from tilewright.ir.form import Form
 from tilewright.ir.program import value_of
 from tilewright.ir.reduction import maximum, minimum
@@ -25,6 +25,7 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
 from .evaluate import Evaluator
+from .plan import bounds_loop
 from .states import collapse, hold
 
 
@@ -57,13 +58,6 @@ def _unbounded(mask: Expr, c: Axis, skip: bool) -> str:
         return "its mask depends on what it computes: no tile is left out for it"
     known = skip or bounds_loop(mask, c)
     return "" if known else "the tiles that its mask hides are not known ahead: no tile is left out for it"
-
-
-def bounds_loop(mask: Expr, c: Axis) -> bool:
-    """Whether all that a mask says of data are comparisons with numbers that a loop over `c` can end at."""
-    single = conditions([where(mask, const(1, i64), const(0, i64))])
-    slacks = [slack_of(x, data=True) for x in single if any(y.op == "read" for y in walk(x))]
-    return all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks)
 
 
 def readable_ends(ev: Evaluator) -> Ends:

@@ -6,11 +6,12 @@ a scope of its own and forgets it afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from tilewright.analysis.condition_ranges import End
+from tilewright.analysis.contraction import Contraction
 from tilewright.analysis.needed_checks import needed_parts, repeated_parts
 from tilewright.analysis.predicate import Truths, decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
@@ -38,8 +39,6 @@ from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
 from tilewright.tuning.thresholds import LOWERING
-
-from .plan import contractions_of
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
@@ -76,16 +75,18 @@ class Scope:
         )  # fmt: skip
 
 
-Demand = Callable[[Sequence[int], Sequence[Item]], None]
-"""What writes folds, by number, that are wanted where some axes are bound, and outputs."""
+Demand = Callable[[int], None]
+"""What writes a fold, by number, that is wanted where some axes are bound."""
 
 
 class Evaluator:
     """Evaluates the expressions of a form under a schedule into the statement list `out`. Folds that it needs are asked
     of `compute`."""
 
-    def __init__(self, form: Form, schedule: Schedule, compute: Demand) -> None:
-        self.form, self.schedule, self.compute = form, schedule, compute
+    def __init__(
+        self, form: Form, schedule: Schedule, contractions: Mapping[int, Contraction], compute: Demand
+    ) -> None:
+        self.form, self.schedule, self.contractions, self.compute = form, schedule, contractions, compute
         self.params = tuple(
             Buffer(f"p{k}", v.dtype, size)
             for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
@@ -98,9 +99,7 @@ class Evaluator:
         self.repeated = repeated_parts(roots, form.sizes)
         self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
         self.written: set[Expr] = set()
-        self.fetching: set[int] = {s.param for s in self.schedule.memory.next_point}
-
-        self.contractions = contractions_of(form, schedule)
+        self.fetching: frozenset[int] = frozenset()
         self.states: dict[int, tuple[Var, ...]] = {}
         self.idle: dict[int, float] = {}
         """What lanes outside masks have of loaded values, where a fold relies on it."""
@@ -188,7 +187,7 @@ class Evaluator:
             return self.reload(e)
         if e.op == "value" and isinstance(e.value, tuple):
             if e.value not in self.scope.results:
-                self.compute([e.value[0]], [])
+                self.compute(e.value[0])
             return self.scope.results[e.value]
         if e.op == "read":
             return self.load(e, guard)
@@ -319,7 +318,7 @@ class Evaluator:
             mask = both(mask, self.scope.tails.get(a))
         return mask
 
-    def hoist(self, roots: Sequence[Expr], c: Axis) -> None:
+    def hoist(self, roots: Sequence[Expr]) -> None:
         """Evaluate before the loop what does not change in it."""
         seen: set[Expr] = set()
 
@@ -327,7 +326,7 @@ class Evaluator:
             if x in seen or x.op in ("const", "axis", "symbol"):
                 return
             seen.add(x)
-            if self.fixed(x, c):
+            if self.fixed(x):
                 if (
                     x.op != "value"
                     and (x, None) not in self.scope.memo
@@ -342,7 +341,7 @@ class Evaluator:
         for r in roots:
             visit(r)
 
-    def fixed(self, x: Expr, c: Axis) -> bool:
+    def fixed(self, x: Expr) -> bool:
         """Whether an expression depends only on what is bound and known here."""
         for y in walk(x):
             if isinstance(y.value, Axis) and y.value not in self.scope.bound:

@@ -7,17 +7,16 @@ that has no result yet, the loops of that fold are planned and written there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.condition_ranges import Steps
-from tilewright.analysis.loop_segments import Segment, segments, split_range, tiled_segments
+from tilewright.analysis.loop_segments import Hidden, Segment, segments, split_range, tiled_segments
 from tilewright.analysis.predicate import constant_under
 from tilewright.errors import VerifyError
-from tilewright.form.implied import drop_implied
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
-from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Branch, Buffer, GridAxis, Loop, Place, Stmt, TileProgram  # fmt: skip
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
@@ -27,10 +26,10 @@ from .data_bounds import compute_ends, readable_ends
 from .descriptors import with_descriptors
 from .evaluate import Evaluator, Kept
 from .legality import check_roles, grain
-from .plan import Known, LoopPlan, ScopePlan, needed_folds, plan_inner_loop, plan_scope, split_body
+from .plan import LoopPlan, known_at_start, plan_loops, plan_scope, takes_one_each
 from .rescale import add_level, advance_states, finish_states
-from .skip_tiles import hiding_masks, skip_hidden
-from .states import compute_in_tile, declare_state, stored_operand, takes_one_each, widen_state
+from .skip_tiles import skip_hidden
+from .states import compute_in_tile, declare_state, stored_operand, widen_state
 from .tile_lists import list_segments, loop_over_list
 
 
@@ -66,12 +65,14 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
 
 
 class Lowering:
-    """Writes the loops of a form under a schedule; `ev` writes what is computed inside them."""
+    """Writes the loops of a form under a schedule; `ev` writes what is computed inside them, and `at` is the loop whose
+    step is being written."""
 
     def __init__(self, form: Form, schedule: Schedule) -> None:
-        self.form, self.schedule = drop_implied(form), schedule
-        self.ev = Evaluator(self.form, schedule, self.compute)
-        self.hinted = form
+        self.start, self.schedule = known_at_start(form, schedule), schedule
+        self.plans = plan_loops(form, schedule)
+        self.ev = Evaluator(self.start.form, schedule, self.start.contractions, self.compute)
+        self.at: LoopPlan | None = None
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
         self.whole: list[tuple[Axis, int, Expr]] = []
@@ -94,7 +95,7 @@ class Lowering:
             place = dims.sub(point.extent, dims.add(axis(point), dims.ONE)) if c.descending else axis(point)
             start = dims.mul(place, dims.integer(c.chunk))
             grid.append(GridAxis(point, point.extent))
-            if c.tile == c.chunk and (self.ev.contractions or not self.schedule.tiling.peel):
+            if c.axis in self.start.bound:
                 self.whole.append((c.axis, c.tile, start))
             else:
                 stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
@@ -108,7 +109,7 @@ class Lowering:
         uneven = [
             (tile, a.extent, start) for a, tile, start in self.whole if not dims.divisible(a.extent, tile)
         ]
-        inner = partial(self.compute, [], self.form.outputs)
+        inner = partial(self.write, self.plans)
         never = any((most := dims.static(n)) is not None and most < tile for tile, n, _ in uneven)
         if not self.schedule.tiling.tail_block or not uneven or never:
             self.ev.out += self.nest(self.whole, inner)
@@ -138,78 +139,77 @@ class Lowering:
 
     # -- scopes and passes
 
-    def known(self) -> Known:
-        """What is known here."""
+    def compute(self, fold: int) -> None:
+        """Write what computes a fold that is read here and has no result: as planned for this step, unless what is
+        known in a part of the range made another order of reading."""
         scope = self.ev.scope
         folds = frozenset(f for f, _ in scope.results)
-        contractions = self.ev.contractions
-        return Known(self.form, self.schedule, contractions, scope.bound, folds, frozenset(scope.kept))
+        asked = self.at.asked if self.at is not None else ()
+        found = next((a.loops for a in asked if a.fold == fold and a.known == folds), None)
+        if found is None:
+            known = replace(
+                self.start, bound=scope.bound, folds=folds, kept=frozenset(scope.kept),
+                ready=frozenset(scope.ready), fetching=self.ev.fetching,
+            )  # fmt: skip
+            found = plan_scope(known, (fold,), ())
+        self.write(found)
 
-    def compute(self, wanted: Collection[int], outputs: Sequence[Item]) -> None:
-        """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
-        self.write(plan_scope(self.known(), wanted, outputs))
-
-    def write(self, plan: ScopePlan) -> None:
+    def write(self, plans: Sequence[LoopPlan]) -> None:
         """Write what is planned."""
-        for x in plan.kept:
-            self.keep(x)
         around = self.ev.fetching
-        for loop in plan.loops:
-            if loop.before is not None:
-                self.write(loop.before)
-            self.ev.fetching = around & loop.last_reads
-            self.loop(loop)
+        for plan in plans:
+            for x in plan.keep:
+                self.keep(x)
+            self.ev.fetching = plan.fetching
+            if plan.axis is not None:
+                self.loop(plan, plan.axis)
+                continue
+            for r in plan.early:
+                self.ev.eval(r)
+            for f in plan.folds:
+                compute_in_tile(self.ev, f)
+            for o in plan.outputs:
+                self.ev.store(o)
         self.ev.fetching = around
-        for r in plan.early:
-            self.ev.eval(r)
-        for f in plan.folds:
-            compute_in_tile(self.ev, f)
-        for o in plan.outputs:
-            self.ev.store(o)
-        if plan.after is not None:
-            self.write(plan.after)
 
     # -- loops
 
-    def loop(self, loop: LoopPlan) -> None:
-        """One loop that advances the states of folds and stores outputs."""
+    def loop(self, loop: LoopPlan, c: Axis) -> None:
+        """One loop over `c` that advances the states of folds and stores outputs."""
         if not loop.continues:
             for t in loop.folds:
-                declare_state(self.ev, t, thin=not loop.levels and t.reduce == (loop.axis,))
-        reached = [j for i in (*loop.folds, *loop.outputs) for j in self.reachable(i)]
-        self.ev.hoist([r for j in reached for r in self.steady(j)], loop.axis)
+                declare_state(self.ev, t, thin=not loop.levels and t.reduce == (c,))
+        self.ev.hoist([r for i in loop.reached for r in self.steady(i)])
         before = self.ev.written
         if not loop.continues:
             # What a part of a loop around this one left in scratch, other parts did not.
             self.ev.written = set()
-        self.walk_blocks(loop, loop.levels)
+        self.walk_blocks(loop, c, loop.levels)
         if not loop.continues:
             finish_states(self.ev, loop.folds, loop.merges)
             self.ev.scope.ready |= self.ev.written & set(self.ev.scope.kept)
             self.ev.written |= before
 
-    def walk(self, loop: LoopPlan) -> None:
+    def walk(self, loop: LoopPlan, c: Axis) -> None:
         """The segments of a loop."""
-        c, targets = loop.axis, loop.folds
-        tile = self.schedule.plan(c).tile
-        masks = () if loop.outputs or self.ev.scope.kept else hiding_masks(self.ev, c, targets)
+        targets, tile = loop.folds, loop.tile
+        masks = () if self.ev.scope.kept else loop.skipped
 
         def body_of_step() -> None:
             skip_hidden(self.ev, masks, lambda: self.body(loop))
 
-        for s in self.segments(loop):
+        for s in self.segments(loop, c):
             for t in targets:
                 widen_state(self.ev, t, c, s.truths, s.mask)
             span = s.start, dims.sub(s.stop, dims.ONE)
-            inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
+            inner = (lambda: self.leave(loop)) if s.left_out else body_of_step
             if s.entries is not None:
-                self.ev.out.append(
-                    loop_over_list(self.ev, s, s.entries, partial(self.one_step, c, tile, s, inner))
-                )
+                step = partial(self.one_step, c, tile, s, inner)
+                self.ev.out.append(loop_over_list(self.ev, s, s.entries, step))
                 continue
             body = self.ev.block(c, tile, s.mask, inner, span, s.truths)
             # Where there is one step: no loop, whose loads would be under way ahead of time.
-            if s.once and any(takes_one_each(self.ev, t) for t in targets):
+            if s.once and any(takes_one_each(self.schedule, t) for t in targets):
                 only = Loop(c, s.start, dims.add(s.start, dims.integer(tile)), tile, body)
                 self.ev.out.append(Branch(call("lt", s.start, s.stop), (only,)))
             else:
@@ -221,12 +221,12 @@ class Lowering:
         span = start, dims.sub(stop, dims.ONE)
         return Loop(c, start, stop, tile, self.ev.block(c, tile, s.mask, inner, span, s.truths))
 
-    def walk_blocks(self, loop: LoopPlan, lengths: Sequence[int]) -> None:
+    def walk_blocks(self, loop: LoopPlan, c: Axis, lengths: Sequence[int]) -> None:
         """Several levels of states, so that no sum in floating point is one long chain."""
         if not lengths:
-            self.walk(loop)
+            self.walk(loop, c)
             return
-        c, targets = loop.axis, loop.folds
+        targets = loop.folds
         start, stop = self.range_of(c)
         length, *rest = lengths
         step = dims.integer(length)
@@ -242,7 +242,7 @@ class Lowering:
                 first,
                 last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
             )
-            self.walk_blocks(loop, rest)
+            self.walk_blocks(loop, c, rest)
             self.ranges[c] = (start, stop)
             add_level(self.ev, targets, whole, loop.merges)
 
@@ -250,45 +250,40 @@ class Lowering:
         self.ev.states |= whole
         self.ev.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
-    def segments(self, loop: LoopPlan) -> list[Segment]:
+    def segments(self, loop: LoopPlan, c: Axis) -> list[Segment]:
         """Parts of a loop's range in which conditions do not change."""
-        c, targets, outs = loop.axis, loop.folds, loop.outputs
-        tile = self.schedule.plan(c).tile
+        scope, tile = self.ev.scope, loop.tile
         exact = c in self.ranges and dims.divisible(c.extent, tile)
-        # Lanes have states that depend on each other, which a mask makes dear.
-        joint = self.schedule.reductions.lane_states and any(
-            t.id in loop.merges or takes_one_each(self.ev, t) for t in targets
-        )
-        reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
-        roots = [r for i in reached for r in self.hinted.items[i.id].roots]
-        trimmed = () if outs or not self.schedule.reductions.trim else targets
+        roots = [r for i in loop.reached for r in self.start.hinted.items[i.id].roots]
+        trimmed = () if loop.outputs or not self.schedule.reductions.trim else loop.folds
         start, stop = self.range_of(c)
-        product = any(c in i.axes and i.id in self.ev.contractions for i in reached)
-        kept = self.unwritten(reached)
-        if product or not self.schedule.tiling.peel:
-            steps = Steps(c, start, stop, tile)
-            hinted = () if kept else [self.hinted.items[t.id] for t in trimmed]
-            whole = start is dims.ZERO and stop is c.extent
-            listed = list_segments(self.ev, c, tile, whole, hinted, roots)
-            if listed is not None:
-                return listed
-            ends = readable_ends(self.ev)
-            found = tiled_segments(steps, roots, self.ev.scope.spans, hinted, exact, product or joint, ends)
-            return compute_ends(self.ev, found, ends)
-        scalars = frozenset(a for a, t in self.ev.scope.bound.items() if t == 1)
-        pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, self.ev.scope.truths)
-        return [
-            s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.tiling.peel)
-        ]
+        kept = self.unwritten(loop)
+        if not loop.tiled:
+            scalars = frozenset(a for a, t in scope.bound.items() if t == 1)
+            pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, scope.truths)
+            peel = self.schedule.tiling.peel
+            return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, peel)]
+        hinted = () if kept else [self.start.hinted.items[t.id] for t in trimmed]
+        whole = start is dims.ZERO and stop is c.extent
+        listed = list_segments(self.ev, c, tile, whole, hinted, roots)
+        if listed is not None:
+            return listed
+        ends = readable_ends(self.ev)
+        steps, hidden = Steps(c, start, stop, tile, exact), Hidden() if kept else loop.hidden
+        return compute_ends(
+            self.ev, tiled_segments(steps, roots, scope.spans, hidden, loop.split, ends), ends
+        )
 
-    def unwritten(self, items: Sequence[Item]) -> list[Expr]:
-        """The expressions of `items` that this pass is to leave in scratch."""
-        inside = {x for i in items for r in i.roots for x in walk(r)}
+    def unwritten(self, loop: LoopPlan) -> list[Expr]:
+        """The expressions that a pass is to leave in scratch."""
+        if not self.ev.scope.kept:
+            return []
+        inside = {x for i in loop.reached for r in i.roots for x in walk(r)}
         return [x for x in self.ev.scope.kept if x not in self.ev.scope.ready and x in inside]
 
-    def leave(self, targets: Sequence[Item]) -> None:
-        """Put into scratch what later passes find there, where the folds `targets` take only identities."""
-        for x in self.unwritten([j for t in targets for j in self.reachable(t)]):
+    def leave(self, loop: LoopPlan) -> None:
+        """Put into scratch what later passes find there, where the folds of a loop take only identities."""
+        for x in self.unwritten(loop):
             value = constant_under(x, self.ev.scope.truths)
             assert value is not None
             self.fill(x, const(value, x.dtype))
@@ -311,30 +306,18 @@ class Lowering:
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
         return self.ranges.get(c, (dims.ZERO, c.extent))
 
-    def reachable(self, item: Item) -> list[Item]:
-        """An item and the folds that it would have computed inside its loop."""
-        return [*needed_folds(self.known(), folds_read(item.roots)), item]
-
     def steady(self, item: Item) -> tuple[Expr, ...]:
         """The expressions of an item of which parts may be the same in every step."""
         product = self.ev.contractions.get(item.id)
-        return (
-            item.roots
-            if product is None
-            else (stored_operand(self.ev, product.left), stored_operand(self.ev, product.right))
-        )
+        sides = () if product is None else (product.left, product.right)
+        return tuple(stored_operand(self.ev, side) for side in sides) or item.roots
 
     def body(self, loop: LoopPlan) -> None:
         """What a step of a loop does."""
-        here, inner = split_body(self.known(), loop)
-        advance_states(self.ev, here, loop.merges)
-        for c, group in inner.items():
-            plan = plan_inner_loop(self.known(), c, group, loop.merges)
-            if plan.before is not None:
-                self.write(plan.before)
-            self.loop(plan)
-        if loop.outputs:
-            self.compute([], loop.outputs)
+        around, self.at = self.at, loop
+        advance_states(self.ev, loop.advanced, loop.merges)
+        self.write(loop.inside)
+        self.at = around
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}

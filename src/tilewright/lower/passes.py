@@ -64,3 +64,9 @@ def _numbered(
                 number -= 1
         numbers[i.id] = number
     return numbers, merges
+
+
+def moving_folds(merges: Merges) -> set[int]:
+    """Folds whose new values others need within the step."""
+    counts = {m.count for m in merges.values() if m.count is not None}
+    return {g for m in merges.values() for g in m.statistics} | counts

@@ -19,27 +19,15 @@ from tilewright.ir.form import Item
 from tilewright.ir.program import Compute, Declare, Dot, Update, Var, value_of
 
 from .evaluate import Evaluator
-from .passes import Merges
-from .states import (
-    advance_scan,
-    eval_operands,
-    merge_lanes,
-    name_results,
-    step_elements,
-    takes_one_each,
-)
+from .passes import Merges, moving_folds
+from .plan import takes_one_each
+from .states import advance_scan, eval_operands, merge_lanes, name_results, step_elements
 
 Values = Mapping[int, tuple[Expr, ...]]
 """States of folds."""
 
 Gaps = dict[tuple[Expr, bool], Expr]
 """Names of gaps (by what is read of a statistic, and whether exponentials fall by it) and of their exponentials."""
-
-
-def moving_folds(merges: Merges) -> set[int]:
-    """Folds whose new values others need within the step."""
-    counts = {m.count for m in merges.values() if m.count is not None}
-    return {g for m in merges.values() for g in m.statistics} | counts
 
 
 def current_states(ev: Evaluator, folds: Sequence[int]) -> Values:
@@ -162,7 +150,7 @@ def update_state(ev: Evaluator, t: Item, rescaled: Expr | None) -> None:
     names = ev.states[t.id]
     old: list[Expr] = [value_of(v) for v in names] if rescaled is None else [rescaled]
     product = ev.contractions.get(t.id)
-    if product is None and takes_one_each(ev, t):
+    if product is None and takes_one_each(ev.schedule, t):
         new = t.reduction.stepped(old, [ev.eval(b) for b in t.body])
         ev.out.append(Update(names, new, ev.tail(t.reduce)))
         return

@@ -30,6 +30,7 @@ from tilewright.ir.reduction import Reduction, highest, maximum, minimum, simple
 from tilewright.ir.sizes import dims
 
 from .evaluate import Evaluator
+from .plan import takes_one_each
 
 IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
 """What merges equal values into the same one: of lanes that are alike one is enough."""
@@ -42,26 +43,17 @@ def declare_state(ev: Evaluator, t: Item, thin: bool = False) -> None:
     folded = lane_axes(ev, t) if ev.schedule.per_lane(t.id) and t.id not in ev.contractions else ()
     blocks = tuple(a for a in (*kept, *folded) if tile_of(ev, a) > 1)
     axes = [blocks] * len(t.reduction.state)
-    if thin and takes_one_each(ev, t):
+    if thin and takes_one_each(ev.schedule, t):
         axes = [tuple(a for a in blocks if a in used) for used in spread(t, None)]
     names = tuple(ev.var(d.compute, own) for d, own in zip(t.reduction.state, axes, strict=True))
     ev.states[t.id] = names
     ev.out.append(Declare(names, t.reduction.identity))
 
 
-def takes_one_each(ev: Evaluator, t: Item) -> bool:
-    """Whether a step gives each lane of a fold one element, in a way of its own."""
-    assert t.reduction is not None
-    alone = ev.schedule.per_lane(t.id) and not any(
-        a in t.reduce for a in ev.schedule.reductions.merged_each_step
-    )
-    return bool(t.reduction.step) and alone and t.scan is None
-
-
 def widen_state(ev: Evaluator, t: Item, c: Axis, truths: Truths, mask: Expr | None) -> None:
     """Give values of a state that are the same in many lanes, such as how many elements these have seen, all axes
     along which they differ in a loop over `c` where `truths` hold and lanes outside `mask` see nothing."""
-    if not takes_one_each(ev, t):
+    if not takes_one_each(ev.schedule, t):
         return
     old = ev.states[t.id]
     wanted = [used | ({c} if mask is not None else set()) for used in spread(t, truths)]
