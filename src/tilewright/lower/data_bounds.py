@@ -12,52 +12,16 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.condition_ranges import End, Ends
-from tilewright.analysis.contraction import product_sides
 from tilewright.analysis.loop_segments import Segment
-from tilewright.analysis.predicate import is_neutral, tested
 from tilewright.analysis.runtime_checks import unsafe
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, Expr, axes_of, substitute, transform, walk, where
-from tilewright.ir.form import Form
 from tilewright.ir.program import value_of
 from tilewright.ir.reduction import maximum, minimum
-from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
 from .evaluate import Evaluator
-from .plan import bounds_loop
 from .states import collapse, hold
-
-
-def explain_unbounded_loops(form: Form, schedule: Schedule) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Why loops of products run over tiles that a mask may hide, in words, with the places of the folds there."""
-    found: dict[tuple[tuple[int, ...], str], None] = {}
-    for c in (p.axis for p in schedule.tiling.classes if p.role is Role.STREAMED):
-        folds = [f for f in form.folds.values() if c in f.reduce]
-        roots = [r for i in form.items if c in i.axes for r in i.roots]
-        masks = [
-            x
-            for x in tested(roots)
-            if any(map(product_sides, folds))
-            and any(all(is_neutral(f, {x: t}) for f in folds) for t in (True, False))
-        ]
-        reasons = (
-            ()
-            if any(x.op == "implied" for x in masks)
-            else (_unbounded(x, c, schedule.reductions.skip_hidden) for x in masks)
-        )
-        if masks and not schedule.reductions.trim:
-            reasons = ("what its mask hides may not be finite (trim='exact'): no tile is left out for it",)
-        places = tuple(dict.fromkeys(f.source for f in folds if f.source >= 0))
-        found |= {(places, why): None for why in reasons if why}
-    return tuple(found)
-
-
-def _unbounded(mask: Expr, c: Axis, skip: bool) -> str:
-    if any(x.op == "value" or (x.op == "read" and x.dtype.is_float) for x in walk(mask)):
-        return "its mask depends on what it computes: no tile is left out for it"
-    known = skip or bounds_loop(mask, c)
-    return "" if known else "the tiles that its mask hides are not known ahead: no tile is left out for it"
 
 
 def readable_ends(ev: Evaluator) -> Ends:

@@ -7,11 +7,10 @@ a scope of its own and forgets it afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from tilewright.analysis.condition_ranges import End
-from tilewright.analysis.contraction import Contraction
 from tilewright.analysis.needed_checks import needed_parts, repeated_parts
 from tilewright.analysis.predicate import Truths, decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
@@ -33,12 +32,14 @@ from tilewright.ir.expr import (
     substitute,
     walk,
 )
-from tilewright.ir.form import Form, Item
+from tilewright.ir.form import Item
 from tilewright.ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
-from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.schedule import Role
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
 from tilewright.tuning.thresholds import LOWERING
+
+from .plan import Known
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
@@ -52,27 +53,44 @@ class Kept:
     offset: Expr
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scope:
-    """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
-    expressions with a place in scratch, those of them whose loop is complete, conditions known to hold or not, the
-    first and last value of bound axes, and numbers from memory that loops end at."""
+    """What holds here: bound axes with their tiles, their first and last values, tails that need masks, and conditions
+    known to hold or not. And what has been found here: evaluated expressions, results of folds, expressions with a
+    place in scratch, those of them whose loop is complete, and numbers from memory that loops end at."""
 
+    bound: Mapping[Axis, int]
+    spans: Mapping[Axis, tuple[Expr, Expr]]
+    tails: Mapping[Axis, Expr] = field(default_factory=dict)
+    truths: Truths = field(default_factory=dict)
     memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
     results: dict[tuple[int, int], Expr] = field(default_factory=dict)
-    bound: dict[Axis, int] = field(default_factory=dict)
-    tails: dict[Axis, Expr] = field(default_factory=dict)
     kept: dict[Expr, Kept] = field(default_factory=dict)
     ready: set[Expr] = field(default_factory=set)
-    truths: dict[Expr, bool] = field(default_factory=dict)
-    spans: dict[Axis, tuple[Expr, Expr]] = field(default_factory=dict)
     ends: dict[End, Expr] = field(default_factory=dict)
 
     def child(self) -> Scope:
-        return Scope(
-            dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready),
-            dict(self.truths), dict(self.spans), dict(self.ends),
+        """A scope that finds things of its own."""
+        return replace(
+            self, memo=dict(self.memo), results=dict(self.results), kept=dict(self.kept), ready=set(self.ready),
+            ends=dict(self.ends),
         )  # fmt: skip
+
+    def inside(
+        self, a: Axis, tile: int, mask: Expr | None, span: tuple[Expr, Expr] | None, truths: Truths | None
+    ) -> Scope:
+        """The scope of a step of a loop over `a`."""
+        inner, known = self.child(), set(truths or ())
+        memo = {k: v for k, v in inner.memo.items() if not known & set(walk(k[0]))} if known else inner.memo
+        own = (axis(a), axis(a)) if tile == 1 else span
+        return replace(
+            inner,
+            bound={**self.bound, a: tile},
+            spans=self.spans if own is None else {**self.spans, a: own},
+            tails=self.tails if mask is None else {**self.tails, a: mask},
+            truths={**self.truths, **(truths or {})},
+            memo=memo,
+        )
 
 
 Demand = Callable[[int], None]
@@ -83,16 +101,16 @@ class Evaluator:
     """Evaluates the expressions of a form under a schedule into the statement list `out`. Folds that it needs are asked
     of `compute`."""
 
-    def __init__(
-        self, form: Form, schedule: Schedule, contractions: Mapping[int, Contraction], compute: Demand
-    ) -> None:
-        self.form, self.schedule, self.contractions, self.compute = form, schedule, contractions, compute
+    def __init__(self, known: Known, compute: Demand) -> None:
+        self.form, self.schedule, self.contractions = known.form, known.schedule, known.contractions
+        form, self.compute = known.form, compute
         self.params = tuple(
             Buffer(f"p{k}", v.dtype, size)
             for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
         )
         self.out: list[Stmt] = []
-        self.scope = Scope()
+        points = [c.axis for c in self.schedule.tiling.classes if c.role is Role.GRID and not c.chunk]
+        self.scope = Scope(dict.fromkeys(points, 1), {a: (axis(a), axis(a)) for a in points})
         self.vars: dict[int, Var] = {}
         roots = [r for i in form.items for r in i.roots]
         self.shared = _shared(roots)
@@ -111,18 +129,7 @@ class Evaluator:
         """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
         forgotten afterwards."""
         outer_scope, outer_out = self.scope, self.out
-        self.scope, self.out = outer_scope.child(), []
-        if truths:
-            self.scope.truths |= truths
-            tested = set(truths)
-            self.scope.memo = {k: v for k, v in self.scope.memo.items() if not tested & set(walk(k[0]))}
-        self.scope.bound[a] = tile
-        if tile == 1:
-            self.scope.spans[a] = axis(a), axis(a)
-        elif span is not None:
-            self.scope.spans[a] = span
-        if mask is not None:
-            self.scope.tails[a] = mask
+        self.scope, self.out = outer_scope.inside(a, tile, mask, span, truths), []
         inner()
         body = tuple(self.out)
         self.scope, self.out = outer_scope, outer_out

@@ -71,7 +71,7 @@ class Lowering:
     def __init__(self, form: Form, schedule: Schedule) -> None:
         self.start, self.schedule = known_at_start(form, schedule), schedule
         self.plans = plan_loops(form, schedule)
-        self.ev = Evaluator(self.start.form, schedule, self.start.contractions, self.compute)
+        self.ev = Evaluator(self.start, self.compute)
         self.at: LoopPlan | None = None
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
@@ -87,8 +87,6 @@ class Lowering:
             if c.role is not Role.GRID:
                 continue
             if not c.chunk:
-                self.ev.scope.bound[c.axis] = 1
-                self.ev.scope.spans[c.axis] = axis(c.axis), axis(c.axis)
                 grid.append(GridAxis(c.axis, c.axis.extent))
                 continue
             point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
@@ -187,7 +185,7 @@ class Lowering:
         self.walk_blocks(loop, c, loop.levels)
         if not loop.continues:
             finish_states(self.ev, loop.folds, loop.merges)
-            self.ev.scope.ready |= self.ev.written & set(self.ev.scope.kept)
+            self.ev.scope.ready.update(self.ev.written.intersection(self.ev.scope.kept))
             self.ev.written |= before
 
     def walk(self, loop: LoopPlan, c: Axis) -> None:
@@ -263,16 +261,13 @@ class Lowering:
             pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, scope.truths)
             peel = self.schedule.tiling.peel
             return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, peel)]
-        hinted = () if kept else [self.start.hinted.items[t.id] for t in trimmed]
-        whole = start is dims.ZERO and stop is c.extent
-        listed = list_segments(self.ev, c, tile, whole, hinted, roots)
+        steps = Steps(c, start, stop, tile, exact)
+        listed = None if kept else list_segments(self.ev, steps, loop.listed, roots)
         if listed is not None:
             return listed
-        ends = readable_ends(self.ev)
-        steps, hidden = Steps(c, start, stop, tile, exact), Hidden() if kept else loop.hidden
-        return compute_ends(
-            self.ev, tiled_segments(steps, roots, scope.spans, hidden, loop.split, ends), ends
-        )
+        ends, hidden = readable_ends(self.ev), Hidden() if kept else loop.hidden
+        made = tiled_segments(steps, roots, scope.spans, hidden, loop.split, ends)
+        return compute_ends(self.ev, made, ends)
 
     def unwritten(self, loop: LoopPlan) -> list[Expr]:
         """The expressions that a pass is to leave in scratch."""

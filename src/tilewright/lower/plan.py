@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.analysis.contraction import Contraction, contraction
-from tilewright.analysis.loop_segments import Hidden, hidden_by, shifted_by_rows
-from tilewright.analysis.predicate import conditions, is_neutral, slack_of, tested
+from tilewright.analysis.data_masks import jumping_masks, listing_hints
+from tilewright.analysis.loop_segments import Hidden, hidden_by
 from tilewright.form.implied import drop_implied
-from tilewright.ir.dtype import i64
-from tilewright.ir.expr import Axis, Expr, axes_of, axis, const, walk, where
+from tilewright.ir.expr import Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
@@ -71,7 +70,10 @@ class LoopPlan:
     split: bool = False
     """Whether tiles in which no lane is masked run apart from the others."""
     hidden: Hidden = Hidden()
-    """What ends the range, where it is tiled: steps for which that fails are not run."""
+    """Where it is tiled: the conditions of which a tile must fulfil each somewhere. Its range ends by those of which
+    that is known ahead."""
+    listed: tuple[Expr, ...] = ()
+    """Implied conditions that come with a list of tiles: the first whose list serves the rows here is followed."""
     skipped: tuple[tuple[Expr, bool], ...] = ()
     """Conditions on data, each with the truth without which a step changes nothing: it is jumped over."""
     advanced: tuple[Item, ...] = ()
@@ -157,7 +159,7 @@ def plan_loop(
     product = any(c in i.axes and i.id in known.contractions for i in reached)
     # Lanes have states that depend on each other, which a mask makes dear.
     joint = reductions.lane_states and any(t.id in merges or takes_one_each(known.schedule, t) for t in folds)
-    hinted = [known.hinted.items[t.id] for t in folds] if reductions.trim and not outputs else []
+    trimmed = [known.hinted.items[t.id] for t in folds] if reductions.trim and not outputs else []
     roots = [r for i in reached for r in known.hinted.items[i.id].roots]
     tiled = product or not tiling.peel
     inner = replace(known, bound={**known.bound, c: tile})
@@ -175,8 +177,9 @@ def plan_loop(
         reached=tuple(reached),
         tiled=tiled,
         split=product or joint,
-        hidden=hidden_by(roots, hinted, c) if tiled else Hidden(),
-        skipped=_hiding_masks(known.schedule, c, folds) if not outputs else (),
+        hidden=hidden_by(roots, trimmed, c) if tiled else Hidden(),
+        listed=listing_hints(roots, trimmed, c) if tiled else (),
+        skipped=jumping_masks(folds, c) if reductions.skip_hidden and trimmed else (),
         advanced=tuple(advanced),
         asked=asked,
         inside=_plan_inside(inner, [t for t in folds if t not in advanced], outputs, merges),
@@ -365,34 +368,6 @@ def takes_one_each(schedule: Schedule, t: Item) -> bool:
     return bool(t.reduction.step) and alone and t.scan is None
 
 
-def _hiding_masks(schedule: Schedule, c: Axis, folds: Sequence[Item]) -> tuple[tuple[Expr, bool], ...]:
-    """Conditions that read data, each with the truth without which every one of `folds` takes only its identity; none
-    that loops over `c` end at anyway."""
-    if not (schedule.reductions.skip_hidden and schedule.reductions.trim and folds):
-        return ()
-    found: list[tuple[Expr, bool]] = []
-    for x in tested([r for t in folds for r in t.roots]):
-        if not _of_data(x) or bounds_loop(x, c) or any(shifted_by_rows(t, x, c) for t in folds):
-            continue
-        found += [(x, t) for t in (True, False) if all(is_neutral(f, {x: not t}) for f in folds)]
-    return tuple(found)
-
-
-def bounds_loop(mask: Expr, c: Axis) -> bool:
-    """Whether all that a mask says of data are comparisons with numbers that a loop over `c` can end at."""
-    single = conditions([where(mask, const(1, i64), const(0, i64))])
-    slacks = [slack_of(x, data=True) for x in single if any(y.op == "read" for y in walk(x))]
-    return all(s is not None and dims.coefficient(s, axis(c)) is not None for s in slacks)
-
-
-def _of_data(mask: Expr) -> bool:
-    """Whether a mask reads whole numbers or truth values, and nothing that the kernel computes."""
-    reads = [x for x in walk(mask) if x.op == "read"]
-    return (
-        bool(reads) and not any(x.dtype.is_float for x in reads) and all(x.op != "value" for x in walk(mask))
-    )
-
-
 def _lines(plan: LoopPlan) -> Iterator[str]:
     """A plan as text, a step a line."""
     yield from (f"keep {x}" for x in plan.keep)
@@ -402,11 +377,14 @@ def _lines(plan: LoopPlan) -> Iterator[str]:
         yield from (f"store p{o.param}" for o in plan.outputs)
         return
     levels = f", in blocks of {', '.join(map(str, plan.levels))}" if plan.levels else ""
-    cut = ", unmasked tiles apart" if plan.split else ""
+    uneven = plan.tile > 1 and not dims.divisible(plan.axis.extent, plan.tile)
+    rest = ", the rest apart" if uneven and not plan.tiled else ""
+    cut = ", unmasked tiles apart" if plan.tiled and plan.split else rest
     ahead = f", fetching {', '.join(f'p{k}' for k in sorted(plan.fetching))}" if plan.fetching else ""
     yield f"for {plan.axis.name} by {plan.tile}{levels}{cut}{ahead}"
-    yield from (f"  only where {x}" for x in plan.hidden.shown)
-    yield from (f"  skip unless {x if truth else f'not {x}'}" for x, truth in plan.skipped)
+    yield from (f"  hidden unless {x}" for x in plan.hidden.shown if x not in plan.listed)
+    yield from (f"  tiles by the list {x.args[1]}" for x in plan.listed)
+    yield from (f"  jump unless {x if truth else f'not {x}'}" for x, truth in plan.skipped)
     for loop in (p for a in plan.asked for p in a.loops):
         yield from (f"  {line}" for line in _lines(loop))
     for t in plan.advanced:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilewright.analysis.online.running import empty, gap, shown
 from tilewright.analysis.online.terms import RunningStatistic
@@ -93,7 +94,7 @@ def expose_statistics(ev: Evaluator, merges: Sequence[Merge], values: Values) ->
         for statistic, f in zip(merge.law.statistics, merge.statistics, strict=True):
             if f not in found or statistic.through is statistic.leaf:
                 found[f] = show_statistic(ev, merge, statistic, values[f][0], values)
-    ev.scope.results |= {(f, 0): ev.named(e) for f, e in found.items()}
+    ev.scope.results.update({(f, 0): ev.named(e) for f, e in found.items()})
 
 
 def show_statistic(
@@ -193,10 +194,10 @@ def bring_together(ev: Evaluator, t: Item, merge: Merge, lanes: Values, gaps: Ga
     for statistic, f in zip(merge.law.statistics, merge.statistics, strict=True):
         if statistic.open and statistic.through is statistic.leaf:
             ev.scope.results[f, 0] = ev.named(show_statistic(ev, merge, statistic, final[f], {}))
-    memo, ev.scope.memo = ev.scope.memo, {}
+    outer, ev.scope = ev.scope, replace(ev.scope, memo={})
     brought = rescale_state(ev, merge, lanes, gaps)
-    ev.scope.memo = memo
-    ev.scope.results |= {(f, 0): e for f, e in final.items()}
+    ev.scope = outer
+    ev.scope.results.update({(f, 0): e for f, e in final.items()})
     var = ev.var(name.dtype, tuple(dict.fromkeys((*name.axes, *ev.blocks(brought)))))
     ev.out.append(Compute(var, brought))
     return (var,)

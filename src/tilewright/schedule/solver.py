@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.contraction import product_sides
+from tilewright.analysis.data_masks import explain_unbounded_loops
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.form.classes import make_form
@@ -23,7 +24,6 @@ from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Role, Schedule
-from tilewright.lower.data_bounds import explain_unbounded_loops
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
