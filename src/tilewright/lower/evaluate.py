@@ -6,6 +6,7 @@ a scope of its own and forgets it afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -207,13 +208,11 @@ class Evaluator:
                 chosen = self.part(e.args[1] if asked.value else e.args[2], guard)
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
-                return (
-                    self.named(chosen) if e in self.shared and cost(e) >= LOWERING.min_held_cost else chosen
-                )
-            one = (
-                merge_selects(rebuild(e, (asked, *e.args[1:]))) if self.schedule.math.merged_selects else None
-            )
-            if one is not None and e not in self.scope.kept:
+                held = e in self.shared and cost(e) >= LOWERING.min_held_cost
+                return self.named(chosen) if held else chosen
+            merged = self.schedule.math.merged_selects and e not in self.scope.kept
+            one = merge_selects(rebuild(e, (asked, *e.args[1:]))) if merged else None
+            if one is not None:
                 return self.part(one, guard)
             condition = self.part(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
@@ -222,9 +221,8 @@ class Evaluator:
             result = yes if masked else call("where", condition, yes, no)
         elif e.op == "exp" and self.schedule.math.exp2 and e.dtype.compute is f32:
             quick = "exp2" in self.schedule.math.fast
-            result = power_of_two(
-                self.part(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
-            )
+            x = self.part(e.args[0], guard)
+            result = power_of_two(x, lambda t: len(self.blocks(t)), self.named, quick)
         elif e.op == "exp" and "exp2" in self.schedule.math.fast and e.dtype.compute is f32:
             result = quick_power(self.part(e.args[0], guard))
         elif e.op == "exp" and self.schedule.math.accurate and e.dtype is f32:
@@ -250,13 +248,8 @@ class Evaluator:
             for own, a, other in ((e.args[0], *args), (e.args[1], args[1], args[0])):
                 if own.op == "where" and is_const(a, 0):
                     return other
-        if (
-            e.op == "div"
-            and self.schedule.math.exp2
-            and not self.stepped
-            and e.dtype is f32
-            and args[1].op == "const"
-        ):
+        beside_halves = self.schedule.math.exp2 and not self.stepped
+        if e.op == "div" and beside_halves and e.dtype is f32 and args[1].op == "const":
             inverse = _inverse(args[1])
             if inverse is not None:
                 return call("mul", args[0], number(inverse, f32))
@@ -303,11 +296,8 @@ class Evaluator:
     def ahead(self, param: int, offset: Expr) -> Expr | None:
         """Where `param` is read soon, if this load is to fetch it: by the next step, or, in the last pass that reads
         it, by the next grid point."""
-        steps = [
-            c
-            for c in self.schedule.tiling.classes
-            if c.role is Role.STREAMED and axis(c.axis) in axes_of(offset)
-        ]
+        streamed = [c for c in self.schedule.tiling.classes if c.role is Role.STREAMED]
+        steps = [c for c in streamed if axis(c.axis) in axes_of(offset)]
         if param in self.schedule.memory.next_step and steps:
             last = steps[-1]
             return substitute(offset, {axis(last.axis): dims.add(axis(last.axis), dims.integer(last.tile))})
@@ -334,12 +324,8 @@ class Evaluator:
                 return
             seen.add(x)
             if self.fixed(x):
-                if (
-                    x.op != "value"
-                    and (x, None) not in self.scope.memo
-                    and not unsafe(x, self.params)
-                    and not _is_index(x)
-                ):
+                known = x.op == "value" or (x, None) in self.scope.memo
+                if not known and not unsafe(x, self.params) and not _is_index(x):
                     self.scope.memo[x, None] = self.named(self.eval(x))
                 return
             for a in x.args:
@@ -350,12 +336,11 @@ class Evaluator:
 
     def fixed(self, x: Expr) -> bool:
         """Whether an expression depends only on what is bound and known here."""
-        for y in walk(x):
-            if isinstance(y.value, Axis) and y.value not in self.scope.bound:
-                return False
-            if y.op == "value" and y.value not in self.scope.results:
-                return False
-        return True
+        bound, results = self.scope.bound, self.scope.results
+        return all(
+            y.value in bound if isinstance(y.value, Axis) else y.op != "value" or y.value in results
+            for y in walk(x)
+        )
 
     def store(self, o: Item) -> None:
         """Write an output."""
@@ -374,15 +359,8 @@ def _weaker(guard: Expr | None) -> Iterator[Expr | None]:
 
 def _shared(roots: Sequence[Expr]) -> set[Expr]:
     """Data expressions with more than one parent: they get a name, so they are computed once."""
-    parents: dict[Expr, int] = {}
-    seen: set[Expr] = set()
-    for r in roots:
-        parents[r] = parents.get(r, 0) + 1
-        for x in walk(r):
-            if x not in seen:
-                seen.add(x)
-                for a in x.args:
-                    parents[a] = parents.get(a, 0) + 1
+    inside = dict.fromkeys(x for r in roots for x in walk(r))
+    parents = Counter([*roots, *(a for x in inside for a in x.args)])
     return {x for x, n in parents.items() if n > 1 and x.op in SCALARS and not _is_index(x)}
 
 

@@ -1,7 +1,7 @@
 """Form + Schedule -> TileProgram: writes the loops that `plan` plans. One algorithm for every kernel.
 
 Pointwise expressions are evaluated on demand wherever they are needed, with a memo per scope; where one needs a fold
-that has no result yet, the loops of that fold are planned and written there.
+that has no result yet, the loops that are planned for that fold are written there.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     lowering = Lowering(form, schedule)
     grid = lowering.bind_grid()
     lowering.run()
-    buffers = lowering.ev.params
     program = TileProgram(
-        buffers,
+        lowering.ev.params,
         tuple(grid),
         tuple(lowering.ev.out),
         tuple(lowering.scratch),
@@ -101,12 +100,10 @@ class Lowering:
         return grid[::-1] if self.schedule.tiling.last_outermost else grid
 
     def run(self) -> None:
-        self.whole += [
-            (c.axis, c.tile, dims.ZERO) for c in self.schedule.tiling.classes if c.role is Role.RESIDENT
-        ]
-        uneven = [
-            (tile, a.extent, start) for a, tile, start in self.whole if not dims.divisible(a.extent, tile)
-        ]
+        classes = self.schedule.tiling.classes
+        self.whole += [(c.axis, c.tile, dims.ZERO) for c in classes if c.role is Role.RESIDENT]
+        ends = [(tile, a.extent, start) for a, tile, start in self.whole]
+        uneven = [(tile, n, start) for tile, n, start in ends if not dims.divisible(n, tile)]
         inner = partial(self.write, self.plans)
         never = any((most := dims.static(n)) is not None and most < tile for tile, n, _ in uneven)
         if not self.schedule.tiling.tail_block or not uneven or never:
@@ -145,10 +142,8 @@ class Lowering:
         asked = self.at.asked if self.at is not None else ()
         found = next((a.loops for a in asked if a.fold == fold and a.known == folds), None)
         if found is None:
-            known = replace(
-                self.start, bound=scope.bound, folds=folds, kept=frozenset(scope.kept),
-                ready=frozenset(scope.ready), fetching=self.ev.fetching,
-            )  # fmt: skip
+            known = replace(self.start, bound=scope.bound, folds=folds, fetching=self.ev.fetching)
+            known = replace(known, kept=frozenset(scope.kept), ready=frozenset(scope.ready))
             found = plan_scope(known, (fold,), ())
         self.write(found)
 
@@ -199,23 +194,22 @@ class Lowering:
         for s in self.segments(loop, c):
             for t in targets:
                 widen_state(self.ev, t, c, s.truths, s.mask)
-            span = s.start, dims.sub(s.stop, dims.ONE)
-            inner = (lambda: self.leave(loop)) if s.left_out else body_of_step
+            piece = partial(
+                self.piece, c, tile, s, (lambda: self.leave(loop)) if s.left_out else body_of_step
+            )
             if s.entries is not None:
-                step = partial(self.one_step, c, tile, s, inner)
-                self.ev.out.append(loop_over_list(self.ev, s, s.entries, step))
-                continue
-            body = self.ev.block(c, tile, s.mask, inner, span, s.truths)
+                self.ev.out.append(loop_over_list(self.ev, s, s.entries, piece))
             # Where there is one step: no loop, whose loads would be under way ahead of time.
-            if s.once and any(takes_one_each(self.schedule, t) for t in targets):
-                only = Loop(c, s.start, dims.add(s.start, dims.integer(tile)), tile, body)
+            elif s.once and any(takes_one_each(self.schedule, t) for t in targets):
+                only = replace(piece(s.start, s.stop), stop=dims.add(s.start, dims.integer(tile)))
                 self.ev.out.append(Branch(call("lt", s.start, s.stop), (only,)))
             else:
-                self.ev.out.append(Loop(c, s.start, s.stop, tile, body))
+                self.ev.out.append(piece(s.start, s.stop))
 
-    def one_step(self, c: Axis, tile: int, s: Segment, inner: Callable[[], None], start: Expr) -> Loop:
-        """A step of a segment, from `start` on."""
-        stop = dims.add(start, dims.integer(tile))
+    def piece(
+        self, c: Axis, tile: int, s: Segment, inner: Callable[[], None], start: Expr, stop: Expr
+    ) -> Loop:
+        """The loop over `c` from `start` to `stop`, which lie in a segment."""
         span = start, dims.sub(stop, dims.ONE)
         return Loop(c, start, stop, tile, self.ev.block(c, tile, s.mask, inner, span, s.truths))
 
@@ -236,10 +230,8 @@ class Lowering:
         def inner() -> None:
             for t in targets:
                 declare_state(self.ev, t)
-            self.ranges[c] = (
-                first,
-                last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
-            )
+            even = dims.divisible(dims.sub(stop, start), length)
+            self.ranges[c] = first, last if even else dims.minimum(stop, last)
             self.walk_blocks(loop, c, rest)
             self.ranges[c] = (start, stop)
             add_level(self.ev, targets, whole, loop.merges)
@@ -293,9 +285,8 @@ class Lowering:
         start, stop = self.range_of(c.axis)
         whole = dims.divisible(dims.sub(stop, start), c.tile)
         mask = None if whole else call("lt", axis(c.axis), stop)
-        body = self.ev.block(
-            c.axis, c.tile, mask, lambda: self.fill(x, value), (start, dims.sub(stop, dims.ONE))
-        )
+        span = start, dims.sub(stop, dims.ONE)
+        body = self.ev.block(c.axis, c.tile, mask, lambda: self.fill(x, value), span)
         self.ev.out.append(Loop(c.axis, start, stop, c.tile, body))
 
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
@@ -316,11 +307,8 @@ class Lowering:
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
-        axes = [
-            p.axis
-            for p in self.schedule.tiling.classes
-            if p.axis in free and self.ev.scope.bound.get(p.axis, 2) > 1
-        ]
+        classes = [p.axis for p in self.schedule.tiling.classes]
+        axes = [a for a in classes if a in free and self.ev.scope.bound.get(a, 2) > 1]
         offset, size = dims.ZERO, dims.ONE
         for a in sorted(axes, key=lambda a: a == self.schedule.tiling.lane, reverse=True):
             start, _ = self.range_of(a)

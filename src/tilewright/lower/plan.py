@@ -17,7 +17,7 @@ from tilewright.analysis.loop_segments import Hidden, hidden_by
 from tilewright.form.implied import drop_implied
 from tilewright.ir.expr import Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
-from tilewright.ir.schedule import ClassPlan, Role, Schedule
+from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
 from .legality import block_lengths
@@ -107,16 +107,13 @@ def known_at_start(form: Form, schedule: Schedule) -> Known:
     plain = drop_implied(form)
     found = {i: contraction(t, plain.params, lambda a: schedule.plan(a).tile) for i, t in plain.folds.items()}
     products = {i: product for i, product in found.items() if product is not None}
-    bound = {c.axis: c.tile for c in schedule.tiling.classes if is_one_block(c, schedule, bool(products))}
-    bound |= {c.axis: 1 for c in schedule.tiling.classes if c.role is Role.GRID and not c.chunk}
+    bound: dict[Axis, int] = {}
+    for c in schedule.tiling.classes:
+        block = c.tile == c.chunk and (products or not schedule.tiling.peel)
+        if c.role is Role.RESIDENT or (c.role is Role.GRID and (block or not c.chunk)):
+            bound[c.axis] = c.tile if c.chunk or c.role is Role.RESIDENT else 1
     fetching = frozenset(s.param for s in schedule.memory.next_point)
     return Known(plain, form, schedule, products, bound, fetching=fetching)
-
-
-def is_one_block(c: ClassPlan, schedule: Schedule, products: bool) -> bool:
-    """Whether a class is one block of a grid point, in a kernel with `products` of blocks or without."""
-    whole = c.role is Role.GRID and bool(c.chunk) and c.tile == c.chunk
-    return c.role is Role.RESIDENT or (whole and (products or not schedule.tiling.peel))
 
 
 def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -> tuple[LoopPlan, ...]:
@@ -211,9 +208,7 @@ def _plan_reads(known: Known, folds: Sequence[Item], merges: Merges) -> tuple[tu
     shown = frozenset(f for m in own.values() for f in m.statistics)
     asked: list[Asked] = []
     for late in (False, True):
-        for t in folds:
-            if (t.id not in moving) is not late:
-                continue
+        for t in (t for t in folds if (t.id not in moving) is late):
             for f in _values(known, t.body):
                 if f not in known.folds:
                     loops = plan_scope(known, (f,), ())

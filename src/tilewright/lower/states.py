@@ -40,7 +40,8 @@ def declare_state(ev: Evaluator, t: Item, thin: bool = False) -> None:
     """Declare the state of a fold; `thin`: `widen` is asked before each loop that advances it."""
     assert t.reduction is not None
     kept = tuple(a for a in t.kept if a != t.scan)
-    folded = lane_axes(ev, t) if ev.schedule.per_lane(t.id) and t.id not in ev.contractions else ()
+    lanes = t.reduce if ev.schedule.per_lane(t.id) and t.id not in ev.contractions else ()
+    folded = [a for a in lanes if a not in ev.schedule.reductions.merged_each_step]
     blocks = tuple(a for a in (*kept, *folded) if tile_of(ev, a) > 1)
     axes = [blocks] * len(t.reduction.state)
     if thin and takes_one_each(ev.schedule, t):
@@ -62,11 +63,6 @@ def widen_state(ev: Evaluator, t: Item, c: Axis, truths: Truths, mask: Expr | No
     if any(len(own) > len(v.axes) for own, v in zip(axes, old, strict=True)):
         ev.states[t.id] = tuple(ev.var(v.dtype, own) for v, own in zip(old, axes, strict=True))
         ev.out.append(Declare(ev.states[t.id], tuple(value_of(v) for v in old)))
-
-
-def lane_axes(ev: Evaluator, t: Item) -> tuple[Axis, ...]:
-    """The classes of a fold along which there may be a state per lane."""
-    return tuple(a for a in t.reduce if a not in ev.schedule.reductions.merged_each_step)
 
 
 def tile_of(ev: Evaluator, a: Axis) -> int:
@@ -228,7 +224,8 @@ def pool_lanes(ev: Evaluator, t: Item, reduction: Reduction, parts: tuple[Var, .
     known = {slot("a", k, p.dtype): value_of(p) for k, p in enumerate(parts)}
     whole: dict[int, Var] = {}
     for late in (False, True):
-        found = [k for k, e in enumerate(reduction.pooled) if _mentions(e, "b") is late]
+        asked = [{x.value.side for x in walk(e) if isinstance(x.value, Slot)} for e in reduction.pooled]
+        found = [k for k, sides in enumerate(asked) if ("b" in sides) is late]
         sums = {slot("b", k, v.dtype): value_of(v) for k, v in whole.items()}
         for k in found:
             e = substitute(reduction.pooled[k], known | sums)
@@ -290,9 +287,8 @@ def compute_in_tile(ev: Evaluator, t: Item) -> None:
         ev.out.append(Dot(ev.states[t.id][0], *operands, product.k))
         name_results(ev, t, [value_of(v) for v in ev.states[t.id]])
         return
-    parts = mask_parts(
-        ev, t, lift_elements(ev, t), ev.tail(t.reduce if t.scan is None else (*t.reduce, t.scan))
-    )
+    mask = ev.tail(t.reduce if t.scan is None else (*t.reduce, t.scan))
+    parts = mask_parts(ev, t, lift_elements(ev, t), mask)
     if t.scan is not None and t.scan in parts[0].axes:
         running = tuple(ev.var(p.dtype, p.axes) for p in parts)
         ev.out.append(Prefix(running, parts, t.reduction, t.scan))
@@ -325,10 +321,6 @@ def _differs(e: Expr, truths: Truths | None) -> set[Axis]:
     if test.op == "const":
         return _differs(e.args[1] if test.value else e.args[2], truths)
     return _differs(e.args[1], truths) | _differs(e.args[2], truths) | _differs(test, truths)
-
-
-def _mentions(e: Expr, side: str) -> bool:
-    return any(isinstance(x.value, Slot) and x.value.side == side for x in walk(e))
 
 
 def _beyond(place: Expr) -> Expr:

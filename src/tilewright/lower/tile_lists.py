@@ -24,40 +24,29 @@ from .evaluate import Evaluator
 def list_segments(
     ev: Evaluator, steps: Steps, hints: Sequence[Expr], roots: Sequence[Expr]
 ) -> list[Segment] | None:
-    """A loop by the list of one of `hints`; None if none of them has blocks of rows with all rows of this one. It has
-    all of its class."""
-    if steps.start is not dims.ZERO or steps.stop is not steps.axis.extent:
-        return None
-    found = (_segments_of(ev, hint, steps.axis, steps.tile, roots) for hint in hints)
-    return next((made for made in found if made is not None), None)
+    """The loops by the list of the first of `hints` that has one number of tiles for all rows here; None if there is
+    none. The loop has all of its class."""
+    c, whole_class = steps.axis, steps.start is dims.ZERO and steps.stop is steps.axis.extent
+    for hint in hints if whole_class else ():
+        visible, tiles, whole, some = hint.args[:4]
+        number, length = _tile_of(c, tiles)
+        listed, full, end = (_read_here(ev, x, c) for x in (tiles, whole, some))
+        if number is None or length % steps.tile or listed is None or full is None or end is None:
+            continue
+        parts = dims.integer(length // steps.tile)
+        entry = Axis(f"e{c.name[1:]}", dims.mul(dims.ceildiv(c.extent, dims.integer(length)), parts))
+        of_entry = substitute(listed, {number: dims.floordiv(axis(entry), parts)})
+        entries = Entries(entry, of_entry, length, length // steps.tile)
+        start, stop = (dims.mul(cast(ev.eval(x), i64), parts) for x in (full, end))
+        mask = None if dims.divisible(c.extent, length) else call("lt", axis(c), c.extent)
+        whole_tiles = Segment(dims.ZERO, start, None, decided_by(visible, roots), entries=entries)
+        return [whole_tiles, Segment(start, stop, mask, entries=entries)]
+    return None
 
 
-def _segments_of(
-    ev: Evaluator, hint: Expr, c: Axis, tile: int, roots: Sequence[Expr]
-) -> list[Segment] | None:
-    """The loops by the list of one hint."""
-    visible, tiles, whole, some = hint.args[:4]
-    number, length = _tile_of(c, tiles)
-    if number is None or length % tile:
-        return None
-    facts = [_read_here(ev, x, c) for x in (tiles, whole, some)]
-    if None in facts:
-        return None
-    listed, full, end = (x for x in facts if x is not None)
-    parts = length // tile
-    count = dims.mul(dims.ceildiv(c.extent, dims.integer(length)), dims.integer(parts))
-    entry = Axis(f"e{c.name[1:]}", count)
-    of_entry = substitute(listed, {number: dims.floordiv(axis(entry), dims.integer(parts))})
-    entries = Entries(entry, of_entry, length, parts)
-    start, stop = (dims.mul(cast(ev.eval(x), i64), dims.integer(parts)) for x in (full, end))
-    mask = None if dims.divisible(c.extent, length) else call("lt", axis(c), c.extent)
-    whole_tiles = Segment(dims.ZERO, start, None, decided_by(visible, roots), entries=entries)
-    return [whole_tiles, Segment(start, stop, mask, entries=entries)]
-
-
-def loop_over_list(ev: Evaluator, s: Segment, entries: Entries, step: Callable[[Expr], Stmt]) -> Loop:
-    """The loop over entries of a list; `step` writes what is done where the class begins. Each step loads the
-    number for the next one: what is loaded by a number of the same step is not fetched as far ahead."""
+def loop_over_list(ev: Evaluator, s: Segment, entries: Entries, step: Callable[[Expr, Expr], Stmt]) -> Loop:
+    """The loop over entries of a list; `step` writes what is done from one value of the class to another. Each step
+    loads the number for the next one: what is loaded by a number of the same step is not fetched as far ahead."""
     place = axis(entries.axis)
     last = dims.sub(entries.axis.extent, dims.ONE)
 
@@ -72,7 +61,8 @@ def loop_over_list(ev: Evaluator, s: Segment, entries: Entries, step: Callable[[
         now = ev.var(first.dtype, ())
         ev.out.append(Compute(now, value_of(state)))
         ev.out.append(Update((state,), (number(dims.add(place, dims.ONE)),)))
-        ev.out.append(step(entries.first(value_of(now))))
+        start = entries.first(value_of(now))
+        ev.out.append(step(start, dims.add(start, dims.integer(entries.length // entries.parts))))
 
     return Loop(entries.axis, s.start, s.stop, 1, ev.block(entries.axis, 1, None, body))
 
