@@ -8,9 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.end_to_end import test_golden_kernels as families
-from tests.end_to_end.attention.test_block_lists import blocked
-from tests.end_to_end.test_golden_kernels import floats, halves, indices
+from tests.support.families import kernels as families
+from tests.support.families.kernels import floats, halves, indices, logits
 from torch import Tensor
 
 from tilewright.ir.form import Form
@@ -21,14 +20,22 @@ from tilewright.lower.plan import plan_loops
 from tilewright.schedule import mask_windows, solver
 
 
+def by_mask(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    return torch.softmax(torch.where(seen, logits(q, k), float("-inf")), -1).to(v.dtype) @ v
+
+
 def by_length(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    seen = torch.arange(k.shape[-2]) < lengths[:, None, None, None]
-    return torch.softmax(torch.where(seen, families.logits(q, k), float("-inf")), -1).to(v.dtype) @ v
+    return by_mask(q, k, v, torch.arange(k.shape[-2]) < lengths[:, None, None, None])
+
+
+def by_block(q: Tensor, k: Tensor, v: Tensor, some: Tensor) -> Tensor:
+    """A table of flags per batch and block."""
+    return by_mask(q, k, v, some.repeat_interleave(128, -2).repeat_interleave(128, -1)[:, None])
 
 
 MORE: dict[str, families.Making] = {
     "attention_lengths": (by_length, (*(halves(2, 2, 256, 64),) * 3, indices(2))),
-    "attention_blocks": (blocked, (*(halves(1, 2, 512, 32),) * 3, torch.zeros(1, 4, 4, dtype=torch.bool))),
+    "attention_blocks": (by_block, (*(halves(1, 2, 512, 32),) * 3, torch.zeros(1, 4, 4, dtype=torch.bool))),
     "attention_ids": (families.by_document, (*(floats(1, 2, 1024, 64),) * 3, indices(1024))),
 }
 PRODUCTS: dict[str, families.Making] = {
