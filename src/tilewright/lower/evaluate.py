@@ -105,10 +105,8 @@ class Evaluator:
     def __init__(self, known: Known, compute: Demand) -> None:
         self.form, self.schedule, self.contractions = known.form, known.schedule, known.contractions
         form, self.compute = known.form, compute
-        self.params = tuple(
-            Buffer(f"p{k}", v.dtype, size)
-            for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
-        )
+        sized = enumerate(zip(form.params, form.sizes, strict=True))
+        self.params = tuple(Buffer(f"p{k}", v.dtype, size) for k, (v, size) in sized)
         self.out: list[Stmt] = []
         points = [c.axis for c in self.schedule.tiling.classes if c.role is Role.GRID and not c.chunk]
         self.scope = Scope(dict.fromkeys(points, 1), {a: (axis(a), axis(a)) for a in points})
@@ -116,7 +114,7 @@ class Evaluator:
         roots = [r for i in form.items for r in i.roots]
         self.shared = _shared(roots)
         self.repeated = repeated_parts(roots, form.sizes)
-        self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
+        self.stepped = any(_steps(x) for r in roots for x in walk(r))
         self.written: set[Expr] = set()
         self.fetching: frozenset[int] = frozenset()
         self.states: dict[int, tuple[Var, ...]] = {}
@@ -129,8 +127,12 @@ class Evaluator:
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
         forgotten afterwards."""
+        return self.apart(self.scope.inside(a, tile, mask, span, truths), inner)
+
+    def apart(self, scope: Scope, inner: Callable[[], None]) -> tuple[Stmt, ...]:
+        """The statements that `inner` writes in a scope."""
         outer_scope, outer_out = self.scope, self.out
-        self.scope, self.out = outer_scope.inside(a, tile, mask, span, truths), []
+        self.scope, self.out = scope, []
         inner()
         body = tuple(self.out)
         self.scope, self.out = outer_scope, outer_out

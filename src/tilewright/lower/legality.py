@@ -23,10 +23,8 @@ def check_roles(form: Form, schedule: Schedule) -> None:
     """Raise IllegalSchedule, naming the law, unless a form may be lowered under a schedule."""
     _check_scans(form)
     if schedule.memory.next_point and all(c.role is not Role.GRID for c in schedule.tiling.classes):
-        raise IllegalSchedule(
-            "the next grid point's part is fetched where there is one point",
-            law="what is fetched ahead has a next grid point",
-        )
+        said = "the next grid point's part is fetched where there is one point"
+        raise IllegalSchedule(said, law="what is fetched ahead has a next grid point")
     roles = {c.axis: c for c in schedule.tiling.classes}
     order = [c.axis for c in schedule.tiling.classes]
     for item in form.items:

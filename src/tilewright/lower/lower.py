@@ -118,19 +118,15 @@ class Lowering:
     ) -> tuple[Stmt, ...]:
         """Classes that are one block bound around what `inner` writes: loops of a single step, of none where there are
         no elements. Unless `masked`, no block reaches past its extent."""
-        outer, self.ev.out = self.ev.out, []
         if not axes:
-            inner()
-        else:
-            (a, tile, start), *rest = axes
-            whole = not masked or dims.divisible(a.extent, tile)
-            mask = None if whole else call("lt", axis(a), a.extent)
-            stop = start if a.extent is dims.ZERO else dims.add(start, dims.integer(tile))
-            span = start, dims.sub(stop, dims.ONE)
-            put = lambda: self.ev.out.extend(self.nest(rest, inner, masked))  # noqa: E731
-            self.ev.out.append(Loop(a, start, stop, tile, self.ev.block(a, tile, mask, put, span)))
-        made, self.ev.out = tuple(self.ev.out), outer
-        return made
+            return self.ev.apart(self.ev.scope, inner)
+        (a, tile, start), *rest = axes
+        whole = not masked or dims.divisible(a.extent, tile)
+        mask = None if whole else call("lt", axis(a), a.extent)
+        stop = start if a.extent is dims.ZERO else dims.add(start, dims.integer(tile))
+        span = start, dims.sub(stop, dims.ONE)
+        put = lambda: self.ev.out.extend(self.nest(rest, inner, masked))  # noqa: E731
+        return (Loop(a, start, stop, tile, self.ev.block(a, tile, mask, put, span)),)
 
     # -- scopes and passes
 

@@ -26,12 +26,7 @@ def skip_hidden(ev: Evaluator, masks: Sequence[tuple[Expr, bool]], inner: Callab
     if seen is None:
         inner()
         return
-    parts = (hold(ev, seen, ev.blocks(seen)),)
-    along = sorted(parts[0].axes, key=lambda a: a == ev.schedule.tiling.lane)
-    parts = collapse(ev, any_(), parts, along)
-    outer_scope, outer_out = ev.scope, ev.out
-    ev.scope, ev.out = outer_scope.child(), []
-    inner()
-    body = tuple(ev.out)
-    ev.scope, ev.out = outer_scope, outer_out
-    ev.out.append(Branch(value_of(parts[0]), body))
+    held = hold(ev, seen, ev.blocks(seen))
+    along = sorted(held.axes, key=lambda a: a == ev.schedule.tiling.lane)
+    (some,) = collapse(ev, any_(), (held,), along)
+    ev.out.append(Branch(value_of(some), ev.apart(ev.scope.child(), inner)))
