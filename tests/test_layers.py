@@ -31,7 +31,6 @@ FIXED_SIGNATURES: Mapping[str, str] = {
 
 MANY_PARAMETERS: Mapping[str, str] = {
     "analysis.loop_segments.split_range": "what a loop of a pass is cut by: one caller, in lower",
-    "analysis.loop_segments.tiled_segments": "what a loop of a pass is cut by: one caller, in lower",
     "api.compile": "a promise: options that users name one by one",
     "capture.loops.recurrent._scanned": "the operands of torch's recurrent layers",
     "capture.loops.unrolled._counted": "the parts of a pattern, one by one",

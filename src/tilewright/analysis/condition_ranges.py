@@ -46,12 +46,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A loop over `axis` from `start` to `stop` in steps of `tile`."""
+    """A loop over `axis` from `start` to `stop` in steps of `tile`. `exact` says that the length is a multiple of the
+    tile although its expression does not show it."""
 
     axis: Axis
     start: Expr
     stop: Expr
     tile: int
+    exact: bool = False
 
     def down(self, place: Expr) -> Expr:
         """The last edge between tiles that is not beyond `place`."""

@@ -58,6 +58,21 @@ class Piece:
     left_out: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What must hold of an element, each of `shown`, or folds take only their identities for it; and the numbers of
+    which none may be negative where the rest is left out (see `_needed`)."""
+
+    shown: tuple[Expr, ...] = ()
+    needed: tuple[Expr, ...] | None = ()
+
+
+def hidden_by(roots: Sequence[Expr], trimmed: Sequence[Item], c: Axis) -> Hidden:
+    """What hides elements of a loop over `c` that evaluates `roots` from all of the folds `trimmed`."""
+    shown = _hiding(roots, trimmed)
+    return Hidden(tuple(shown), _needed(shown, trimmed, c))
+
+
 def split_range(
     c: Axis, whole: tuple[Expr, Expr], tile: int, roots: Sequence[Expr], scalars: frozenset[Axis],
     trimmed: Sequence[Item], kept: Sequence[Expr], known: Truths,
@@ -115,17 +130,15 @@ def segments(c: Axis, tile: int, piece: Piece, exact: bool, peel: bool) -> list[
 
 
 def tiled_segments(
-    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], exact: bool, split: bool,
-    ends: Ends | None = None,
-) -> list[Segment]:  # fmt: skip
-    """Loops over whole tiles while other classes range over `spans`: tiles that leave every fold of `trimmed` its
-    identity are left out, and with `split` those in which no lane is masked run apart, without masks. `exact` says that
-    the length is a multiple of the tile although its expression does not show it. Numbers from memory count if they
-    may be put into `ends`."""
+    steps: Steps, roots: Sequence[Expr], spans: Spans, hidden: Hidden, split: bool, ends: Ends
+) -> list[Segment]:
+    """Loops over whole tiles while other classes range over `spans`: tiles that are `hidden` are left out, and with
+    `split` those in which no lane is masked run apart, without masks. Numbers from memory count if they may be put
+    into `ends`."""
     stop = steps.stop
-    length = dims.sub(stop, steps.start)
-    mask = None if exact or dims.divisible(length, steps.tile) else call("lt", axis(steps.axis), stop)
-    seen, region = _mask(steps, roots, spans, trimmed, ends)
+    even = steps.exact or dims.divisible(dims.sub(stop, steps.start), steps.tile)
+    mask = None if even else call("lt", axis(steps.axis), stop)
+    seen, region = _mask(steps, spans, hidden, ends)
     parts = _parts(steps, region)
     scalars = frozenset(a for a, (low, high) in spans.items() if low is high)
     edge = threshold(seen, steps.axis, scalars) if seen is not None else None
@@ -163,23 +176,19 @@ def _nearer(seen: Expr, roots: Sequence[Expr], steps: Steps, spans: Spans) -> di
     return found
 
 
-def _mask(
-    steps: Steps, roots: Sequence[Expr], spans: Spans, trimmed: Sequence[Item], ends: Ends | None
-) -> tuple[Expr | None, Known]:
-    """What must hold of an element, or every fold of `trimmed` takes its identity for it (as far as loops can end by
-    it; None: nothing is known), and where it is known.
+def _mask(steps: Steps, spans: Spans, hidden: Hidden, ends: Ends) -> tuple[Expr | None, Known]:
+    """What must hold of an element that is not `hidden` (as far as loops can end by it; None: nothing is known), and
+    where it is known.
 
     Where rows that see nothing must not be left out, the intervals that are left out are empty if there are any."""
-    hiding = _hiding(roots, trimmed)
-    regions = [known(x, steps, spans, ends) for x in hiding]
-    seen = _all(x for x, region in zip(hiding, regions, strict=True) if region.holds or region.fails)
+    regions = [known(x, steps, spans, ends) for x in hidden.shown]
+    seen = _all(x for x, region in zip(hidden.shown, regions, strict=True) if region.holds or region.fails)
     if seen is None:
         return None, Known((Interval(),))
     region = known(seen, steps, spans, ends)
-    needed = _needed(hiding, trimmed, steps.axis)
-    if needed is None:
+    if hidden.needed is None:
         return seen, Known(region.holds)
-    return seen, Known(region.holds, tuple(steps.unless(needed, i) for i in region.fails))
+    return seen, Known(region.holds, tuple(steps.unless(hidden.needed, i) for i in region.fails))
 
 
 def _hiding(roots: Sequence[Expr], trimmed: Sequence[Item]) -> list[Expr]:

@@ -89,7 +89,7 @@ _Choices = tuple[tuple[Expr, int], ...]
 
 
 class _Count:
-    """Counts what evaluation computes again: as `evaluate.Evaluation.eval`, but without a program."""
+    """Counts what evaluation computes again: as `evaluate.Evaluator.eval`, but without a program."""
 
     def __init__(self, roots: Sequence[Expr], among: set[Expr]) -> None:
         self.again = 0

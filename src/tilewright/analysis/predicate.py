@@ -8,7 +8,7 @@ true says nothing about the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,6 +20,9 @@ from tilewright.ir.form import Item
 from tilewright.ir.sizes import dims
 
 Truths = Mapping[Expr, bool]
+
+Facts = Mapping[object, bool]
+"""Truths of comparisons, by what they compare (see `_compared`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +178,68 @@ def ordered(found: Sequence[Threshold]) -> list[Threshold]:
 
 def _comparable(a: Expr, b: Expr) -> bool:
     return dims.at_least(dims.sub(a, b), 0) or dims.at_least(dims.sub(b, a), 0)
+
+
+def decided_by(visible: Expr, roots: Sequence[Expr]) -> dict[Expr, bool]:
+    """What is known of the single conditions of `roots` where `visible` holds."""
+    facts: dict[object, bool] = {}
+    size = -1
+    while len(facts) > size:
+        size = len(facts)
+        facts |= dict(_follows(visible, True, facts))
+    found: dict[Expr, bool] = {}
+    for x in conditions(roots):
+        what, truth = _compared(x)
+        if what in facts:
+            found[x] = facts[what] == truth
+    return found
+
+
+def _follows(e: Expr, truth: bool, facts: Facts) -> Iterator[tuple[object, bool]]:
+    """What follows from the truth of `e` and other facts: of the sides of a disjunction, one that is left."""
+    if e.dtype is bool_ and e.op == "not":
+        yield from _follows(e.args[0], not truth, facts)
+    elif e.dtype is bool_ and e.op in ("and", "or"):
+        open_ = [a for a in e.args if (e.op == "and") == truth or _truth(a, facts) is not (not truth)]
+        if (e.op == "and") == truth or len(open_) == 1:
+            for a in open_:
+                yield from _follows(a, truth, facts)
+    else:
+        what, same = _compared(e)
+        yield what, truth == same
+
+
+def _truth(e: Expr, facts: Facts) -> bool | None:
+    """The truth of a condition, as far as it is known."""
+    if e.dtype is bool_ and e.op == "not":
+        inner = _truth(e.args[0], facts)
+        return None if inner is None else not inner
+    if e.dtype is bool_ and e.op in ("and", "or"):
+        sides = [_truth(a, facts) for a in e.args]
+        if (e.op == "or") in sides:
+            return e.op == "or"
+        return None if None in sides else e.op == "and"
+    what, same = _compared(e)
+    return None if what not in facts else facts[what] == same
+
+
+def _compared(x: Expr) -> tuple[object, bool]:
+    """What a comparison of whole numbers is about, and its truth where that is so: equal for all ways to write it."""
+    if x.op == "not" and x.dtype is bool_:
+        what, truth = _compared(x.args[0])
+        return what, not truth
+    if x.op not in ("eq", "ne", "lt", "le", "gt", "ge") or x.args[0].dtype.is_float:
+        return x, True
+    a, b = x.args
+    if x.op in ("eq", "ne"):
+        if a.dtype is i64:
+            gap = dims.sub(a, b)
+            return ("eq", frozenset({gap, dims.sub(b, a)})), x.op == "eq"
+        return ("eq", frozenset({a, b})), x.op == "eq"
+    slack = slack_of(x, data=True)
+    if slack is not None:
+        opposite = dims.sub(dims.integer(-1), slack)
+        return ("ge", frozenset({slack, opposite})), repr(slack) < repr(opposite)
+    if x.op in ("gt", "ge"):
+        a, b = b, a
+    return (("lt", a, b), True) if x.op in ("lt", "gt") else (("lt", b, a), False)

@@ -1,5 +1,6 @@
 """Form and Schedule to TileProgram: one algorithm for every kernel. Decides nothing.
 
-`lower` writes scopes, passes and loops; `evaluate` writes what an expression needs where some axes are bound; `states`
-declares, advances and merges reductions; `legality` says which roles a loop class may have.
+`plan` says which loops there are and what each advances, as data that print; `lower` writes them, and nothing else
+does; `evaluate` writes what an expression needs in a frozen scope; `states` and `rescale` declare, advance and merge
+reductions; `legality` says which roles a loop class may have.
 """

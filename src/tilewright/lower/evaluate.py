@@ -6,14 +6,14 @@ a scope of its own and forgets it afterwards.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from tilewright.analysis.condition_ranges import End
 from tilewright.analysis.needed_checks import needed_parts, repeated_parts
-from tilewright.analysis.predicate import decide
+from tilewright.analysis.predicate import Truths, decide
 from tilewright.analysis.runtime_checks import DIVISION_ERROR, INDEX_ERROR, divisor, unsafe
 from tilewright.form.exp2 import power_of_two, quick_power
 from tilewright.form.merge_selects import merge_selects
@@ -33,12 +33,14 @@ from tilewright.ir.expr import (
     substitute,
     walk,
 )
-from tilewright.ir.form import Form, Item
+from tilewright.ir.form import Item
 from tilewright.ir.program import Buffer, Check, Compute, Load, Stmt, Store, Var, value_of
-from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.schedule import Role
 from tilewright.ir.sizes import dims
 from tilewright.rewrite.algebra.factors import constant_value, number
 from tilewright.tuning.thresholds import LOWERING
+
+from .plan import Known
 
 TINIEST = 2.0**-120
 """Constants are taken as numbers of full precision down to this, and up to its inverse."""
@@ -52,51 +54,89 @@ class Kept:
     offset: Expr
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scope:
-    """What is known here: evaluated expressions, results of folds, bound axes with their tiles, tails that need masks,
-    expressions with a place in scratch, those of them whose loop is complete, conditions known to hold or not, the
-    first and last value of bound axes, and numbers from memory that loops end at."""
+    """What holds here: bound axes with their tiles, their first and last values, tails that need masks, and conditions
+    known to hold or not. And what has been found here: evaluated expressions, results of folds, expressions with a
+    place in scratch, those of them whose loop is complete, and numbers from memory that loops end at."""
 
+    bound: Mapping[Axis, int]
+    spans: Mapping[Axis, tuple[Expr, Expr]]
+    tails: Mapping[Axis, Expr] = field(default_factory=dict)
+    truths: Truths = field(default_factory=dict)
     memo: dict[tuple[Expr, Expr | None], Expr] = field(default_factory=dict)
     results: dict[tuple[int, int], Expr] = field(default_factory=dict)
-    bound: dict[Axis, int] = field(default_factory=dict)
-    tails: dict[Axis, Expr] = field(default_factory=dict)
     kept: dict[Expr, Kept] = field(default_factory=dict)
     ready: set[Expr] = field(default_factory=set)
-    truths: dict[Expr, bool] = field(default_factory=dict)
-    spans: dict[Axis, tuple[Expr, Expr]] = field(default_factory=dict)
     ends: dict[End, Expr] = field(default_factory=dict)
 
     def child(self) -> Scope:
-        return Scope(
-            dict(self.memo), dict(self.results), dict(self.bound), dict(self.tails), dict(self.kept), set(self.ready),
-            dict(self.truths), dict(self.spans), dict(self.ends),
+        """A scope that finds things of its own."""
+        return replace(
+            self, memo=dict(self.memo), results=dict(self.results), kept=dict(self.kept), ready=set(self.ready),
+            ends=dict(self.ends),
         )  # fmt: skip
 
-
-class Evaluation(ABC):
-    """What evaluates the expressions of a form under a schedule into the statement list `out`."""
-
-    def __init__(self, form: Form, schedule: Schedule) -> None:
-        self.form, self.schedule = form, schedule
-        self.params = tuple(
-            Buffer(f"p{k}", v.dtype, size)
-            for k, (v, size) in enumerate(zip(form.params, form.sizes, strict=True))
+    def inside(
+        self, a: Axis, tile: int, mask: Expr | None, span: tuple[Expr, Expr] | None, truths: Truths | None
+    ) -> Scope:
+        """The scope of a step of a loop over `a`."""
+        inner, known = self.child(), set(truths or ())
+        memo = {k: v for k, v in inner.memo.items() if not known & set(walk(k[0]))} if known else inner.memo
+        own = (axis(a), axis(a)) if tile == 1 else span
+        return replace(
+            inner,
+            bound={**self.bound, a: tile},
+            spans=self.spans if own is None else {**self.spans, a: own},
+            tails=self.tails if mask is None else {**self.tails, a: mask},
+            truths={**self.truths, **(truths or {})},
+            memo=memo,
         )
+
+
+Demand = Callable[[int], None]
+"""What writes a fold, by number, that is wanted where some axes are bound."""
+
+
+class Evaluator:
+    """Evaluates the expressions of a form under a schedule into the statement list `out`. Folds that it needs are asked
+    of `compute`."""
+
+    def __init__(self, known: Known, compute: Demand) -> None:
+        self.form, self.schedule, self.contractions = known.form, known.schedule, known.contractions
+        form, self.compute = known.form, compute
+        sized = enumerate(zip(form.params, form.sizes, strict=True))
+        self.params = tuple(Buffer(f"p{k}", v.dtype, size) for k, (v, size) in sized)
         self.out: list[Stmt] = []
-        self.scope = Scope()
+        points = [c.axis for c in self.schedule.tiling.classes if c.role is Role.GRID and not c.chunk]
+        self.scope = Scope(dict.fromkeys(points, 1), {a: (axis(a), axis(a)) for a in points})
         self.vars: dict[int, Var] = {}
         roots = [r for i in form.items for r in i.roots]
         self.shared = _shared(roots)
         self.repeated = repeated_parts(roots, form.sizes)
-        self.stepped = any(_steps(x) for i in form.items for r in i.roots for x in walk(r))
+        self.stepped = any(_steps(x) for r in roots for x in walk(r))
         self.written: set[Expr] = set()
-        self.fetching: set[int] = {s.param for s in self.schedule.memory.next_point}
+        self.fetching: frozenset[int] = frozenset()
+        self.states: dict[int, tuple[Var, ...]] = {}
+        self.idle: dict[int, float] = {}
+        """What lanes outside masks have of loaded values, where a fold relies on it."""
 
-    @abstractmethod
-    def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
-        """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
+    def block(
+        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],
+        span: tuple[Expr, Expr] | None = None, truths: Truths | None = None,
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
+        forgotten afterwards."""
+        return self.apart(self.scope.inside(a, tile, mask, span, truths), inner)
+
+    def apart(self, scope: Scope, inner: Callable[[], None]) -> tuple[Stmt, ...]:
+        """The statements that `inner` writes in a scope."""
+        outer_scope, outer_out = self.scope, self.out
+        self.scope, self.out = scope, []
+        inner()
+        body = tuple(self.out)
+        self.scope, self.out = outer_scope, outer_out
+        return body
 
     def var(self, dtype: DType, axes: tuple[Axis, ...]) -> Var:
         """A new value."""
@@ -157,7 +197,7 @@ class Evaluation(ABC):
             return self.reload(e)
         if e.op == "value" and isinstance(e.value, tuple):
             if e.value not in self.scope.results:
-                self.compute([e.value[0]], [])
+                self.compute(e.value[0])
             return self.scope.results[e.value]
         if e.op == "read":
             return self.load(e, guard)
@@ -170,13 +210,11 @@ class Evaluation(ABC):
                 chosen = self.part(e.args[1] if asked.value else e.args[2], guard)
                 if e in self.scope.kept:
                     self.leave_in_scratch(e, chosen)
-                return (
-                    self.named(chosen) if e in self.shared and cost(e) >= LOWERING.min_held_cost else chosen
-                )
-            one = (
-                merge_selects(rebuild(e, (asked, *e.args[1:]))) if self.schedule.math.merged_selects else None
-            )
-            if one is not None and e not in self.scope.kept:
+                held = e in self.shared and cost(e) >= LOWERING.min_held_cost
+                return self.named(chosen) if held else chosen
+            merged = self.schedule.math.merged_selects and e not in self.scope.kept
+            one = merge_selects(rebuild(e, (asked, *e.args[1:]))) if merged else None
+            if one is not None:
                 return self.part(one, guard)
             condition = self.part(asked, guard)
             yes = self.eval(e.args[1], both(guard, condition))
@@ -185,9 +223,8 @@ class Evaluation(ABC):
             result = yes if masked else call("where", condition, yes, no)
         elif e.op == "exp" and self.schedule.math.exp2 and e.dtype.compute is f32:
             quick = "exp2" in self.schedule.math.fast
-            result = power_of_two(
-                self.part(e.args[0], guard), lambda t: len(self.blocks(t)), self.named, quick
-            )
+            x = self.part(e.args[0], guard)
+            result = power_of_two(x, lambda t: len(self.blocks(t)), self.named, quick)
         elif e.op == "exp" and "exp2" in self.schedule.math.fast and e.dtype.compute is f32:
             result = quick_power(self.part(e.args[0], guard))
         elif e.op == "exp" and self.schedule.math.accurate and e.dtype is f32:
@@ -213,13 +250,8 @@ class Evaluation(ABC):
             for own, a, other in ((e.args[0], *args), (e.args[1], args[1], args[0])):
                 if own.op == "where" and is_const(a, 0):
                     return other
-        if (
-            e.op == "div"
-            and self.schedule.math.exp2
-            and not self.stepped
-            and e.dtype is f32
-            and args[1].op == "const"
-        ):
+        beside_halves = self.schedule.math.exp2 and not self.stepped
+        if e.op == "div" and beside_halves and e.dtype is f32 and args[1].op == "const":
             inverse = _inverse(args[1])
             if inverse is not None:
                 return call("mul", args[0], number(inverse, f32))
@@ -266,11 +298,8 @@ class Evaluation(ABC):
     def ahead(self, param: int, offset: Expr) -> Expr | None:
         """Where `param` is read soon, if this load is to fetch it: by the next step, or, in the last pass that reads
         it, by the next grid point."""
-        steps = [
-            c
-            for c in self.schedule.tiling.classes
-            if c.role is Role.STREAMED and axis(c.axis) in axes_of(offset)
-        ]
+        streamed = [c for c in self.schedule.tiling.classes if c.role is Role.STREAMED]
+        steps = [c for c in streamed if axis(c.axis) in axes_of(offset)]
         if param in self.schedule.memory.next_step and steps:
             last = steps[-1]
             return substitute(offset, {axis(last.axis): dims.add(axis(last.axis), dims.integer(last.tile))})
@@ -288,7 +317,7 @@ class Evaluation(ABC):
             mask = both(mask, self.scope.tails.get(a))
         return mask
 
-    def hoist(self, roots: Sequence[Expr], c: Axis) -> None:
+    def hoist(self, roots: Sequence[Expr]) -> None:
         """Evaluate before the loop what does not change in it."""
         seen: set[Expr] = set()
 
@@ -296,13 +325,9 @@ class Evaluation(ABC):
             if x in seen or x.op in ("const", "axis", "symbol"):
                 return
             seen.add(x)
-            if self.fixed(x, c):
-                if (
-                    x.op != "value"
-                    and (x, None) not in self.scope.memo
-                    and not unsafe(x, self.params)
-                    and not _is_index(x)
-                ):
+            if self.fixed(x):
+                known = x.op == "value" or (x, None) in self.scope.memo
+                if not known and not unsafe(x, self.params) and not _is_index(x):
                     self.scope.memo[x, None] = self.named(self.eval(x))
                 return
             for a in x.args:
@@ -311,14 +336,13 @@ class Evaluation(ABC):
         for r in roots:
             visit(r)
 
-    def fixed(self, x: Expr, c: Axis) -> bool:
+    def fixed(self, x: Expr) -> bool:
         """Whether an expression depends only on what is bound and known here."""
-        for y in walk(x):
-            if isinstance(y.value, Axis) and y.value not in self.scope.bound:
-                return False
-            if y.op == "value" and y.value not in self.scope.results:
-                return False
-        return True
+        bound, results = self.scope.bound, self.scope.results
+        return all(
+            y.value in bound if isinstance(y.value, Axis) else y.op != "value" or y.value in results
+            for y in walk(x)
+        )
 
     def store(self, o: Item) -> None:
         """Write an output."""
@@ -335,34 +359,10 @@ def _weaker(guard: Expr | None) -> Iterator[Expr | None]:
         yield guard
 
 
-def plain_reads(e: Expr) -> list[Expr]:
-    """What `e` reads whatever the values of conditions and folds are."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    todo = [e]
-    while todo:
-        x = todo.pop()
-        if x in seen or x.op in ("where", "checked", "value"):
-            continue
-        seen.add(x)
-        if x.op != "read":
-            todo += reversed(x.args)
-        elif all(y.op not in ("value", "read", "checked") for a in x.args for y in walk(a)):
-            found[x] = None
-    return list(found)
-
-
 def _shared(roots: Sequence[Expr]) -> set[Expr]:
     """Data expressions with more than one parent: they get a name, so they are computed once."""
-    parents: dict[Expr, int] = {}
-    seen: set[Expr] = set()
-    for r in roots:
-        parents[r] = parents.get(r, 0) + 1
-        for x in walk(r):
-            if x not in seen:
-                seen.add(x)
-                for a in x.args:
-                    parents[a] = parents.get(a, 0) + 1
+    inside = dict.fromkeys(x for r in roots for x in walk(r))
+    parents = Counter([*roots, *(a for x in inside for a in x.args)])
     return {x for x, n in parents.items() if n > 1 and x.op in SCALARS and not _is_index(x)}
 
 

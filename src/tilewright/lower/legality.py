@@ -23,34 +23,28 @@ def check_roles(form: Form, schedule: Schedule) -> None:
     """Raise IllegalSchedule, naming the law, unless a form may be lowered under a schedule."""
     _check_scans(form)
     if schedule.memory.next_point and all(c.role is not Role.GRID for c in schedule.tiling.classes):
-        raise IllegalSchedule(
-            "the next grid point's part is fetched where there is one point",
-            law="what is fetched ahead has a next grid point",
-        )
+        said = "the next grid point's part is fetched where there is one point"
+        raise IllegalSchedule(said, law="what is fetched ahead has a next grid point")
     roles = {c.axis: c for c in schedule.tiling.classes}
     order = [c.axis for c in schedule.tiling.classes]
     for item in form.items:
         for a in item.axes:
             if a not in roles:
-                raise IllegalSchedule(
-                    f"class {a.name} has no role", law="every class has a role", phase="schedule"
-                )
+                said = f"class {a.name} has no role"
+                raise IllegalSchedule(said, law="every class has a role", phase="schedule")
         for a in item.reduce:
             if roles[a].role is Role.GRID:
-                raise IllegalSchedule(
-                    f"a fold reduces {a.name}", law="no fold reduces a grid class", fold=item.source
-                )
+                said = f"a fold reduces {a.name}"
+                raise IllegalSchedule(said, law="no fold reduces a grid class", fold=item.source)
         advanced = item.reduce if item.scan is None else (*item.reduce, item.scan)
         for d in item.kept:
             for c in advanced:
                 if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
-                    raise IllegalSchedule(
-                        f"a fold keeps {d.name} inside {c.name}", law=_NEST, fold=item.source
-                    )
+                    said = f"a fold keeps {d.name} inside {c.name}"
+                    raise IllegalSchedule(said, law=_NEST, fold=item.source)
         if item.scan is not None and roles[item.scan].role not in (Role.SCAN, Role.RESIDENT):
-            raise IllegalSchedule(
-                f"{item.scan.name} is scanned", law="a scan runs in order", phase="schedule"
-            )
+            said = f"{item.scan.name} is scanned"
+            raise IllegalSchedule(said, law="a scan runs in order", phase="schedule")
 
 
 def _check_scans(form: Form) -> None:
@@ -59,9 +53,8 @@ def _check_scans(form: Form) -> None:
     scans = {i.scan for i in form.items if i.scan is not None}
     if len(scans) > 1:
         names = ", ".join(sorted(a.name for a in scans))
-        raise IllegalSchedule(
-            f"running folds along {names}", law="a kernel has one scanned class", phase="schedule"
-        )
+        said = f"running folds along {names}"
+        raise IllegalSchedule(said, law="a kernel has one scanned class", phase="schedule")
     folds = form.folds
     for c in scans:
         ordered = producers_first(folds)
@@ -116,10 +109,7 @@ def block_lengths(
             steps = max(1, (dims.static(a.extent) or chain) // schedule.plan(a).tile)
             inside *= chain if nested and steps > most else steps
     extent = dims.static(c.extent)
-    if extent is None and (
-        step >= SUM_LEVELS.min_tree_elements
-        or all(t.reduction is not None and t.reduction.step for t in sums)
-    ):
+    if extent is None and (step >= SUM_LEVELS.min_tree_elements or all(r.step for r in merged)):
         return ()
     if extent is None:
         first = tile * max(1, (chain // 2 if singly else chain) // inside)

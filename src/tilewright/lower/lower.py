@@ -1,50 +1,49 @@
-"""Form + Schedule -> TileProgram: scopes, passes, loops. One algorithm for every kernel.
+"""Form + Schedule -> TileProgram: writes the loops that `plan` plans. One algorithm for every kernel.
 
-`scope` computes what is wanted where some axes are bound: it takes the outermost unbound class, gives every fold over
-it and every output that uses it a pass number, and writes one loop per pass. A pass number belongs to folds and
-outputs only; pointwise expressions are evaluated on demand wherever they are needed, with a memo per scope.
+Pointwise expressions are evaluated on demand wherever they are needed, with a memo per scope; where one needs a fold
+that has no result yet, the loops that are planned for that fold are written there.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tilewright.analysis.condition_ranges import Steps
-from tilewright.analysis.loop_segments import Segment, segments, split_range, tiled_segments
-from tilewright.analysis.predicate import Truths, constant_under
+from tilewright.analysis.loop_segments import Hidden, Segment, segments, split_range, tiled_segments
+from tilewright.analysis.predicate import constant_under
 from tilewright.errors import VerifyError
-from tilewright.form.implied import drop_implied
 from tilewright.ir.expr import Axis, Expr, axes_of, axis, call, const, walk
-from tilewright.ir.form import Form, Item, folds_read
+from tilewright.ir.form import Form, Item
 from tilewright.ir.program import Branch, Buffer, GridAxis, Loop, Place, Stmt, TileProgram  # fmt: skip
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.ir.sizes import dims
 
 from .alignment import alignment_pays
+from .data_bounds import compute_ends, readable_ends
 from .descriptors import with_descriptors
-from .evaluate import Kept, plain_reads
-from .legality import block_lengths, check_roles, grain
-from .passes import Merges, Numbers, pass_numbers
-from .scratch import params_by_pass, worth_keeping
-from .tile_lists import Listed
+from .evaluate import Evaluator, Kept
+from .legality import check_roles, grain
+from .plan import LoopPlan, known_at_start, plan_loops, plan_scope, takes_one_each
+from .rescale import add_level, advance_states, finish_states
+from .skip_tiles import skip_hidden
+from .states import compute_in_tile, declare_state, stored_operand, widen_state
+from .tile_lists import list_segments, loop_over_list
 
 
 def lower(form: Form, schedule: Schedule) -> TileProgram:
     """The tile program of a form under a schedule. Raises IllegalSchedule, naming the law, if the roles are
     not legal, and VerifyError for a defect of ours."""
     check_roles(form, schedule)
-    lowering = _Lowering(form, schedule)
+    lowering = Lowering(form, schedule)
     grid = lowering.bind_grid()
     lowering.run()
-    buffers = lowering.params
     program = TileProgram(
-        buffers,
+        lowering.ev.params,
         tuple(grid),
-        tuple(lowering.out),
+        tuple(lowering.ev.out),
         tuple(lowering.scratch),
         schedule.tiling.lane,
         grain(form, schedule),
@@ -64,10 +63,15 @@ def lower(form: Form, schedule: Schedule) -> TileProgram:
     return program
 
 
-class _Lowering(Listed):
+class Lowering:
+    """Writes the loops of a form under a schedule; `ev` writes what is computed inside them, and `at` is the loop whose
+    step is being written."""
+
     def __init__(self, form: Form, schedule: Schedule) -> None:
-        super().__init__(drop_implied(form), schedule)
-        self.hinted = form
+        self.start, self.schedule = known_at_start(form, schedule), schedule
+        self.plans = plan_loops(form, schedule)
+        self.ev = Evaluator(self.start, self.compute)
+        self.at: LoopPlan | None = None
         self.scratch: list[Buffer] = []
         self.ranges: dict[Axis, tuple[Expr, Expr]] = {}
         self.whole: list[tuple[Axis, int, Expr]] = []
@@ -82,15 +86,13 @@ class _Lowering(Listed):
             if c.role is not Role.GRID:
                 continue
             if not c.chunk:
-                self.scope.bound[c.axis] = 1
-                self.scope.spans[c.axis] = axis(c.axis), axis(c.axis)
                 grid.append(GridAxis(c.axis, c.axis.extent))
                 continue
             point = Axis(f"g{c.axis.name[1:]}", dims.ceildiv(c.axis.extent, dims.integer(c.chunk)))
             place = dims.sub(point.extent, dims.add(axis(point), dims.ONE)) if c.descending else axis(point)
             start = dims.mul(place, dims.integer(c.chunk))
             grid.append(GridAxis(point, point.extent))
-            if c.tile == c.chunk and (self.contractions or not self.schedule.tiling.peel):
+            if c.axis in self.start.bound:
                 self.whole.append((c.axis, c.tile, start))
             else:
                 stop = dims.minimum(c.axis.extent, dims.add(start, dims.integer(c.chunk)))
@@ -98,366 +100,211 @@ class _Lowering(Listed):
         return grid[::-1] if self.schedule.tiling.last_outermost else grid
 
     def run(self) -> None:
-        self.whole += [
-            (c.axis, c.tile, dims.ZERO) for c in self.schedule.tiling.classes if c.role is Role.RESIDENT
-        ]
-        uneven = [
-            (tile, a.extent, start) for a, tile, start in self.whole if not dims.divisible(a.extent, tile)
-        ]
-        inner = partial(self.compute, [], self.form.outputs)
+        classes = self.schedule.tiling.classes
+        self.whole += [(c.axis, c.tile, dims.ZERO) for c in classes if c.role is Role.RESIDENT]
+        ends = [(tile, a.extent, start) for a, tile, start in self.whole]
+        uneven = [(tile, n, start) for tile, n, start in ends if not dims.divisible(n, tile)]
+        inner = partial(self.write, self.plans)
         never = any((most := dims.static(n)) is not None and most < tile for tile, n, _ in uneven)
         if not self.schedule.tiling.tail_block or not uneven or never:
-            self.out += self.nest(self.whole, inner)
+            self.ev.out += self.nest(self.whole, inner)
             return
         inside = [call("le", dims.add(start, dims.integer(tile)), n) for tile, n, start in uneven]
         whole = functools.reduce(lambda p, q: call("and", p, q), inside)
-        self.out.append(Branch(whole, self.nest(self.whole, inner, False), self.nest(self.whole, inner)))
+        self.ev.out.append(Branch(whole, self.nest(self.whole, inner, False), self.nest(self.whole, inner)))
 
     def nest(
         self, axes: Sequence[tuple[Axis, int, Expr]], inner: Callable[[], None], masked: bool = True
     ) -> tuple[Stmt, ...]:
         """Classes that are one block bound around what `inner` writes: loops of a single step, of none where there are
         no elements. Unless `masked`, no block reaches past its extent."""
-        outer, self.out = self.out, []
         if not axes:
-            inner()
-        else:
-            (a, tile, start), *rest = axes
-            whole = not masked or dims.divisible(a.extent, tile)
-            mask = None if whole else call("lt", axis(a), a.extent)
-            stop = start if a.extent is dims.ZERO else dims.add(start, dims.integer(tile))
-            span = start, dims.sub(stop, dims.ONE)
-            put = lambda: self.out.extend(self.nest(rest, inner, masked))  # noqa: E731
-            self.out.append(Loop(a, start, stop, tile, self.block(a, tile, mask, put, span)))
-        made, self.out = tuple(self.out), outer
-        return made
-
-    def block(
-        self, a: Axis, tile: int, mask: Expr | None, inner: Callable[[], None],
-        span: tuple[Expr, Expr] | None = None, truths: Truths | None = None,
-    ) -> tuple[Stmt, ...]:  # fmt: skip
-        """The statements that `inner` writes with `a` bound in steps of `tile` within `span`; what it learns is
-        forgotten afterwards."""
-        outer_scope, outer_out = self.scope, self.out
-        self.scope, self.out = outer_scope.child(), []
-        if truths:
-            self.scope.truths |= truths
-            tested = set(truths)
-            self.scope.memo = {k: v for k, v in self.scope.memo.items() if not tested & set(walk(k[0]))}
-        self.scope.bound[a] = tile
-        if tile == 1:
-            self.scope.spans[a] = axis(a), axis(a)
-        elif span is not None:
-            self.scope.spans[a] = span
-        if mask is not None:
-            self.scope.tails[a] = mask
-        inner()
-        body = tuple(self.out)
-        self.scope, self.out = outer_scope, outer_out
-        return body
+            return self.ev.apart(self.ev.scope, inner)
+        (a, tile, start), *rest = axes
+        whole = not masked or dims.divisible(a.extent, tile)
+        mask = None if whole else call("lt", axis(a), a.extent)
+        stop = start if a.extent is dims.ZERO else dims.add(start, dims.integer(tile))
+        span = start, dims.sub(stop, dims.ONE)
+        put = lambda: self.ev.out.extend(self.nest(rest, inner, masked))  # noqa: E731
+        return (Loop(a, start, stop, tile, self.ev.block(a, tile, mask, put, span)),)
 
     # -- scopes and passes
 
-    def compute(self, wanted: Iterable[int], outputs: Sequence[Item]) -> None:
-        """Write what computes the folds `wanted` and stores `outputs`, given what is bound."""
-        cone = self.cone([*wanted, *(f for o in outputs for f in folds_read(o.roots))])
-        users = [*cone, *outputs]
-        open_ = [
-            c.axis
-            for c in self.schedule.tiling.classes
-            if c.axis not in self.scope.bound and any(c.axis in u.axes for u in users)
-        ]
-        if not open_:
-            if cone:
-                self.load_early(cone, outputs)
-            for f in cone:
-                self.tile_fold(f)
-            for o in outputs:
-                self.store(o)
-            return
-        c = open_[0]
-        cone, passes, merged = self.passes(cone, outputs, c)
-        users = [*cone, *outputs]
-        over = lambda i: c in i.reduce or i.scan == c  # noqa: E731
-        for x in worth_keeping(cone, outputs, c, passes, self.schedule):
-            if x not in self.scope.kept:
+    def compute(self, fold: int) -> None:
+        """Write what computes a fold that is read here and has no result: as planned for this step, unless what is
+        known in a part of the range made another order of reading."""
+        scope = self.ev.scope
+        folds = frozenset(f for f, _ in scope.results)
+        asked = self.at.asked if self.at is not None else ()
+        found = next((a.loops for a in asked if a.fold == fold and a.known == folds), None)
+        if found is None:
+            known = replace(self.start, bound=scope.bound, folds=folds, fetching=self.ev.fetching)
+            known = replace(known, kept=frozenset(scope.kept), ready=frozenset(scope.ready))
+            found = plan_scope(known, (fold,), ())
+        self.write(found)
+
+    def write(self, plans: Sequence[LoopPlan]) -> None:
+        """Write what is planned."""
+        around = self.ev.fetching
+        for plan in plans:
+            for x in plan.keep:
                 self.keep(x)
-        numbers = sorted(
-            {passes[i.id] for i in cone if over(i)} | {passes[o.id] for o in outputs if c in o.axes}
-        )
-        read = params_by_pass([i for i in users if c in i.axes], passes, self.scope.kept)
-        around = self.fetching
-        for n, q in enumerate(numbers):
-            self.free_folds(cone, c)
-            self.fetching = around.intersection(read[q]).difference(*(read[r] for r in numbers[n + 1 :]))
-            targets = [i for i in cone if over(i) and passes[i.id] == q]
-            self.loop(c, targets, [o for o in outputs if c in o.axes and passes[o.id] == q], merged, True)
-        self.fetching = around
-        self.compute(
-            [f.id for f in cone if c not in f.axes and f.id in wanted],
-            [o for o in outputs if c not in o.axes],
-        )
-
-    def load_early(self, folds: Sequence[Item], outputs: Sequence[Item]) -> None:
-        """Load what outputs read besides `folds`, if that is no more than what these read: memory is waited for
-        once, not again behind them."""
-        first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
-        known = {x for f in folds for root in f.roots for x in walk(root)}
-        found = dict.fromkeys(r for o in outputs for r in plain_reads(o.body[0]) if r not in known)
-        if self.block_bytes(found) <= min(self.schedule.memory.hoisted_bytes, self.block_bytes(first)):
-            for r in (*first, *found) if found else ():
-                self.eval(r)
-
-    def block_bytes(self, reads: Iterable[Expr]) -> int:
-        """Bytes of the blocks that are read."""
-        size = 0
-        for r in reads:
-            assert isinstance(r.value, int)
-            block = math.prod(
-                self.scope.bound.get(a.value, 1) for a in axes_of(r) if isinstance(a.value, Axis)
-            )
-            size += block * self.params[r.value].dtype.bytes
-        return size
-
-    def passes(
-        self, cone: list[Item], outputs: Sequence[Item], c: Axis
-    ) -> tuple[list[Item], Numbers, Merges]:
-        """Pass numbers along `c`; the cone, with what merged folds need beside them; how folds are merged."""
-        online = self.schedule.reductions.online
-        open_ = (
-            {f: i for f, i in self.form.folds.items() if (f, 0) not in self.scope.results} if online else None
-        )
-        while True:
-            numbers, merged = pass_numbers(cone, outputs, c, open_, self.schedule.reductions.merged_each_step)
-            inside = {i.id for i in cone}
-            beside = [f for m in merged.values() for f in m.beside if f not in inside]
-            if not beside:
-                return cone, numbers, merged
-            cone = self.cone([*(i.id for i in cone), *beside])
-
-    def cone(self, roots: Iterable[int]) -> list[Item]:
-        """Folds needed for `roots` and not known here, producers first."""
-        order: list[Item] = []
-        seen: set[int] = set()
-
-        def visit(f: int) -> None:
-            if f in seen or (f, 0) in self.scope.results:
-                return
-            seen.add(f)
-            for d in folds_read(self.form.items[f].roots):
-                visit(d)
-            order.append(self.form.items[f])
-
-        for r in roots:
-            visit(r)
-        return order
-
-    def free_folds(self, cone: Sequence[Item], c: Axis) -> None:
-        """Before a loop over `c`: compute folds that do not use it and wait for nothing that does."""
-        known = {f for f, _ in self.scope.results}
-        ready: list[int] = []
-        for i in cone:
-            if (
-                i.id not in known
-                and c not in i.axes
-                and all(d in known or d in ready for d in folds_read(i.roots))
-            ):
-                ready.append(i.id)
-        if ready:
-            self.compute(ready, [])
+            self.ev.fetching = plan.fetching
+            if plan.axis is not None:
+                self.loop(plan, plan.axis)
+                continue
+            for r in plan.early:
+                self.ev.eval(r)
+            for f in plan.folds:
+                compute_in_tile(self.ev, f)
+            for o in plan.outputs:
+                self.ev.store(o)
+        self.ev.fetching = around
 
     # -- loops
 
-    def loop(
-        self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges, outermost: bool
-    ) -> None:
-        """One loop over `c` that advances the states of `targets` and stores `outs`."""
-        rescaled = any(t.id in merged and t.id in self.contractions for t in targets)
-        plain = not any(t.id in merged or t.id in self.contractions for t in targets)
-        levels = not rescaled if outermost else plain
-        lengths = block_lengths(c, targets, self.schedule, nested=plain) if levels else ()
-        if outermost:
-            for t in targets:
-                self.declare(t, thin=not lengths and t.reduce == (c,))
-        self.hoist([r for i in (*targets, *outs) for j in self.reachable(i) for r in self.steady(j)], c)
-        before = self.written
-        if outermost:
-            self.written = set()  # what a part of a loop around this one left in scratch, other parts did not
-        self.walk_blocks(c, lengths, targets, outs, merged)
-        if outermost:
-            self.finish(targets, merged)
-            self.scope.ready |= self.written & set(self.scope.kept)
-            self.written |= before
+    def loop(self, loop: LoopPlan, c: Axis) -> None:
+        """One loop over `c` that advances the states of folds and stores outputs."""
+        if not loop.continues:
+            for t in loop.folds:
+                declare_state(self.ev, t, thin=not loop.levels and t.reduce == (c,))
+        self.ev.hoist([r for i in loop.reached for r in self.steady(i)])
+        before = self.ev.written
+        if not loop.continues:
+            # What a part of a loop around this one left in scratch, other parts did not.
+            self.ev.written = set()
+        self.walk_blocks(loop, c, loop.levels)
+        if not loop.continues:
+            finish_states(self.ev, loop.folds, loop.merges)
+            self.ev.scope.ready.update(self.ev.written.intersection(self.ev.scope.kept))
+            self.ev.written |= before
 
-    def walk(self, c: Axis, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
-        tile = self.schedule.plan(c).tile
-        exact = c in self.ranges and dims.divisible(c.extent, tile)
-        masks = () if outs or self.scope.kept else self.hidden_by(c, targets)
+    def walk(self, loop: LoopPlan, c: Axis) -> None:
+        """The segments of a loop."""
+        targets, tile = loop.folds, loop.tile
+        masks = () if self.ev.scope.kept else loop.skipped
 
         def body_of_step() -> None:
-            self.unless_hidden(masks, lambda: self.body(targets, outs, merged))
+            skip_hidden(self.ev, masks, lambda: self.body(loop))
 
-        joint = self.schedule.reductions.lane_states and any(
-            t.id in merged or self.one_each(t) for t in targets
-        )
-        for s in self.segments(c, tile, exact, targets, outs, joint):
+        for s in self.segments(loop, c):
             for t in targets:
-                self.widen(t, c, s.truths, s.mask)
-            span = s.start, dims.sub(s.stop, dims.ONE)
-            inner = (lambda: self.leave(targets)) if s.left_out else body_of_step
+                widen_state(self.ev, t, c, s.truths, s.mask)
+            piece = partial(
+                self.piece, c, tile, s, (lambda: self.leave(loop)) if s.left_out else body_of_step
+            )
             if s.entries is not None:
-                self.out.append(self.over_list(s, s.entries, partial(self.one_step, c, tile, s, inner)))
-                continue
-            body = self.block(c, tile, s.mask, inner, span, s.truths)
-            if s.once and any(
-                map(self.one_each, targets)
-            ):  # no loop, whose loads would be under way ahead of time
-                only = Loop(c, s.start, dims.add(s.start, dims.integer(tile)), tile, body)
-                self.out.append(Branch(call("lt", s.start, s.stop), (only,)))
+                self.ev.out.append(loop_over_list(self.ev, s, s.entries, piece))
+            # Where there is one step: no loop, whose loads would be under way ahead of time.
+            elif s.once and any(takes_one_each(self.schedule, t) for t in targets):
+                only = replace(piece(s.start, s.stop), stop=dims.add(s.start, dims.integer(tile)))
+                self.ev.out.append(Branch(call("lt", s.start, s.stop), (only,)))
             else:
-                self.out.append(Loop(c, s.start, s.stop, tile, body))
+                self.ev.out.append(piece(s.start, s.stop))
 
-    def one_step(self, c: Axis, tile: int, s: Segment, inner: Callable[[], None], start: Expr) -> Loop:
-        """A step of a segment, from `start` on."""
-        stop = dims.add(start, dims.integer(tile))
+    def piece(
+        self, c: Axis, tile: int, s: Segment, inner: Callable[[], None], start: Expr, stop: Expr
+    ) -> Loop:
+        """The loop over `c` from `start` to `stop`, which lie in a segment."""
         span = start, dims.sub(stop, dims.ONE)
-        return Loop(c, start, stop, tile, self.block(c, tile, s.mask, inner, span, s.truths))
+        return Loop(c, start, stop, tile, self.ev.block(c, tile, s.mask, inner, span, s.truths))
 
-    def walk_blocks(
-        self, c: Axis, lengths: Sequence[int], targets: Sequence[Item], outs: Sequence[Item], merged: Merges
-    ) -> None:
+    def walk_blocks(self, loop: LoopPlan, c: Axis, lengths: Sequence[int]) -> None:
         """Several levels of states, so that no sum in floating point is one long chain."""
         if not lengths:
-            self.walk(c, targets, outs, merged)
+            self.walk(loop, c)
             return
+        targets = loop.folds
         start, stop = self.range_of(c)
         length, *rest = lengths
         step = dims.integer(length)
         point = Axis(f"b{len(lengths)}_{c.name[1:]}", dims.ceildiv(dims.sub(stop, start), step))
         first = dims.add(start, dims.mul(axis(point), step))
         last = dims.add(first, step)
-        whole = {t.id: self.states[t.id] for t in targets}
+        whole = {t.id: self.ev.states[t.id] for t in targets}
 
         def inner() -> None:
             for t in targets:
-                self.declare(t)
-            self.ranges[c] = (
-                first,
-                last if dims.divisible(dims.sub(stop, start), length) else dims.minimum(stop, last),
-            )
-            self.walk_blocks(c, rest, targets, outs, merged)
+                declare_state(self.ev, t)
+            even = dims.divisible(dims.sub(stop, start), length)
+            self.ranges[c] = first, last if even else dims.minimum(stop, last)
+            self.walk_blocks(loop, c, rest)
             self.ranges[c] = (start, stop)
-            self.add_level(targets, whole, merged)
+            add_level(self.ev, targets, whole, loop.merges)
 
-        body = self.block(point, 1, None, inner)
-        self.states |= whole
-        self.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
+        body = self.ev.block(point, 1, None, inner)
+        self.ev.states |= whole
+        self.ev.out.append(Loop(point, dims.ZERO, point.extent, 1, body))
 
-    def segments(
-        self, c: Axis, tile: int, exact: bool, targets: Sequence[Item], outs: Sequence[Item], joint: bool
-    ) -> list[Segment]:
-        """The loops over `c`: parts of its range in which conditions do not change. `joint`: lanes have states that
-        depend on each other, which a mask makes dear."""
-        reached = [j for i in (*targets, *outs) for j in self.reachable(i)]
-        roots = [r for i in reached for r in self.hinted.items[i.id].roots]
-        trimmed = () if outs or not self.schedule.reductions.trim else targets
+    def segments(self, loop: LoopPlan, c: Axis) -> list[Segment]:
+        """Parts of a loop's range in which conditions do not change."""
+        scope, tile = self.ev.scope, loop.tile
+        exact = c in self.ranges and dims.divisible(c.extent, tile)
+        roots = [r for i in loop.reached for r in self.start.hinted.items[i.id].roots]
+        trimmed = () if loop.outputs or not self.schedule.reductions.trim else loop.folds
         start, stop = self.range_of(c)
-        product = any(c in i.axes and i.id in self.contractions for i in reached)
-        kept = self.unwritten(reached)
-        if product or not self.schedule.tiling.peel:
-            steps = Steps(c, start, stop, tile)
-            hinted = () if kept else [self.hinted.items[t.id] for t in trimmed]
-            whole = start is dims.ZERO and stop is c.extent
-            listed = self.listed(c, tile, whole, hinted, roots)
-            if listed is not None:
-                return listed
-            ends = self.ends()
-            found = tiled_segments(steps, roots, self.scope.spans, hinted, exact, product or joint, ends)
-            return self.ended(found, ends)
-        scalars = frozenset(a for a, t in self.scope.bound.items() if t == 1)
-        pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, self.scope.truths)
-        return [
-            s for p in pieces for s in segments(c, tile, p, exact and not p.truths, self.schedule.tiling.peel)
-        ]
+        kept = self.unwritten(loop)
+        if not loop.tiled:
+            scalars = frozenset(a for a, t in scope.bound.items() if t == 1)
+            pieces = split_range(c, (start, stop), tile, roots, scalars, trimmed, kept, scope.truths)
+            peel = self.schedule.tiling.peel
+            return [s for p in pieces for s in segments(c, tile, p, exact and not p.truths, peel)]
+        steps = Steps(c, start, stop, tile, exact)
+        listed = None if kept else list_segments(self.ev, steps, loop.listed, roots)
+        if listed is not None:
+            return listed
+        ends, hidden = readable_ends(self.ev), Hidden() if kept else loop.hidden
+        made = tiled_segments(steps, roots, scope.spans, hidden, loop.split, ends)
+        return compute_ends(self.ev, made, ends)
 
-    def unwritten(self, items: Sequence[Item]) -> list[Expr]:
-        """The expressions of `items` that this pass is to leave in scratch."""
-        inside = {x for i in items for r in i.roots for x in walk(r)}
-        return [x for x in self.scope.kept if x not in self.scope.ready and x in inside]
+    def unwritten(self, loop: LoopPlan) -> list[Expr]:
+        """The expressions that a pass is to leave in scratch."""
+        if not self.ev.scope.kept:
+            return []
+        inside = {x for i in loop.reached for r in i.roots for x in walk(r)}
+        return [x for x in self.ev.scope.kept if x not in self.ev.scope.ready and x in inside]
 
-    def leave(self, targets: Sequence[Item]) -> None:
-        """Put into scratch what later passes find there, where the folds `targets` take only identities."""
-        for x in self.unwritten([j for t in targets for j in self.reachable(t)]):
-            value = constant_under(x, self.scope.truths)
+    def leave(self, loop: LoopPlan) -> None:
+        """Put into scratch what later passes find there, where the folds of a loop take only identities."""
+        for x in self.unwritten(loop):
+            value = constant_under(x, self.ev.scope.truths)
             assert value is not None
             self.fill(x, const(value, x.dtype))
 
     def fill(self, x: Expr, value: Expr) -> None:
         """Put one value into all of the place of `x` in scratch that belongs to what is bound here."""
-        placed = {a.value for a in axes_of(self.scope.kept[x].offset)} - set(self.scope.bound)
+        placed = {a.value for a in axes_of(self.ev.scope.kept[x].offset)} - set(self.ev.scope.bound)
         c = next((c for c in self.schedule.tiling.classes if c.axis in placed), None)
         if c is None:
-            self.leave_in_scratch(x, value)
+            self.ev.leave_in_scratch(x, value)
             return
         start, stop = self.range_of(c.axis)
         whole = dims.divisible(dims.sub(stop, start), c.tile)
         mask = None if whole else call("lt", axis(c.axis), stop)
-        body = self.block(
-            c.axis, c.tile, mask, lambda: self.fill(x, value), (start, dims.sub(stop, dims.ONE))
-        )
-        self.out.append(Loop(c.axis, start, stop, c.tile, body))
+        span = start, dims.sub(stop, dims.ONE)
+        body = self.ev.block(c.axis, c.tile, mask, lambda: self.fill(x, value), span)
+        self.ev.out.append(Loop(c.axis, start, stop, c.tile, body))
 
     def range_of(self, c: Axis) -> tuple[Expr, Expr]:
         return self.ranges.get(c, (dims.ZERO, c.extent))
 
-    def reachable(self, item: Item) -> list[Item]:
-        """An item and the folds that it would have computed inside its loop."""
-        return [*self.cone(folds_read(item.roots)), item]
-
     def steady(self, item: Item) -> tuple[Expr, ...]:
         """The expressions of an item of which parts may be the same in every step."""
-        product = self.contractions.get(item.id)
-        return item.roots if product is None else (self.operand(product.left), self.operand(product.right))
+        product = self.ev.contractions.get(item.id)
+        sides = () if product is None else (product.left, product.right)
+        return tuple(stored_operand(self.ev, side) for side in sides) or item.roots
 
-    def body(self, targets: Sequence[Item], outs: Sequence[Item], merged: Merges) -> None:
-        here: list[Item] = []
-        inner: dict[Axis, list[Item]] = {}
-        for t in targets:
-            rest = [
-                c.axis
-                for c in self.schedule.tiling.classes
-                if c.axis in t.reduce and c.axis not in self.scope.bound
-            ]
-            if rest:
-                inner.setdefault(rest[0], []).append(t)
-            else:
-                here.append(t)
-        self.step(here, merged)
-        for c, group in inner.items():
-            self.compute(self.whole_before(c, group), [])
-            self.loop(c, group, [], merged, False)
-        if outs:
-            self.compute([], outs)
-
-    def whole_before(self, c: Axis, targets: Iterable[Item]) -> list[int]:
-        """The folds that `targets` read in a loop over `c`, but that need all of `c` themselves, or what they are made
-        of does: a step of that loop has a part of it only."""
-        found: dict[int, None] = {}
-        todo = list(dict.fromkeys(f for t in targets for f in folds_read(t.roots)))
-        for f in todo:
-            if c in self.form.items[f].kept:
-                todo += [d for d in folds_read(self.form.items[f].roots) if d not in todo]
-            elif any(c in g.reduce for g in self.cone([f])):
-                found[f] = None
-        return list(found)
+    def body(self, loop: LoopPlan) -> None:
+        """What a step of a loop does."""
+        around, self.at = self.at, loop
+        advance_states(self.ev, loop.advanced, loop.merges)
+        self.write(loop.inside)
+        self.at = around
 
     def keep(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
-        axes = [
-            p.axis
-            for p in self.schedule.tiling.classes
-            if p.axis in free and self.scope.bound.get(p.axis, 2) > 1
-        ]
+        classes = [p.axis for p in self.schedule.tiling.classes]
+        axes = [a for a in classes if a in free and self.ev.scope.bound.get(a, 2) > 1]
         offset, size = dims.ZERO, dims.ONE
         for a in sorted(axes, key=lambda a: a == self.schedule.tiling.lane, reverse=True):
             start, _ = self.range_of(a)
@@ -468,5 +315,5 @@ class _Lowering(Listed):
         if buffer is None:
             buffer = self.buffers[x, size] = Buffer(f"s{len(self.scratch)}", x.dtype, size, Place.SCRATCH)
             self.scratch.append(buffer)
-        self.scope.kept[x] = Kept(buffer, offset)
-        self.written.discard(x)
+        self.ev.scope.kept[x] = Kept(buffer, offset)
+        self.ev.written.discard(x)

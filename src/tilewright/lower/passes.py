@@ -24,22 +24,17 @@ def pass_numbers(
     apart: set[int] = set()
     while True:
         numbers, merges = _numbered(cone, outputs, c, folds, apart, together)
-        late = [
-            i for i, m in merges.items() if any(numbers.get(f, numbers[i]) != numbers[i] for f in m.beside)
-        ]
-        if not late:
+        steps = {i: {numbers.get(f, numbers[i]) for f in m.beside} for i, m in merges.items()}
+        late = next((i for i, found in steps.items() if found - {numbers[i]}), None)
+        if late is None:
             return numbers, merges
-        apart.add(late[0])
+        apart.add(late)
 
 
 def _numbered(
-    cone: Sequence[Item],
-    outputs: Sequence[Item],
-    c: Axis,
-    folds: Mapping[int, Item] | None,
-    apart: Collection[int],
-    together: Collection[Axis],
-) -> tuple[Numbers, Merges]:
+    cone: Sequence[Item], outputs: Sequence[Item], c: Axis, folds: Mapping[int, Item] | None,
+    apart: Collection[int], together: Collection[Axis],
+) -> tuple[Numbers, Merges]:  # fmt: skip
     numbers: Numbers = {}
     merges: Merges = {}
     inside = {i.id: i for i in cone}
@@ -52,15 +47,17 @@ def _numbered(
             late = (c in up.reduce or up.scan == c) and not (up.scan == c and c in i.kept)
             number = max(number, numbers[d] + late)
             waits += [d] if late else []
-        if (
-            folds is not None
-            and waits
-            and i.id not in apart
-            and tuple(a for a in i.reduce if a not in together) == (c,)
-        ):
+        alone = [a for a in i.reduce if a not in together] == [c]
+        if folds is not None and waits and i.id not in apart and alone:
             merge = follow(i, [inside[d] for d in waits if numbers[d] + 1 == number], folds)
             if merge is not None:
                 merges[i.id] = merge
                 number -= 1
         numbers[i.id] = number
     return numbers, merges
+
+
+def moving_folds(merges: Merges) -> set[int]:
+    """Folds whose new values others need within the step."""
+    counts = {m.count for m in merges.values() if m.count is not None}
+    return {g for m in merges.values() for g in m.statistics} | counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.analysis.data_masks import explain_unbounded_loops
 from tilewright.analysis.size_hints import NO_HINTS, SizeHints
 from tilewright.errors import IllegalSchedule
 from tilewright.form.classes import make_form
@@ -22,7 +23,6 @@ from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Schedule
-from tilewright.lower.data_bounds import explain_unbounded_loops
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
