@@ -28,6 +28,23 @@ def test_a_list_of_inputs() -> None:
     agrees(run, weight(), torch.randn(3, 8), *(torch.randn(3, 8) for _ in range(STEPS)))
 
 
+@pytest.mark.parametrize("view", [False, True])
+def test_equal_fills_of_which_one_is_written_first(view: bool) -> None:
+    """Of equal fills one is enough, but not where something wrote into one."""
+
+    def run(w: Tensor, h: Tensor) -> Tensor:
+        fills = [torch.zeros(3, 8) for _ in range(STEPS)]
+        if view:
+            fills[4][0] = 2.0
+        else:
+            fills[3].add_(5)
+        for fill in fills:
+            h = torch.tanh(h @ w) + fill
+        return h
+
+    agrees(run, weight(), torch.randn(3, 8))
+
+
 def test_a_tensor_that_one_step_reads_and_that_every_step_reads() -> None:
     def run(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
         rows = x.unbind(0)

@@ -225,10 +225,12 @@ class _Placed:
         return part if what.step > 0 else self.call(torch.flip, part, (0,))
 
     def gathered(self, nodes: Sequence[fx.Node]) -> fx.Node:
-        """One tensor of what the steps read each of its own. Of equal fills it takes one."""
+        """One tensor of what the steps read each of its own. Of equal fills that only they read it takes one: what else
+        reads them may write into them, through a view too."""
         first = nodes[0]
         calls = {(n.op, n.target, str(n.args), str(n.kwargs)) for n in nodes}
-        if first.target in _FILLS and len(calls) == 1 and not first.all_input_nodes:
+        alone = all(user in self.inside for n in nodes for user in n.users)
+        if first.target in _FILLS and len(calls) == 1 and not first.all_input_nodes and alone:
             shape = cast(Tensor, val_of(first)).shape
             made = self.call(torch.unsqueeze, self.values[first], 0)
             return self.graph.call_method("expand", (made, len(nodes), *(-1 for _ in shape)))
