@@ -13,11 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from tilewright.capture.aliasing.overlapping import OverlappingWrite
 from tilewright.capture.autograd.joint import Recorder, Runner, through_autograd
 from tilewright.capture.exported import exported
 from tilewright.capture.onnx import OnnxModule, load
 from tilewright.capture.placement.device import ADMITTED
-from tilewright.pipeline.compiler import COMPILATIONS, Compilation, Compiled, as_captured, compile_fx
+from tilewright.pipeline.compiler import (
+    COMPILATIONS,
+    Compilation,
+    Compiled,
+    as_captured,
+    as_program,
+    compile_fx,
+)
 from tilewright.pipeline.trace import Trace
 from tilewright.plan.coverage import Coverage, total
 from tilewright.runtime.call.dynamic_dims import DimsLike, Naming
@@ -73,11 +81,18 @@ class Session:
         return Session(self.options)
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
-        """Compile what Dynamo captured."""
-        return through_autograd(
-            gm, example_inputs, self._build, freeze=bool(self.options.freeze),
-            plain=None if self.options.strict else self._plain, recorder=self.recorder,
-        )  # fmt: skip
+        """Compile what Dynamo captured. What writes into tensors that overlap with themselves runs as it is."""
+        try:
+            return through_autograd(
+                gm, example_inputs, self._build, freeze=bool(self.options.freeze),
+                plain=None if self.options.strict else self._plain, recorder=self.recorder,
+            )  # fmt: skip
+        except OverlappingWrite as refused:
+            if self.options.strict:
+                raise
+            done, run = as_program(gm, refused.message)
+            self.compiled.append(done)
+            return run
 
     def _build(self, gm: fx.GraphModule, kind: str, frozen: Mapping[str, Tensor]) -> Runner:
         done = compile_fx(gm, self.options, frozen=frozen, trusted=True, kind=kind)

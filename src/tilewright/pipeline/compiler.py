@@ -182,6 +182,23 @@ def as_captured(
     return _noted(gm, frozen or {}, Captured(gm, frozen or {}), made, options)
 
 
+def as_program(gm: fx.GraphModule, reason: str) -> tuple[Compiled, Callable[..., object]]:
+    """A program as Dynamo captured it, all of it library calls by need for one `reason`; and what runs it in eager
+    mode, with its own gradients."""
+    made = Compilation("program", captured_coverage(gm, reason), Trace())
+    STATS.fallbacks += 1
+    done = Compiled(Captured(gm, {}), made)
+    COMPILATIONS.add(done.executable, made)
+    LOG.info("%s", made)
+    return done, partial(_run_program, done, gm)
+
+
+def _run_program(kept: Compiled, gm: fx.GraphModule, *args: object) -> object:
+    """Run in eager mode what is `kept` among the compilations meanwhile."""
+    del kept
+    return gm(*args)
+
+
 def _noted(
     gm: fx.GraphModule, frozen: Mapping[str, Tensor], executable: Executable | Captured, made: Compilation,
     options: Options,

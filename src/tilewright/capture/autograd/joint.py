@@ -115,8 +115,8 @@ def through_autograd(
     (identity, address and version) and a change builds the graph anew."""
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
-    lay_masks(gm)
     refuse_overlapping_writes(gm)
+    lay_masks(gm)
     loops = roll_loops(gm)
     given = [*_held(gm), *example_inputs]
     build = build if plain is None else around_sides(build, plain)
