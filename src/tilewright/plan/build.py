@@ -304,6 +304,8 @@ class _Builder:
             taken.setdefault(root, share.storage)
             if home is Home.ARENA:
                 self.buffers[root] = replace(self.buffers[root], home=Home.OUTPUT)
+            if wanted != self.buffers[b].spec.strides:  # in dims of size 1, at which programs look too
+                self.buffers[b] = replace(self.buffers[b], spec=replace(self.buffers[b].spec, strides=wanted))
             return self._tensor(b)
         return self._copied(b, wanted)
 
