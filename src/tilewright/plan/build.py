@@ -37,9 +37,8 @@ def build_plan(
 ) -> Plan:
     """The plan of `cover`.
 
-    `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory
-    output k may be, as in the program: an input's, or that of outputs in the same storage; other outputs get memory of
-    their own. `core_ns`
+    `symbols` is the order in which generated code receives sizes. `shares[k]` says whose memory output k may be, as in
+    the program: an input's, or that of outputs in the same storage; other outputs get memory of their own. `core_ns`
     says how long one core takes for a step. With `late`, memory is taken when it is needed, for plans whose inputs are
     given back while they run, or whose results pile up; its sizes say what is worth it. Raises VerifyError where a
     value has no home or a size symbol cannot be found.

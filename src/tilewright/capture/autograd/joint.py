@@ -166,9 +166,8 @@ def _or_apart(
     """The callable for `loops`, or for the same graph without loops, `gm`, where torch cannot trace them: not where the
     compilation of a pass `failed`, which has its own ways out."""
     with kept_modes(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Error detected in Scan"
-        )  # torch traces with its detection of anomalies
+        # Torch traces with its detection of anomalies.
+        warnings.filterwarnings("ignore", "Error detected in Scan")
         try:
             return differentiated(loops)
         except (Compiling, RestartAnalysis, torch.OutOfMemoryError):
@@ -177,9 +176,8 @@ def _or_apart(
             if failed:
                 raise
             said = str(error).split("\n")[0]
-            clear_frames(
-                error.__traceback__
-            )  # what is left of a mode ends it when it is freed: here, not at any time
+            # What is left of a mode ends it when it is freed: here, not at any time.
+            clear_frames(error.__traceback__)
     LOG.warning("equal steps stay apart: torch cannot trace their loop (%s)", said)
     return differentiated(gm)
 

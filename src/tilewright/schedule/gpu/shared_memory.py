@@ -7,7 +7,7 @@ themselves (`matmul`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Axis, axes_of, axis, walk
@@ -15,10 +15,9 @@ from tilewright.ir.form import Form
 from tilewright.ir.program import Collapse, Dot, Load, Loop, Stmt, Store, TileProgram, is_binding, streams
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.schedule.scheduler import Lowered
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_COST
-
-Lowered = Callable[[Form, Schedule], TileProgram]
 
 
 def fit_shared_memory(form: Form, schedule: Schedule, target: Target, lowered: Lowered) -> Schedule:
