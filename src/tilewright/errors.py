@@ -90,12 +90,12 @@ class CompilerMissing(BuildError):
 
 
 class IllegalSchedule(TilewrightError):
-    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `place` is
-    where in the kernel the op stands that "a reduction" in the message means (-1: none)."""
+    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `source` is
+    the place in the kernel of the op that "a reduction" in the message means (-1: none)."""
 
-    def __init__(self, message: str, *, law: str, place: int = -1, phase: str = "schedule") -> None:
+    def __init__(self, message: str, *, law: str, source: int = -1, phase: str = "schedule") -> None:
         super().__init__(message, phase=phase)
-        self.law, self.place = law, place
+        self.law, self.source = law, source
 
     def __str__(self) -> str:
         """As the base class, with the law at the end."""

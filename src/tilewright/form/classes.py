@@ -238,10 +238,10 @@ def _clone_misfits(form: Form, budget: int) -> Form:
             return made[x]
         if any(y.op in ("read", "value") for a in x.args for y in walk(a)):
             raise IllegalSchedule(
-                "a reduction is read at an index that comes from data", law=_PLAIN, place=fold.source
+                "a reduction is read at an index that comes from data", law=_PLAIN, source=fold.source
             )
         if fold.scan is not None or len(items) - len(form.items) >= budget:
-            raise IllegalSchedule("a reduction is read through a map", law=_PLAIN, place=fold.source)
+            raise IllegalSchedule("a reduction is read through a map", law=_PLAIN, source=fold.source)
         fresh = {a: Axis(f"c{age + k}", a.extent) for k, a in enumerate(fold.reduce)}
         age += len(fresh)
         table = {axis(a): axis(b) for a, b in fresh.items()} | {

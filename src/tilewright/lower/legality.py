@@ -35,13 +35,13 @@ def check_roles(form: Form, schedule: Schedule) -> None:
         for a in item.reduce:
             if roles[a].role is Role.GRID:
                 said = f"a reduction runs over {a.name}"
-                raise IllegalSchedule(said, law="no reduction runs over a grid class", place=item.source)
+                raise IllegalSchedule(said, law="no reduction runs over a grid class", source=item.source)
         advanced = item.reduce if item.scan is None else (*item.reduce, item.scan)
         for d in item.kept:
             for c in advanced:
                 if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
                     said = f"a reduction keeps {d.name} inside {c.name}"
-                    raise IllegalSchedule(said, law=_NEST, place=item.source)
+                    raise IllegalSchedule(said, law=_NEST, source=item.source)
         if item.scan is not None and roles[item.scan].role not in (Role.SCAN, Role.RESIDENT):
             said = f"{item.scan.name} is scanned"
             raise IllegalSchedule(said, law="a scan runs in order", phase="schedule")
@@ -64,7 +64,7 @@ def _check_scans(form: Form) -> None:
             for d in running.intersection(folds_read(item.roots)):
                 if c not in item.kept or numbers[item.id] != numbers[d]:
                     raise IllegalSchedule(
-                        "every step of a reduction that runs is needed elsewhere", place=folds[d].source,
+                        "every step of a reduction that runs is needed elsewhere", source=folds[d].source,
                         law="a running reduction is read in its own pass",
                     )  # fmt: skip
                 running.add(item.id)
