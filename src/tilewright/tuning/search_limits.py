@@ -342,6 +342,19 @@ TIMER = TimerLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionLimits:
+    """Timing of convolutions on a GPU, each in a captured graph."""
+
+    runs_per_replay: int = 20
+    """Runs one after the other in a graph, so that its own start is little beside them."""
+    replays: int = 5
+    """Replays of which the fastest counts."""
+
+
+CONVOLUTIONS = ConvolutionLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementLimits:
     """Timing for a user."""
 

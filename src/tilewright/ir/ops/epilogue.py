@@ -16,9 +16,7 @@ from tilewright.ir.sizes import dims
 from . import pointwise
 
 
-def template(
-    declare: Callable[..., Value], tensors: int = 1, constants: int = 0, dtype: DType = f32
-) -> Expr:
+def template(declare: Callable[..., Value], tensors: int = 1, constants: int = 0, dtype: DType = f32) -> Expr:
     """The body of a declaration over slots: e0, e1, ... are elements of its tensors, c0, c1, ... its scalars."""
     b = Builder()
     operands = [b.value((dims.integer(2),), dtype) for _ in range(tensors)]
