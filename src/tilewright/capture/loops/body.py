@@ -50,7 +50,8 @@ def loop_call(
     gate = operand(going) if going is not None else None
     groups = [[operand(v) for v in group] for group in (carried, sliced, tensors)]
     call = LibraryCall(
-        "loop", TracedLoop(module, tuple(order), stacked, loop.backwards), (steps, gate, *groups, numbers), reason="loop",
+        "loop", TracedLoop(module, tuple(order), stacked, loop.backwards), (steps, gate, *groups, numbers),
+        reason="loop",
         pure=all(op.call is None or op.call.pure for op in body.ops), reuses=-1,
         lies=tuple(dims.dense_strides(v.shape) for v in inputs), loop=loop,
     )  # fmt: skip
