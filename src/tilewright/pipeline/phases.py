@@ -10,6 +10,7 @@ from tilewright.analysis.size_hints import SizeHints, representative
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
+from tilewright.library.convolution_layout import lay_channels_innermost
 from tilewright.library.fuse_convolutions import fuse_convolutions
 from tilewright.library.select import select
 from tilewright.library.specialise import specialise
@@ -136,7 +137,9 @@ def _fuse_convolutions(state: State) -> State:
     asked = state.request
     store = Store(default_root(asked.options))
     timer = ConvolutionTimer(state.target, store, state.solver.hints, asked.place.device)
-    return state.with_graph(fuse_convolutions(state.graph, timer))
+    # In training each pass has a graph of its own, and memory formats are part of what one hands to the other.
+    graph = state.graph if asked.place.late else lay_channels_innermost(state.graph, timer)
+    return state.with_graph(fuse_convolutions(graph, timer))
 
 
 def _normalise(state: State) -> State:

@@ -28,7 +28,8 @@ _ops = torch.ops.aten
 
 @dataclass(frozen=True)
 class RectifiedConvolution(Routine):
-    """max(x * w + b, 0), or max(x * w + b + z, 0) if something is `added`, for operands x, w, b (may be None), z."""
+    """max(x * w + b, 0), or max(x * w + b + z, 0) if something is `added`, for operands x, w, b (may be None), z; the
+    result has its channels innermost."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -41,9 +42,13 @@ class RectifiedConvolution(Routine):
         window = (self.stride, self.padding, self.dilation, self.groups)
         if self.added:
             with_sum = _ops.cudnn_convolution_add_relu.default
-            return lambda x, w, b, z: with_sum(x, w, z, 1.0, b, *window)
+            return lambda x, w, b, z: with_sum(_laid(x), w, _laid(z), 1.0, b, *window)
         alone = _ops.cudnn_convolution_relu.default
-        return lambda x, w, b: alone(x, w, b, *window)
+        return lambda x, w, b: alone(_laid(x), w, b, *window)
+
+
+def _laid(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True, eq=False)
