@@ -155,9 +155,13 @@ def _seconds(run: Run) -> float:
     with torch.cuda.stream(stream):
         run()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other threads go on meanwhile; `torch.cuda.graph` would collect garbage and give back memory first.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
             for _ in range(CONVOLUTIONS.runs_per_replay):
                 run()
+        finally:
+            graph.capture_end()
         times: list[float] = []
         for _ in range(CONVOLUTIONS.replays):
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
