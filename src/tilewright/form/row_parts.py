@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.online.cascade import Link, cascade, part_body
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
+from tilewright.ir.expr import Axis, Expr, axis, call, const, is_const, make, substitute, walk
 from tilewright.ir.form import Form, Item
-from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
+from tilewright.rewrite.split.merge_laws import means_of_parts
 from tilewright.target import Target
 from tilewright.tuning.thresholds import FORMS
 
@@ -131,7 +130,7 @@ def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
         if x.links is None:
             count = const(dims.static(q.extent) or 1, dtype)
             near = call("div", of_part, count)
-            whole, results = _moments(dtype), (1, 2)
+            whole, results = means_of_parts(dtype), (1, 2)
             body = tuple(substitute(b, {x.through: near}) for b in second.body)
             pair = (count, near)
         else:
@@ -162,21 +161,3 @@ def _part_of(items: list[Item], fold: Item, body: tuple[Expr, ...], p: Axis, q: 
     kept = (*fold.kept, p)
     items.append(replace(fold, id=len(items), kept=kept, reduce=(q,), body=body))
     return make("value", tuple(map(axis, kept)), body[0].dtype, (len(items) - 1, 0))
-
-
-def _slots(side: str, dtype: DType, count: int) -> tuple[Expr, ...]:
-    return tuple(slot(side, k, dtype) for k in range(count))
-
-
-def _moments(dtype: DType) -> Reduction:
-    """(count, mean, sum of squared deviations) of parts; large means do not overflow where there was nothing before."""
-    (na, ma, sa), (nb, mb, sb), zero = _slots("a", dtype, 3), _slots("b", dtype, 3), const(0, dtype)
-    n = call("add", na, nb)
-    share = where(call("eq", n, zero), zero, call("div", nb, n))
-    delta = call("sub", mb, ma)
-    moved = call("mul", delta, share)
-    spread = call("add", call("add", sa, sb), call("mul", call("mul", delta, na), moved))
-    return Reduction(
-        "moments of parts", (dtype,) * 3, (dtype,) * 3, (zero,) * 3, _slots("e", dtype, 3),
-        (n, call("add", ma, moved), spread), (na, ma, sa),
-    )  # fmt: skip

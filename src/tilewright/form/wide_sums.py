@@ -24,7 +24,8 @@ from tilewright.ir.expr import Expr, call, cast, make, transform, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.reduction import Reduction, sum_
 from tilewright.ir.schedule import Schedule
-from tilewright.rewrite.split.wide_parts import IN_DOUBLES, OF_PARTS, SINGLES, TO_DOUBLES, cancels
+from tilewright.rewrite.split.merge_laws import IN_DOUBLES, OF_PARTS, SINGLES, TO_DOUBLES
+from tilewright.rewrite.split.wide_parts import cancels
 
 
 def with_wide_sums(form: Form, schedule: Schedule) -> Form:

@@ -151,7 +151,9 @@ def _compile_loops(state: State) -> State:
 
 def _split(state: State) -> State:
     laid = replace(state.graph, layouts=choose_layouts(state.graph))
-    return state.with_graph(split_reductions(laid, state.solver.price, state.target, state.solver.hints))
+    solver = state.solver
+    split = split_reductions(laid, solver.price, state.target, solver.scheduler.splits, solver.hints)
+    return state.with_graph(split)
 
 
 def _partition(state: State) -> State:

@@ -157,10 +157,8 @@ class _Windows:
 
     def in_fastest_parts(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
-        halves = [
-            split_reduction(op, self.fresh + k, self.solver.target, self.solver.hints)
-            for k, op in enumerate(ops)
-        ]
+        target, policy, hints = self.solver.target, self.solver.scheduler.splits, self.solver.hints
+        halves = [split_reduction(op, self.fresh + k, target, policy, hints) for k, op in enumerate(ops)]
         self.fresh += len(ops)
         pairs = [list(zip(*both, strict=True)) for both in zip(*halves, strict=True)]
         ways = ((pair, sum(map(self.seconds, pair))) for pair in pairs)

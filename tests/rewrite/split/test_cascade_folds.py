@@ -9,7 +9,7 @@ from tests.support.corpus import Case
 from tests.support.one_kernel import capture
 from torch import Tensor
 
-from tilewright.rewrite.split.reduction import find_cascaded
+from tilewright.rewrite.split.cascades import waiting_reductions
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(2092, torch.float16), (129, torch.float32)])
@@ -28,6 +28,6 @@ def test_folds_that_wait_for_each_other_stay_together(rows: int, dtype: torch.dt
 def test_folds_over_other_elements_do_not_wait() -> None:
     graph = capture(Case("two", lambda x: (x.sum(1) * 2).sum(), ((64, 256),)), False)
     first, second = (op for op in graph.ops if op.expr is not None and op.expr.reduction is not None)
-    assert not find_cascaded(graph) & {first, second}
+    assert not waiting_reductions(graph) & {first, second}
     graph = capture(Case("two", lambda x: (x - x.sum(1, keepdim=True)).exp().sum(1), ((64, 256),)), False)
-    assert len(find_cascaded(graph)) == 2
+    assert len(waiting_reductions(graph)) == 2

@@ -19,6 +19,7 @@ from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
 from tilewright.rewrite.split.reduction import split_reduction
 from tilewright.rewrite.split.seen_reads import Inside
+from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target
 
@@ -30,7 +31,9 @@ def halves(case: Case, target: Target) -> tuple[Graph, Op, Op]:
     """The sum of a program in two steps."""
     graph = capture(case, False)
     (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
-    return graph, *split_reduction(op, 1000, target, NO_HINTS, Inside(graph, NO_HINTS))[0]
+    return graph, *split_reduction(
+        op, 1000, target, scheduler_of(target).splits, NO_HINTS, Inside(graph, NO_HINTS)
+    )[0]
 
 
 def in_steps(case: Case, x: Tensor) -> np.ndarray:

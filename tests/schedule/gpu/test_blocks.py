@@ -117,8 +117,8 @@ def test_argmax_in_parts_finds_the_first_place(rows: int) -> None:
     x = torch.randn(2, 4096)
     x[0, [3000, 3500]] = 9.0
     x[1, [2900 + rows, 4000]] = float("nan")
-    first, second = split_reduction(op, 1000, PRESETS["sm_90"], NO_HINTS)[0]
     solver = Solver(PRESETS["sm_90"], Options())
+    first, second = split_reduction(op, 1000, solver.target, solver.scheduler.splits, NO_HINTS)[0]
     parts = solver.solve(Kernel((first,), first.outputs), graph.layouts)
     held = run_program(parts.program, [x.numpy(), None, None], {}, FLOATS)
     whole = solver.solve(Kernel((second,), second.outputs), graph.layouts)

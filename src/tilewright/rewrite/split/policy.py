@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tilewright.errors import IllegalSchedule
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.kernel import Kernel, Price
+from tilewright.tuning.thresholds import SplitThresholds
 
 W = TypeVar("W")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPolicy:
+    """How reductions are split for a kind of processor; its scheduler says so."""
+
+    limits: SplitThresholds
+    together: bool
+    """Whether reductions that read each other are split together, and neighbouring axes as one: threads that share a
+    grid point hold the elements of a part between two reductions, and walk any axis."""
 
 
 def part_counts(counts: Iterable[int], extent: int, min_elements: int) -> list[int]:

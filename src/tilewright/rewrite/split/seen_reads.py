@@ -1,7 +1,7 @@
-"""What folds read, seen through the pointwise ops before them, and neighbouring axes as one.
+"""What reductions read, seen through the pointwise ops before them, and neighbouring axes as one.
 
-A fold of [n, h, w, c] over n, h and w, of elements that lie one behind the other in all memory that is read, is a fold
-of one long axis: it has as many parts as a machine wants, whatever n is.
+A sum of [n, h, w, c] over n, h and w, of elements that lie one behind the other in all memory that is read, is a sum
+over one long axis: it has as many parts as a machine wants, whatever n is.
 """
 
 from __future__ import annotations

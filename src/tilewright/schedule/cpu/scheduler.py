@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
+from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
+from tilewright.tuning.thresholds import CPU_SPLITS
 
 from .cost import vector_seconds
 from .matmul import matmul_schedule
@@ -21,6 +23,7 @@ class Vectors:
 
     begin_multiple = 1
     follows_lists = False
+    splits = SplitPolicy(CPU_SPLITS, together=False)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """Register tiles of a product, or else vectors."""
