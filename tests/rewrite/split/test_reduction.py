@@ -17,7 +17,7 @@ from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Kernel
 from tilewright.options import Options
-from tilewright.rewrite.split.reduction import split_reduction
+from tilewright.rewrite.split.reduction import list_splits
 from tilewright.rewrite.split.seen_reads import Inside
 from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import Solver
@@ -31,7 +31,7 @@ def halves(case: Case, target: Target) -> tuple[Graph, Op, Op]:
     """The sum of a program in two steps."""
     graph = capture(case, False)
     (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
-    return graph, *split_reduction(
+    return graph, *list_splits(
         op, 1000, target, scheduler_of(target).splits, NO_HINTS, Inside(graph, NO_HINTS)
     )[0]
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from tilewright.analysis.online.cascade import brought
 from tilewright.analysis.online.find_cascades import Cascade, NotApart, operand_of
 from tilewright.analysis.online.law import Law, derive
-from tilewright.analysis.online.running import Upstream, empty
+from tilewright.analysis.online.running import Upstream, empty, shown
+from tilewright.analysis.online.terms import RunningStatistic
 from tilewright.ir.expr import (
     Axis,
     Expr,
     axes_of,
     axis,
-    call,
     cast,
     const,
     make,
@@ -92,7 +92,7 @@ class _Parts:
         self.fresh = region.fresh_id()
         laws = _Laws(region, cascade)
         self.followers = {op: laws.follower(op) for op in cascade.folds}
-        self.shown = {x.statistic for x in self.followers.values() if x is not None and _raw(x.law)}
+        self.shown = {x.statistic: g for x in self.followers.values() if x is not None for g in _raw(x.law)}
 
     def graph(self) -> Graph:
         later: set[Value] = set()
@@ -179,8 +179,8 @@ class _Parts:
         if op.output in self.shown:
             axes = output_axes(part.shape)
             own = read(0, tuple(map(position, axes)), part.dtype)
-            seen = where(_nothing(own, expr.reduction.combiner), const(0, part.dtype), own)
-            self.made[op.output] = self.emit(op, "shown", (part,), TensorExpr(axes, (seen,)))
+            seen = TensorExpr(axes, (shown(self.shown[op.output], own, None, None),))
+            self.made[op.output] = self.emit(op, "shown", (part,), seen)
         self.merge(op, part, parts, follower)
 
     def merge(self, op: Op, part: Value, parts: Parts, follower: _Follower | None) -> None:
@@ -243,11 +243,6 @@ def _rounded(region: Graph, values: Collection[Value]) -> Graph:
         return replace(op, expr=replace(op.expr, body=(cast(body.args[0], body.dtype),)))
 
     return region.with_ops([change(op) for op in region.ops])
-
-
-def _nothing(state: Expr, combiner: str | None) -> Expr:
-    """Whether an extreme has seen nothing but its identity."""
-    return call("eq", state, const(-math.inf if combiner == "maximum" else math.inf, state.dtype))
 
 
 class _Laws:
@@ -342,6 +337,6 @@ class _Laws:
         return transform(body, visit)
 
 
-def _raw(law: Law) -> bool:
-    """Whether the statistic is read as it is, infinite where there is nothing."""
-    return any(g.through is g.leaf for g in law.statistics)
+def _raw(law: Law) -> list[RunningStatistic]:
+    """The statistics that are read as they are, infinite where there is nothing."""
+    return [g for g in law.statistics if g.through is g.leaf]

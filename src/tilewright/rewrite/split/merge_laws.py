@@ -10,12 +10,24 @@ what follows a running maximum or mean                the online law           `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilewright.ir.dtype import DType, f32, f64
-from tilewright.ir.expr import Expr, call, cast, const, read, slot
+from tilewright.ir.expr import Expr, call, cast, const, slot
 from tilewright.ir.reduction import Reduction, moments, sum_
-from tilewright.ir.tensor import TensorExpr
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLaw:
+    """`part` makes of a part's elements what it leaves, `whole` makes the results of that."""
+
+    part: Reduction
+    whole: Reduction
+
+
+def law_of(reduction: Reduction) -> MergeLaw:
+    """A part leaves its state."""
+    return MergeLaw(keeping_state(reduction), of_states(reduction))
 
 
 def keeping_state(reduction: Reduction) -> Reduction:
@@ -28,12 +40,10 @@ def of_states(reduction: Reduction) -> Reduction:
     return replace(reduction, elements=reduction.state, lift=_slots("e", reduction.state), step=())
 
 
-def neutral(reduction: Reduction) -> tuple[Expr, ...]:
-    """Elements whose state is the identity; none if the identity is the state of no element."""
-    if len(reduction.elements) != len(reduction.state):
-        return ()
-    found = tuple(cast(x, t) for x, t in zip(reduction.identity, reduction.elements, strict=True))
-    return found if reduction.lifted(found) == reduction.identity else ()
+def has_neutral(reduction: Reduction) -> bool:
+    """Whether there are elements whose state is the identity: those that are the identity."""
+    same = reduction.elements == reduction.state
+    return same and reduction.lifted(reduction.identity) == reduction.identity
 
 
 def _slots(side: str, types: Sequence[DType]) -> tuple[Expr, ...]:
@@ -55,14 +65,8 @@ TO_DOUBLES = replace(keeping_state(IN_DOUBLES), name="sum to doubles")
 before."""
 OF_PARTS = replace(of_states(IN_DOUBLES), name="sum of parts")
 """The sum of singles from its parts, each a double."""
-
-
-def with_wide_parts(part: TensorExpr, merge: TensorExpr) -> tuple[TensorExpr, TensorExpr]:
-    """A sum in two steps, what it leaves of each part in doubles. `merge` reads the parts as its first operand."""
-    return (
-        replace(part, body=(cast(part.body[0], f64),), reduction=sum_(f64)),
-        replace(merge, body=(read(0, merge.body[0].args, f64),), reduction=OF_PARTS),
-    )
+IN_WIDE_PARTS = MergeLaw(sum_(f64), OF_PARTS)
+"""Singles are widened before they are summed."""
 
 
 # -- moments
@@ -95,6 +99,11 @@ def _joint(a: Sequence[Expr], b: Sequence[Expr], means: Sequence[Expr]) -> tuple
     share = call("div", call("mul", a[0], b[0]), call("maximum", n, const(1, n.dtype)))
     squares = call("add", call("add", a[2], b[2]), call("mul", call("mul", apart, share), apart))
     return n, call("add", a[1], b[1]), squares
+
+
+def chunk_law(dtype: DType) -> MergeLaw:
+    """Parts of chunks leave all sums; how many elements they have follows from the sizes."""
+    return MergeLaw(moments_of_chunks(dtype), moments_and_sum(dtype))
 
 
 def moments_and_sum(dtype: DType) -> Reduction:

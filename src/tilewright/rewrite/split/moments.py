@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tilewright.analysis.moments import is_sum
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, read, substitute, walk
 from tilewright.ir.graph import Graph, Layout, Op, Value
@@ -34,9 +35,9 @@ from tilewright.rewrite.normal.normalise import drop_dead
 from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import ROW_CHUNKS, SPLIT_MOMENTS
 
-from .merge_laws import keeping_state, moments_and_sum, moments_of_chunks, moments_of_parts, with_number
+from .merge_laws import chunk_law, keeping_state, moments_of_parts, with_number
 from .origins import count_from_origin, from_memory, origin
-from .parts import Cut, Parts
+from .parts import Cut, Parts, split_reduction
 from .policy import fastest, part_counts, seconds_of
 from .row_chunks import Rows, chunk_moments
 from .seen_reads import Inside, as_one, joined_axes
@@ -141,12 +142,10 @@ def _pair(inside: Inside, second: Op) -> _Pair | None:
 
 def _is_sum(op: Op) -> bool:
     """Whether an op is a plain sum of floats, each of which is read once."""
-    e = op.expr
-    if e is None or e.reduction is None or e.scan is not None or op.kernel >= 0 or len(op.outputs) != 1:
+    if op.expr is None or op.kernel >= 0 or not is_sum(op):
         return False
     dtype = op.output.dtype
-    plain = e.reduction.combiner == "add" and e.reduction.lift[0].op == e.reduction.finish[0].op == "slot"
-    return plain and dtype.is_float and not dtype.is_half and e.body[0].dtype is dtype
+    return dtype.is_float and not dtype.is_half and op.expr.body[0].dtype is dtype
 
 
 def _same_axes(first: Op, second: Op, total: Expr) -> dict[Axis, Expr] | None:
@@ -185,28 +184,29 @@ def _in_parts(pair: _Pair, inside: Inside, fresh: int, most: int, hints: SizeHin
     expr = pair.first.expr
     assert expr is not None
     offsets = inside.offsets(pair.first)
-    joined = joined_axes(expr.reduce, offsets)
+    joined, reduce = joined_axes(expr.reduce, offsets)
+    x = substitute(expr.body[0], joined)
     moved = [substitute(o, joined) for o in offsets]
-    reduce = tuple(dict.fromkeys(a for e in joined.values() for a in _axes(e)))
     along = next((a for a in reduce for o in moved if dims.coefficient(o, axis(a)) is dims.ONE), None)
     if along is None:
         near = max(reduce, key=lambda a: hints.estimate(a.extent))
+        rest = tuple(a for a in reduce if a != near)
         rows = hints.estimate(near.extent)
-        parts = part_counts(CASCADE_PARTS.of_columns, rows, SPLIT_MOMENTS.min_column_part_rows)
+        counts = part_counts(CASCADE_PARTS.of_columns, rows, SPLIT_MOMENTS.min_column_part_rows)
         halves = inside.are_halves(pair.first)
-        return [_column_parts(pair, joined, near, n, halves, fresh) for n in parts]
+        return [_column_parts(pair, x, Rows.of(near, n), rest, fresh, halves=halves) for n in counts]
     if hints.estimate(dims.prod(expr.shape)) >= most:
         return []
     cuts = _cuts(reduce, along, hints)
-    return [_row_parts(pair, joined, cuts, fresh)] if any(c.part for c in cuts) else []
+    return [_row_parts(pair, x, cuts, fresh)] if any(c.part for c in cuts) else []
 
 
-def _row_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[Cut], fresh: int) -> _Split:
-    """The sums of each part, then the squares of the distances from its mean."""
+def _row_parts(pair: _Pair, x: Expr, cuts: Sequence[Cut], fresh: int) -> _Split:
+    """The sum of the `x` of each part, then of the squares of the distances from its mean, and the merge of both."""
     first, second = pair.first, pair.second
     assert first.expr is not None and first.expr.reduction is not None
     number, cuts = _numbered(cuts)
-    x = _placed(first.expr.body[0], joined, cuts)
+    x = substitute(x, {axis(c.whole): c.place for c in cuts})
     guard: Expr | None = None
     for c in cuts:
         guard = both(guard, c.inside)
@@ -220,7 +220,7 @@ def _row_parts(pair: _Pair, joined: Mapping[Expr, Expr], cuts: Sequence[Cut], fr
         y.op in ("mod", "floordiv") for y in walk(count)
     ):  # digits would keep the merge from being one loop
         sums, kept = parts.reduce((x, count), with_number(sum_of)), 3
-    made = tuple(Value(fresh + k, sums.shape, dtype) for k in range(kept))
+    made = parts.values(fresh, (dtype,) * kept)
     total, squares, *counted = parts.read((dtype,) * kept)
     partial = (
         replace(first, name=f"{first.name}_part", outputs=(made[0], *made[2:]), expr=sums),
@@ -239,15 +239,6 @@ def _numbered(cuts: Sequence[Cut]) -> tuple[Axis, list[Cut]]:
     digits: dict[Expr, Expr] = {}
     part = as_one([c.part for c in cuts if c.part is not None], "p", digits)
     return part, [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
-
-
-def _placed(x: Expr, joined: Mapping[Expr, Expr], cuts: Sequence[Cut]) -> Expr:
-    """An element of the whole as one of its part."""
-    return substitute(substitute(x, joined), {axis(c.whole): c.place for c in cuts})
-
-
-def _axes(e: Expr) -> list[Axis]:
-    return [x.value for x in walk(e) if isinstance(x.value, Axis)]
 
 
 def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[Cut]:
@@ -282,31 +273,27 @@ def _cut(a: Axis, length: int, number: int) -> Cut:
 
 
 def _column_parts(
-    pair: _Pair, joined: Mapping[Expr, Expr], near: Axis, count: int, halves: bool, fresh: int
+    pair: _Pair, x: Expr, rows: Rows, rest: tuple[Axis, ...], fresh: int, *, halves: bool
 ) -> _Split:
-    """The chunks of rows of `near` in each of `count` parts, and the merge of these; with one part there is nothing to
-    merge. `halves`: elements are numbers in half precision as they stand."""
+    """The chunks of the `rows` of each part, and of all of the `rest`, and the merge of these; with one part there is
+    nothing to merge. `halves`: elements are numbers in half precision as they stand."""
     first, second = pair.first, pair.second
     assert first.expr is not None
     expr, dtype = first.expr, first.output.dtype
-    rest = tuple(a for a in dict.fromkeys(x for e in joined.values() for x in _axes(e)) if a != near)
-    rows = Rows.of(near.extent, count)
     parts = Parts(expr.axes, rows.parts, (rows.chunk, *rest))
-    x = substitute(expr.body[0], joined)
-    elements = [substitute(x, {axis(near): rows.place(k)}) for k in range(ROW_CHUNKS.rows)]
-    of_chunks = moments_of_chunks(dtype)
-    whole = parts.reduce(chunk_moments(elements, origin(expr), rows, halves), of_chunks)
+    elements = [substitute(x, {axis(rows.whole): rows.place(k)}) for k in range(ROW_CHUNKS.rows)]
+    law, chunk = chunk_law(dtype), chunk_moments(elements, origin(expr), rows, halves)
     result, view = _result(pair, fresh)
     moved = Value(fresh + 4, first.output.shape, dtype)
     final, name = (first.output, result, moved), f"{second.name}_part"
     if not rows.parts:
-        alone = replace(whole, reduction=replace(of_chunks, finish=of_chunks.finish[::-1]))
+        alone = parts.reduce(chunk, replace(law.part, finish=law.part.finish[::-1]))
         return _Split((replace(first, name=name, outputs=final, expr=alone),), view, moved)
-    made = tuple(Value(fresh + 1 + k, whole.shape, dtype) for k in range(3))
     size = cast(dims.prod((rows.of_part, *(a.extent for a in rest))), dtype)
-    merged = parts.merge((size, *parts.read((dtype,) * 3)), moments_and_sum(dtype))
+    sums, merged = split_reduction(chunk, parts, law, number=(size,))
+    made = parts.values(fresh + 1, sums.dtypes)
     merge = Op(second.name, made, final, expr=merged, origin=second.origin)
-    return _Split((replace(first, name=name, outputs=made, expr=whole),), (merge, *view), moved)
+    return _Split((replace(first, name=name, outputs=made, expr=sums),), (merge, *view), moved)
 
 
 def _result(pair: _Pair, fresh: int) -> tuple[Value, tuple[Op, ...]]:

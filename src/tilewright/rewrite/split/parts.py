@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, axis, call, read, where
+from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, read, where
+from tilewright.ir.graph import Value
 from tilewright.ir.ops.common import position
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 
-from .merge_laws import neutral
+from .merge_laws import MergeLaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,15 @@ class Parts:
         products, each of the `factors` if they should stay products."""
         if self.inside is not None:
             mask = _masked_factors if factors else where
-            body = [mask(self.inside, b, n) for b, n in zip(body, neutral(reduction), strict=True)]
-        return TensorExpr(self.axes, tuple(body), self.elements, reduction)
+            pairs = zip(body, reduction.identity, strict=True)
+            body = [mask(self.inside, b, _identity(n, b.dtype)) for b, n in pairs]
+        elements = tuple(cast(b, t) for b, t in zip(body, reduction.elements, strict=True))
+        return TensorExpr(self.axes, elements, self.elements, reduction)
+
+    def values(self, fresh: int, types: Sequence[DType]) -> tuple[Value, ...]:
+        """What the parts leave, numbered from `fresh`."""
+        shape = tuple(a.extent for a in self.axes)
+        return tuple(Value(fresh + k, shape, t) for k, t in enumerate(types))
 
     def read(self, types: Sequence[DType], first: int = 0) -> tuple[Expr, ...]:
         """What a part has left, in operands from number `first` on."""
@@ -102,6 +110,21 @@ class Parts:
     def merge(self, states: Sequence[Expr], reduction: Reduction) -> TensorExpr:
         """The reduction of the `states` of all parts."""
         return TensorExpr(self.kept, tuple(states), self.numbers, reduction)
+
+
+def split_reduction(
+    body: Sequence[Expr], parts: Parts, law: MergeLaw, *, number: Sequence[Expr] = ()
+) -> tuple[TensorExpr, TensorExpr]:
+    """The reduction of each part by a law, and the merge of what these leave, its first operands; behind the `number`
+    of a part's elements, if the law asks for that."""
+    partial = parts.reduce(body, law.part)
+    return partial, parts.merge((*number, *parts.read(partial.dtypes)), law.whole)
+
+
+def _identity(state: Expr, dtype: DType) -> Expr:
+    """The element whose state that is."""
+    assert isinstance(state.value, (int, float))
+    return const(state.value, dtype)
 
 
 def _masked_factors(inside: Expr, body: Expr, nothing: Expr) -> Expr:

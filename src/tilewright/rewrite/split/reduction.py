@@ -1,12 +1,8 @@
 """The role *split*, as a rewrite: a reduction over much with few results becomes two, so that its parts run side by
-side.
+side (`parts` has the law).
 
-    s[i] = sum over r < N of f(i, r)
- => t[p, i] = sum over q < Q of (f(i, p*Q + q) where p*Q + q < N)        Q = ceil(N / P)
-    s[i] = sum over p < P of t[p, i]
-
-Where many threads share a grid point, neighbouring axes that are one in memory are reduced as one: r above. The parts
-are merged in index order, and P follows from the sizes alone, so the result does not depend on threads.
+Where many threads share a grid point, neighbouring axes that are one in memory are reduced as one. How many parts
+there are follows from the sizes alone, and they are merged in index order, so the result does not depend on threads.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import Axis, Expr, axis, substitute, walk
+from tilewright.ir.expr import Expr, axis, substitute
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.sizes import dims
@@ -25,9 +21,9 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import SplitThresholds
 
 from .cascades import split_cascades, waiting_reductions
-from .merge_laws import keeping_state, neutral, of_states, with_wide_parts
+from .merge_laws import IN_WIDE_PARTS, MergeLaw, has_neutral, law_of
 from .moments import split_moments
-from .parts import Cut, Parts
+from .parts import Cut, Parts, split_reduction
 from .policy import SplitPolicy, fastest, part_counts, seconds_of
 from .seen_reads import Inside, joined_axes
 from .wide_parts import may_cancel
@@ -41,7 +37,7 @@ def split_reductions(
 
     def halves(op: Op, times: float = 1) -> tuple[Op, Op] | None:
         """The fastest halves, None if none are `times` as fast as the whole."""
-        ways = split_reduction(op, fresh, target, policy, hints, inside)
+        ways = list_splits(op, fresh, target, policy, hints, inside)
         return _fastest(op, ways, graph.layouts, price, times)
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
@@ -78,7 +74,7 @@ def _fastest(
     return fastest(ways, whole / times)
 
 
-def split_reduction(
+def list_splits(
     op: Op, fresh: int, target: Target, policy: SplitPolicy, hints: SizeHints, inside: Inside | None = None
 ) -> list[tuple[Op, Op]]:
     """The halves of a reduction (their partial results numbered from `fresh`) for each number of parts worth a try;
@@ -86,23 +82,22 @@ def split_reduction(
     expr = op.expr
     if expr is None or expr.reduction is None or expr.scan is not None or op.kernel >= 0:
         return []
-    if not neutral(expr.reduction):
+    if not has_neutral(expr.reduction):
         return []
     term = expr.body[0]
     summed = (lambda: term) if inside is None else (lambda: inside.whole(inside.body(op)))
-    wide = target.wide_sums and may_cancel(expr, summed)
+    law = IN_WIDE_PARTS if target.wide_sums and may_cancel(expr, summed) else law_of(expr.reduction)
     if inside is not None and policy.together and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
-    return [_halves(op, expr, cut, fresh, wide=wide) for cut in _cuts(expr, policy.limits, hints)]
+    return [_halves(op, expr, cut, law, fresh) for cut in _cuts(expr, policy.limits, hints)]
 
 
 def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
     """The same reduction over fewer axes, if elements lie so in all that it reads."""
-    table = joined_axes(expr.reduce, offsets)
-    reduce = dict.fromkeys(x.value for e in table.values() for x in walk(e) if isinstance(x.value, Axis))
+    table, reduce = joined_axes(expr.reduce, offsets)
     if len(reduce) == len(expr.reduce):
         return expr
-    return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=tuple(reduce))
+    return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=reduce)
 
 
 def _cuts(expr: TensorExpr, limits: SplitThresholds, hints: SizeHints) -> Iterator[Cut]:
@@ -119,15 +114,12 @@ def _cuts(expr: TensorExpr, limits: SplitThresholds, hints: SizeHints) -> Iterat
         yield Cut.into(r, count, multiple)
 
 
-def _halves(op: Op, expr: TensorExpr, cut: Cut, fresh: int, *, wide: bool) -> tuple[Op, Op]:
-    assert expr.reduction is not None and cut.part is not None and cut.element is not None
+def _halves(op: Op, expr: TensorExpr, cut: Cut, law: MergeLaw, fresh: int) -> tuple[Op, Op]:
+    assert cut.part is not None and cut.element is not None
     elements = tuple(cut.element if a == cut.whole else a for a in expr.reduce)
     parts = Parts(expr.axes, (cut.part,), elements, cut.inside)
     body = [substitute(b, {axis(cut.whole): cut.place}) for b in expr.body]
-    partial = parts.reduce(body, keeping_state(expr.reduction))
-    merge = parts.merge(parts.read(expr.reduction.state), of_states(expr.reduction))
-    if wide:
-        partial, merge = with_wide_parts(partial, merge)
-    values = tuple(Value(fresh + k, partial.shape, t) for k, t in enumerate(partial.dtypes))
+    partial, merge = split_reduction(body, parts, law)
+    values = parts.values(fresh, partial.dtypes)
     first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
     return first, Op(op.name, values, op.outputs, expr=merge, origin=op.origin)

@@ -19,19 +19,25 @@ class Rows:
     """Rows in `parts` (one axis, or none), these in chunks, these in elements. What a chunk of known rows lacks is
     None: all its rows are there."""
 
-    extent: Expr
+    whole: Axis
     parts: tuple[Axis, ...]
     chunk: Axis
 
     @classmethod
-    def of(cls, extent: Expr, count: int) -> Rows:
+    def of(cls, whole: Axis, count: int) -> Rows:
         """`count` parts, each of whole steps of chunks unless they come out even."""
+        extent = whole.extent
         known = dims.divisible(extent, count * ROW_CHUNKS.rows * ROW_CHUNKS.even_multiple)
         even = dims.ONE if known else dims.integer(ROW_CHUNKS.odd_multiple)
         step = dims.mul(dims.integer(count * ROW_CHUNKS.rows), even)
         chunks = dims.mul(dims.ceildiv(extent, step), even)
         parts = (Axis("p", dims.integer(count)),) if count > 1 else ()
-        return cls(extent, parts, Axis("m", chunks))
+        return cls(whole, parts, Axis("m", chunks))
+
+    @property
+    def extent(self) -> Expr:
+        """All rows."""
+        return self.whole.extent
 
     @property
     def number(self) -> Expr:
