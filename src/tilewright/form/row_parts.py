@@ -14,7 +14,7 @@ Both hold in real arithmetic; in floats the first is more exact than what it rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.online.cascade import Link, cascade, part_body
@@ -143,17 +143,12 @@ def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
         key = x.through
         table.setdefault(key, make("value", args, dtype, (x.second, results[0])))
         table[make("value", args, dtype, (x.second, 0))] = make("value", args, dtype, (x.second, results[1]))
-    made = range(len(form.items), len(items))
-    merged = {x.second for x in cascades}
-    return replace(
-        form,
-        items=tuple(
-            i
-            if i.id in made or i.id in merged
-            else replace(i, body=tuple(substitute(b, table) for b in i.body))
-            for i in items
-        ),
-    )
+    kept = {*range(len(form.items), len(items)), *(x.second for x in cascades)}
+    return replace(form, items=tuple(i if i.id in kept else _reading(i, table) for i in items))
+
+
+def _reading(item: Item, table: Mapping[Expr, Expr]) -> Item:
+    return replace(item, body=tuple(substitute(b, table) for b in item.body))
 
 
 def _part_of(items: list[Item], fold: Item, body: tuple[Expr, ...], p: Axis, q: Axis) -> Expr:

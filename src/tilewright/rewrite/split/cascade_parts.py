@@ -44,8 +44,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import normalise
 
-from .merge_laws import keeping_state, of_states
-from .parts import Cut, Parts
+from .merge_laws import law_of
+from .parts import Bring, Cut, Parts, split_reduction
 
 
 def split_cascade(
@@ -166,45 +166,37 @@ class _Parts:
     # -- reductions
 
     def split(self, op: Op, a: Axis) -> None:
-        """The reduction of each part, and what merges them."""
+        """The reduction of each part, and what merges them, each brought to the statistic of all."""
         follower = self.followers[op]
         state = op if follower is None else follower.state
         expr = state.expr
         assert expr is not None and expr.reduction is not None
         body = tuple(self.moved(state, b, a) for b in expr.body)
         parts = Parts(expr.axes, (self.p,), (self.q,), self.inside)
-        made = parts.reduce(body, keeping_state(expr.reduction), factors=True)
-        part = self.emit(op, op.name, self.inputs(state), made)
+        beside, bring = self.statistic(follower)
+        each, whole = split_reduction(body, parts, law_of(expr.reduction), bring, factors=True)
+        part = self.emit(op, op.name, self.inputs(state), each)
         self.states[op.output] = self.made[op.output] = part
         if op.output in self.shown:
             axes = output_axes(part.shape)
             own = read(0, tuple(map(position, axes)), part.dtype)
             seen = TensorExpr(axes, (shown(self.shown[op.output], own, None, None),))
             self.made[op.output] = self.emit(op, "shown", (part,), seen)
-        self.merge(op, part, parts, follower)
-
-    def merge(self, op: Op, part: Value, parts: Parts, follower: _Follower | None) -> None:
-        """The merge of the parts, each brought to the statistic of all."""
-        state = op if follower is None else follower.state
-        assert state.expr is not None and state.expr.reduction is not None
-        (body,) = parts.read((part.dtype,))
-        inputs = (part,)
-        if follower is not None and follower.statistic is not None:
-            states = self.states[follower.statistic]
-            inputs = (part, states, follower.statistic)
-            place = follower.law.statistics[0].leaf.args
-            before, after = (
-                read(1, (axis(self.p), *place), states.dtype),
-                read(2, place, states.dtype),
-            )
-            body = brought(follower.law, (body,), (before,), (after,))
-        whole = parts.merge((body,), of_states(state.expr.reduction))
-        finish = None if follower is None else follower.finish
-        if finish is None:
+        inputs = (part, *beside)
+        if follower is None or follower.finish is None:
             self.ops.append(Op(op.name, inputs, op.outputs, expr=whole, origin=op.origin))
             return
         total = self.emit(op, op.name, inputs, whole)
-        self.ops.append(replace(finish, inputs=(total, *finish.inputs[1:])))
+        self.ops.append(replace(follower.finish, inputs=(total, *follower.finish.inputs[1:])))
+
+    def statistic(self, follower: _Follower | None) -> tuple[tuple[Value, ...], Bring]:
+        """The statistic of a part and of all, and what brings states from one to the other."""
+        if follower is None or follower.statistic is None:
+            return (), tuple
+        law, whole = follower.law, follower.statistic
+        part, place = self.states[whole], law.statistics[0].leaf.args
+        before, after = read(1, (axis(self.p), *place), part.dtype), read(2, place, part.dtype)
+        return (part, whole), lambda states: (brought(law, states, (before,), (after,)),)
 
 
 def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:

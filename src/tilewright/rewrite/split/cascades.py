@@ -8,7 +8,6 @@ made of: then nothing along the row has to be kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import SPLIT_CASCADES
 
 from .cascade_parts import split_cascade
-from .policy import fastest, part_counts, seconds_of
+from .policy import fastest_split, part_counts
 
 
 def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> tuple[Graph, frozenset[Op]]:
@@ -134,14 +133,12 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
         return None
     if region.kept() & set(found[0].along):
         return None  # all elements would be made again, of what is brought again
-    whole = seconds_of([Kernel(region.ops, _owed(region))], region.layouts, price)
-    if whole == math.inf:
-        return None
     extent = hints.estimate(found[0].extent)
     counts = part_counts(CASCADE_PARTS.of_long_rows, extent, SPLIT_CASCADES.min_part_elements)
-    made = [split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts]
-    ways = ((m[0], seconds_of(_kernels(*m), region.layouts, price)) for m in made if m is not None)
-    return fastest(ways, whole / SPLIT_CASCADES.min_gain_ratio)
+    made = (split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts)
+    ways = ((m[0], _kernels(*m)) for m in made if m is not None)
+    whole = Kernel(region.ops, _owed(region))
+    return fastest_split(whole, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
 
 
 def _owed(region: Graph) -> tuple[Value, ...]:

@@ -1,20 +1,27 @@
 """Which reduction merges what parts leave behind: it follows from the state of the reduction that is in parts.
 
-one value, or several (sum, maximum, argmax)          merged as they are                       `of_states`
-a sum of singles that may cancel                      doubles, rounded once at the end         `OF_PARTS`
-number, mean, squared distances from it               Chan, Golub, LeVeque 1979                `means_of_parts`
-number, sum, squared distances from the mean          the same                                 `moments_of_parts`
-what follows a running maximum or mean                the online law           `analysis/online/cascade.brought`
+A part leaves, and a merge makes of that:
+
+    one value, or several (sum, maximum, argmax)    the same reduction, of states            `law_of`
+    of singles that may cancel, a double            their sum, rounded once                  `IN_WIDE_PARTS`
+    number, mean, squared distances from it         Chan, Golub, LeVeque 1979                `means_of_parts`
+    number, sum, squared distances from the mean    the same                                 `moments_of_parts`
+    what follows a running maximum                  the same, brought to that of all         the online law
+
+The online law is `analysis/online/cascade.brought`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tilewright.analysis.contraction import is_product_of_blocks
+from tilewright.analysis.value.sign import sign_of
 from tilewright.ir.dtype import DType, f32, f64
-from tilewright.ir.expr import Expr, call, cast, const, slot
+from tilewright.ir.expr import Expr, call, cast, const, slot, walk
 from tilewright.ir.reduction import Reduction, moments, sum_
+from tilewright.ir.tensor import TensorExpr
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,9 @@ def _slots(side: str, types: Sequence[DType]) -> tuple[Expr, ...]:
     return tuple(slot(side, k, t) for k, t in enumerate(types))
 
 
-# -- sums of singles in doubles
+# -- sums of singles in doubles: each addition of singles rounds to half a unit of what has been summed so far, so a
+# sum that comes out small keeps few digits, and rounded parts would lose what cancels between them. `form.wide_sums`
+# sees to sums that are not in parts.
 
 SINGLES = sum_(f32)
 """The sum of singles, over a state of a single."""
@@ -67,6 +76,23 @@ OF_PARTS = replace(of_states(IN_DOUBLES), name="sum of parts")
 """The sum of singles from its parts, each a double."""
 IN_WIDE_PARTS = MergeLaw(sum_(f64), OF_PARTS)
 """Singles are widened before they are summed."""
+
+
+def may_cancel(expr: TensorExpr, summed: Callable[[], Expr]) -> bool:
+    """Whether a reduction sums singles of both signs that were no halves, and no products of blocks. `summed` tells
+    what it sums, seen through the pointwise ops before it; it is asked of sums of singles alone, as it walks through
+    them."""
+    if expr.reduction != SINGLES or expr.scan is not None:
+        return False
+    term = summed()
+    halves = any(x.op == "read" and x.dtype.is_half for x in walk(term))
+    return cancels(term, halves) and not is_product_of_blocks(term, expr.axes, expr.reduce)
+
+
+def cancels(term: Expr, halves: bool) -> bool:
+    """Whether what is summed has both signs, and no halves among what it reads (`halves`)."""
+    sign = sign_of(term)
+    return not halves and not sign.nonnegative and not sign.nonpositive
 
 
 # -- moments

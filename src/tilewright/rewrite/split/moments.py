@@ -18,7 +18,6 @@ is closer (`origins`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,15 +106,12 @@ def _best(
     least: Least,
 ) -> _Split | None:
     """The fastest way of those `tried`, None if two reductions are faster; each with the pointwise ops `before`."""
+    if not tried:
+        return None
     ways = [(new, seconds_of(new.kernels(pair, before), layouts, price)) for new in tried]
-    best = fastest(ways, math.inf)
-    if best is None:
-        return None
-    after = min(seconds for _, seconds in ways)
-    if after >= least(pair.first, before) + least(pair.second, before):
-        return None
     together = Kernel((*before, pair.first, pair.second), (*pair.first.outputs, *pair.second.outputs))
-    return best if after < seconds_of([together], layouts, price) else None
+    apart = least(pair.first, before) + least(pair.second, before)
+    return fastest(ways, min(apart, seconds_of([together], layouts, price)))
 
 
 def _pair(inside: Inside, second: Op) -> _Pair | None:
@@ -290,7 +286,7 @@ def _column_parts(
         alone = parts.reduce(chunk, replace(law.part, finish=law.part.finish[::-1]))
         return _Split((replace(first, name=name, outputs=final, expr=alone),), view, moved)
     size = cast(dims.prod((rows.of_part, *(a.extent for a in rest))), dtype)
-    sums, merged = split_reduction(chunk, parts, law, number=(size,))
+    sums, merged = split_reduction(chunk, parts, law, lambda sums: (size, *sums))
     made = parts.values(fresh + 1, sums.dtypes)
     merge = Op(second.name, made, final, expr=merged, origin=second.origin)
     return _Split((replace(first, name=name, outputs=made, expr=sums),), (merge, *view), moved)

@@ -11,7 +11,7 @@ around it) and `cascade_parts` (reductions that follow each other); what a part 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.dtype import DType
@@ -23,6 +23,8 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 
 from .merge_laws import MergeLaw
+
+Bring = Callable[[tuple[Expr, ...]], tuple[Expr, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,12 @@ class Parts:
 
 
 def split_reduction(
-    body: Sequence[Expr], parts: Parts, law: MergeLaw, *, number: Sequence[Expr] = ()
+    body: Sequence[Expr], parts: Parts, law: MergeLaw, bring: Bring = tuple, *, factors: bool = False
 ) -> tuple[TensorExpr, TensorExpr]:
-    """The reduction of each part by a law, and the merge of what these leave, its first operands; behind the `number`
-    of a part's elements, if the law asks for that."""
-    partial = parts.reduce(body, law.part)
-    return partial, parts.merge((*number, *parts.read(partial.dtypes)), law.whole)
+    """The reduction of each part by a law, and the merge of what these leave, its first operands. `bring` makes
+    elements of the merge of that, where it takes more: the number of elements, a statistic that has moved."""
+    partial = parts.reduce(body, law.part, factors=factors)
+    return partial, parts.merge(bring(parts.read(partial.dtypes)), law.whole)
 
 
 def _identity(state: Expr, dtype: DType) -> Expr:

@@ -7,7 +7,7 @@ model wins, if that is less than what the whole takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -40,6 +40,21 @@ def seconds_of(kernels: Iterable[Kernel], layouts: Mapping[Value, Layout], price
         return sum(price(k, layouts) for k in kernels)
     except IllegalSchedule:
         return math.inf
+
+
+def fastest_split(
+    whole: Kernel,
+    ways: Iterable[tuple[W, Sequence[Kernel]]],
+    layouts: Mapping[Value, Layout],
+    price: Price,
+    times: float = 1,
+) -> W | None:
+    """The fastest of the ways, by the kernels of each; None if none is `times` as fast as one kernel, or if that has no
+    legal form."""
+    seconds = seconds_of([whole], layouts, price)
+    if seconds == math.inf:
+        return None
+    return fastest(((w, seconds_of(kernels, layouts, price)) for w, kernels in ways), seconds / times)
 
 
 def fastest(ways: Iterable[tuple[W, float]], less_than: float) -> W | None:

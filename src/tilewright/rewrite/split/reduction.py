@@ -7,13 +7,12 @@ there are follows from the sizes alone, and they are merged in index order, so t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.expr import Expr, axis, substitute
-from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
@@ -21,12 +20,11 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import SplitThresholds
 
 from .cascades import split_cascades, waiting_reductions
-from .merge_laws import IN_WIDE_PARTS, MergeLaw, has_neutral, law_of
+from .merge_laws import IN_WIDE_PARTS, MergeLaw, has_neutral, law_of, may_cancel
 from .moments import split_moments
 from .parts import Cut, Parts, split_reduction
-from .policy import SplitPolicy, fastest, part_counts, seconds_of
+from .policy import SplitPolicy, fastest_split, part_counts, seconds_of
 from .seen_reads import Inside, joined_axes
-from .wide_parts import may_cancel
 
 
 def split_reductions(
@@ -37,13 +35,13 @@ def split_reductions(
 
     def halves(op: Op, times: float = 1) -> tuple[Op, Op] | None:
         """The fastest halves, None if none are `times` as fast as the whole."""
-        ways = list_splits(op, fresh, target, policy, hints, inside)
-        return _fastest(op, ways, graph.layouts, price, times)
+        ways = [(h, _alone(*h)) for h in list_splits(op, fresh, target, policy, hints, inside)]
+        whole = Kernel((op,), op.outputs)
+        return fastest_split(whole, ways, graph.layouts, price, times) if ways else None
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
         first, *merge = halves(op) or (op,)
-        kernels = [Kernel((*before, first), first.outputs), *(Kernel((h,), h.outputs) for h in merge)]
-        return sum(price(k, graph.layouts) for k in kernels)
+        return seconds_of([Kernel((*before, first), first.outputs), *_alone(*merge)], graph.layouts, price)
 
     fresh, inside = graph.fresh_id(), Inside(graph, hints)
     parts: frozenset[Op] = frozenset()
@@ -62,16 +60,8 @@ def split_reductions(
     return graph.with_ops(ops)
 
 
-def _fastest(
-    op: Op, splits: Sequence[tuple[Op, Op]], layouts: Mapping[Value, Layout], price: Price, times: float
-) -> tuple[Op, Op] | None:
-    if not splits:
-        return None
-    whole = seconds_of([Kernel((op,), op.outputs)], layouts, price)
-    if whole == math.inf:
-        return None
-    ways = ((h, seconds_of([Kernel((x,), x.outputs) for x in h], layouts, price)) for h in splits)
-    return fastest(ways, whole / times)
+def _alone(*ops: Op) -> list[Kernel]:
+    return [Kernel((op,), op.outputs) for op in ops]
 
 
 def list_splits(
