@@ -55,7 +55,7 @@ def split_cascade(
     what the parts leave behind: states, and products of which elements are made that leave the region. None if some
     reduction cannot follow those that it reads."""
     try:
-        made = _Parts(region, cascade, parts, even)
+        made = _CascadeParts(region, cascade, parts, even)
         graph = normalise(made.graph())
     except NotApart:
         return None
@@ -74,7 +74,7 @@ class _Follower:
     finish: Op | None
 
 
-class _Parts:
+class _CascadeParts:
     """Writes the region with a cascade in parts: `made` are the values of the parts as others see them, `states` those
     of the reductions as they are merged, `left` those of the `borders`."""
 

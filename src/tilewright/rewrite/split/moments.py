@@ -24,7 +24,7 @@ from functools import partial
 
 from tilewright.analysis.moments import is_sum
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, read, substitute, walk
+from tilewright.ir.expr import Axis, Expr, axis, call, cast, read, substitute, walk
 from tilewright.ir.graph import Graph, Layout, Op, Value
 from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.sizes import dims
@@ -39,7 +39,7 @@ from .origins import count_from_origin, from_memory, origin
 from .parts import Cut, Parts, split_reduction
 from .policy import fastest, part_counts, seconds_of
 from .row_chunks import Rows, chunk_moments
-from .seen_reads import Inside, as_one, joined_axes
+from .seen_reads import Inside, joined_axes
 
 Least = Callable[[Op, tuple[Op, ...]], float]
 
@@ -201,40 +201,27 @@ def _row_parts(pair: _Pair, x: Expr, cuts: Sequence[Cut], fresh: int) -> _Split:
     """The sum of the `x` of each part, then of the squares of the distances from its mean, and the merge of both."""
     first, second = pair.first, pair.second
     assert first.expr is not None and first.expr.reduction is not None
-    number, cuts = _numbered(cuts)
+    parts, cuts = Parts.of(first.expr.axes, cuts)
     x = substitute(x, {axis(c.whole): c.place for c in cuts})
-    guard: Expr | None = None
-    for c in cuts:
-        guard = both(guard, c.inside)
-    elements = tuple(c.element for c in cuts if c.element is not None)
-    parts = Parts(first.expr.axes, (number,), elements, guard, last=True)
     dtype, sum_of = first.output.dtype, keeping_state(first.expr.reduction)
     count = cast(dims.prod(c.count for c in cuts), dtype)
-    distance = call("sub", x, call("div", *parts.read((dtype,), len(first.inputs)), count))
     sums, kept = parts.reduce((x,), sum_of), 2
-    if any(
-        y.op in ("mod", "floordiv") for y in walk(count)
-    ):  # digits would keep the merge from being one loop
+    # a number with digits would keep the merge from being one loop
+    if any(y.op in ("mod", "floordiv") for y in walk(count)):
         sums, kept = parts.reduce((x, count), with_number(sum_of)), 3
-    made = parts.values(fresh, (dtype,) * kept)
-    total, squares, *counted = parts.read((dtype,) * kept)
+    (total,) = parts.read((dtype,), len(first.inputs))
+    distance = call("sub", x, call("div", total, count))
+    squares = parts.reduce((call("mul", distance, distance),), sum_of)
+    made, states = parts.values(fresh, (dtype,) * kept), parts.read((dtype,) * kept)
+    whole = parts.merge((*(states[2:] or (count,)), *states[:2]), moments_of_parts(dtype))
+    result, view = _result(pair, fresh + 3)
+    inputs, name = (*first.inputs, made[0]), f"{second.name}_part"
     partial = (
         replace(first, name=f"{first.name}_part", outputs=(made[0], *made[2:]), expr=sums),
-        Op(f"{second.name}_part", (*first.inputs, made[0]), (made[1],),
-           expr=parts.reduce((call("mul", distance, distance),), sum_of), origin=second.origin),
-    )  # fmt: skip
-    whole = parts.merge(((counted or [count])[0], total, squares), moments_of_parts(dtype))
-    result, view = _result(pair, fresh + 3)
-    return _Split(
-        partial, (Op(second.name, made, (first.output, result), expr=whole, origin=second.origin), *view)
+        Op(name, inputs, (made[1],), expr=squares, origin=second.origin),
     )
-
-
-def _numbered(cuts: Sequence[Cut]) -> tuple[Axis, list[Cut]]:
-    """One axis for all parts, and the cuts with the numbers of their parts as digits of its index."""
-    digits: dict[Expr, Expr] = {}
-    part = as_one([c.part for c in cuts if c.part is not None], "p", digits)
-    return part, [replace(c, number=digits[axis(c.part)]) if c.part is not None else c for c in cuts]
+    merge = Op(second.name, made, (first.output, result), expr=whole, origin=second.origin)
+    return _Split(partial, (merge, *view))
 
 
 def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[Cut]:
@@ -244,7 +231,7 @@ def _cuts(reduce: Sequence[Axis], along: Axis, hints: SizeHints) -> list[Cut]:
     found: dict[Axis, Cut] = {}
     for a in order:
         length = _length(a, room, hints)
-        found[a] = _cut(a, length, len(found))
+        found[a] = Cut.of_length(a, length, len(found))
         room = max(1, room // next_power_of_two(length))
     return [found[a] for a in reduce]
 
@@ -259,13 +246,6 @@ def _length(a: Axis, room: int, hints: SizeHints) -> int:
     count = -(-extent // room)
     even = SPLIT_MOMENTS.part_multiple if room > SPLIT_MOMENTS.part_multiple else 1
     return min(room, -(-extent // (count * even)) * even)
-
-
-def _cut(a: Axis, length: int, number: int) -> Cut:
-    one = (dims.static(a.extent) or length + 1) <= length
-    part = None if one else Axis(f"p{number}", dims.ceildiv(a.extent, dims.integer(length)))
-    element = Axis(f"q{number}", dims.integer(length)) if length > 1 else None
-    return Cut(a, part, element, dims.integer(length))
 
 
 def _column_parts(

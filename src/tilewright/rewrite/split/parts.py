@@ -12,10 +12,10 @@ around it) and `cascade_parts` (reductions that follow each other); what a part 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, read, where
+from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, read, where
 from tilewright.ir.graph import Value
 from tilewright.ir.ops.common import position
 from tilewright.ir.reduction import Reduction
@@ -23,6 +23,7 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 
 from .merge_laws import MergeLaw
+from .seen_reads import as_one
 
 Bring = Callable[[tuple[Expr, ...]], tuple[Expr, ...]]
 
@@ -45,6 +46,15 @@ class Cut:
         length = dims.mul(dims.ceildiv(whole.extent, dims.integer(count * multiple)), dims.integer(multiple))
         p = Axis("p", dims.integer(count))
         return cls(whole, p, Axis("q", length), length, axis(p))
+
+    @classmethod
+    def of_length(cls, whole: Axis, length: int, number: int) -> Cut:
+        """Parts of so many elements, however many there are; the axes have the `number` in their names."""
+        one = (dims.static(whole.extent) or length + 1) <= length
+        p = None if one else Axis(f"p{number}", dims.ceildiv(whole.extent, dims.integer(length)))
+        return cls(
+            whole, p, Axis(f"q{number}", dims.integer(length)) if length > 1 else None, dims.integer(length)
+        )
 
     @property
     def start(self) -> Expr:
@@ -84,6 +94,18 @@ class Parts:
     elements: tuple[Axis, ...]
     inside: Expr | None = None
     last: bool = False
+
+    @classmethod
+    def of(cls, kept: tuple[Axis, ...], cuts: Sequence[Cut]) -> tuple[Parts, list[Cut]]:
+        """The parts of several axes under one number, and the cuts with the digits of that as their numbers."""
+        digits: dict[Expr, Expr] = {}
+        number = as_one([c.part for c in cuts if c.part is not None], "p", digits)
+        cuts = [c if c.part is None else replace(c, number=digits[axis(c.part)]) for c in cuts]
+        inside: Expr | None = None
+        for c in cuts:
+            inside = both(inside, c.inside)
+        elements = tuple(c.element for c in cuts if c.element is not None)
+        return cls(kept, (number,), elements, inside, last=True), cuts
 
     @property
     def axes(self) -> tuple[Axis, ...]:
