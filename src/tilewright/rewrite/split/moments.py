@@ -208,7 +208,7 @@ def _row_parts(pair: _Pair, x: Expr, cuts: Sequence[Cut], fresh: int) -> _Split:
     sums, kept = parts.reduce((x,), sum_of), 2
     # a number with digits would keep the merge from being one loop
     if any(y.op in ("mod", "floordiv") for y in walk(count)):
-        sums, kept = parts.reduce((x, count), with_number(sum_of)), 3
+        sums, kept = replace(sums, body=(*sums.body, count), reduction=with_number(sum_of)), 3
     (total,) = parts.read((dtype,), len(first.inputs))
     distance = call("sub", x, call("div", total, count))
     squares = parts.reduce((call("mul", distance, distance),), sum_of)
