@@ -2,14 +2,10 @@
 
 The second fold of a cascade waits for the first, so each takes a pass over the row. Where the state of both together
 can be merged, a row is cut into parts p that a near cache holds; both folds run over one part after the other, and the
-pairs of the parts are merged:
+pairs of the parts are merged (`rewrite.split.merge_laws`):
 
     mean and spread   s = sum(x), d = sum((x - s/n)^2)
-                      (n, s/n, d) of a row = merge of those of its parts                  (Chan, Golub, LeVeque 1979)
     maximum and sum   m = max(x), d = sum(f(x, m)), where the online law has a rescaling of d
-                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p rescaled from m_p to m
-
-Both hold in real arithmetic; in floats the first is more exact than what it replaces.
 """
 
 from __future__ import annotations
@@ -57,14 +53,8 @@ def _part(c: Axis, target: Target) -> int | None:
     extent = dims.static(c.extent)
     if extent is None or 4 * extent <= target.core.capacity:
         return None
-    return next(
-        (
-            n
-            for n in range(min(FORMS.max_part_elements, extent // 4), FORMS.min_part_elements - 1, -1)
-            if extent % n == 0
-        ),
-        None,
-    )
+    sizes = range(min(FORMS.max_part_elements, extent // 4), FORMS.min_part_elements - 1, -1)
+    return next((n for n in sizes if extent % n == 0), None)
 
 
 def _cascade(form: Form, second: Item) -> _Cascade | None:
@@ -78,12 +68,8 @@ def _cascade(form: Form, second: Item) -> _Cascade | None:
         if first.kept != second.kept or first.reduce != second.reduce or first.scan is not None:
             continue
         links = links_of((first, second))
-        if (
-            links is not None
-            and links[1].law is not None
-            and first.reduction
-            and first.reduction.combiner != "add"
-        ):
+        extreme = first.reduction is not None and first.reduction.combiner != "add"
+        if extreme and links is not None and links[1].law is not None:
             return _Cascade(first.id, second.id, leaf, links)
         mean = _mean(form, first, second)
         if mean is not None:

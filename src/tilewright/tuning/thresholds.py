@@ -125,8 +125,6 @@ class SplitThresholds:
     """When a reduction over much with few results becomes two, on a kind of processor."""
 
     min_axis_extent: int
-    part_counts: tuple[int, ...]
-    max_counts_tried: int
     min_part_elements: int
     min_part_extent: int
     max_results: int

@@ -24,6 +24,10 @@ class SplitPolicy:
     """How reductions are split for a kind of processor; its scheduler says so."""
 
     limits: SplitThresholds
+    counts: tuple[int, ...]
+    """Numbers of parts of one reduction."""
+    tries_all: bool
+    """Whether all of them are tried that fit, or only the largest."""
     together: bool
     """Whether reductions that read each other are split together, and neighbouring axes as one: threads that share a
     grid point hold the elements of a part between two reductions, and walk any axis."""

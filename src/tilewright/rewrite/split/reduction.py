@@ -17,7 +17,6 @@ from tilewright.ir.kernel import Kernel, Price
 from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr
 from tilewright.target import Target
-from tilewright.tuning.thresholds import SplitThresholds
 
 from .cascades import split_cascades, waiting_reductions
 from .merge_laws import IN_WIDE_PARTS, MergeLaw, has_neutral, law_of, may_cancel
@@ -79,7 +78,7 @@ def list_splits(
     law = IN_WIDE_PARTS if target.wide_sums and may_cancel(expr, summed) else law_of(expr.reduction)
     if inside is not None and policy.together and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
-    return [_halves(op, expr, cut, law, fresh) for cut in _cuts(expr, policy.limits, hints)]
+    return [_halves(op, expr, cut, law, fresh) for cut in _cuts(expr, policy, hints)]
 
 
 def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
@@ -90,17 +89,17 @@ def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
     return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=reduce)
 
 
-def _cuts(expr: TensorExpr, limits: SplitThresholds, hints: SizeHints) -> Iterator[Cut]:
+def _cuts(expr: TensorExpr, policy: SplitPolicy, hints: SizeHints) -> Iterator[Cut]:
     """The ways to cut the first long axis, or the longest one."""
-    whole = hints.estimate(dims.prod(a.extent for a in expr.reduce))
+    limits, whole = policy.limits, hints.estimate(dims.prod(a.extent for a in expr.reduce))
     if hints.estimate(dims.prod(expr.shape)) > limits.max_results:
         return
     long = [a for a in expr.reduce if hints.estimate(a.extent) >= limits.min_axis_extent]
     r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
-    counts = part_counts(limits.part_counts, whole, limits.min_part_elements)
+    counts = part_counts(policy.counts, whole, limits.min_part_elements)
     counts = part_counts(counts, hints.estimate(r.extent), limits.min_part_extent)
     multiple = limits.part_multiple if dims.static(r.extent) is None else 1
-    for count in counts[-limits.max_counts_tried :]:
+    for count in counts if policy.tries_all else counts[-1:]:
         yield Cut.into(r, count, multiple)
 
 

@@ -11,6 +11,7 @@ from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
+from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import CPU_SPLITS
 
 from .cost import vector_seconds
@@ -23,7 +24,7 @@ class Vectors:
 
     begin_multiple = 1
     follows_lists = False
-    splits = SplitPolicy(CPU_SPLITS, together=False)
+    splits = SplitPolicy(CPU_SPLITS, CASCADE_PARTS.for_few_cores, tries_all=False, together=False)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """Register tiles of a product, or else vectors."""

@@ -15,6 +15,7 @@ from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
+from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_SPLITS
 
 from .blocks import block_schedule, buckets, misalignment, row_buckets
@@ -27,7 +28,7 @@ class Blocks:
 
     begin_multiple = GPU_BLOCKS.begin_multiple
     follows_lists = True
-    splits = SplitPolicy(GPU_SPLITS, together=True)
+    splits = SplitPolicy(GPU_SPLITS, CASCADE_PARTS.of_reductions, tries_all=True, together=True)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """Blocks whose lengths are powers of two."""
