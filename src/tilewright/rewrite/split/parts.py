@@ -1,12 +1,8 @@
 """How a reduction is taken in parts: each part is reduced to the state that it leaves behind, and these are merged.
 
-    r[i] = (+) over j < N of x(i, j)
- => t[p, i] = (+) over q < Q of x(i, p * Q + q), where there is such an element
-    r[i] = (+) over p of t[p, i]                    in index order
-
-Which reductions are taken so, and in which parts, is said by `reduction` (one), `moments` (a mean and what is summed
-around it) and `cascade_parts` (reductions that follow each other); what a part leaves and what merges it, by
-`merge_laws`.
+   r[i] = (+) over j < N of x(i, j)
+=> t[p, i] = (+) over q < Q of x(i, p * Q + q), where there is such an element
+   r[i] = (+) over p of t[p, i]                    in index order
 """
 
 from __future__ import annotations
