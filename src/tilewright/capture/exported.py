@@ -16,6 +16,7 @@ from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
 
 from .aliasing.bodies import bodies_with_dropout
+from .aliasing.overlapping import refuse_overlapping_writes
 from .aten import decompositions, undropped
 from .environment import conditions, shape_env
 from .symbols import Ranges
@@ -67,7 +68,9 @@ class Exported:
 
 
 def exported(program: ExportedProgram) -> Exported:
-    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers."""
+    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers, and
+    for writes that torch cannot make functional."""
+    refuse_overlapping_writes(program.graph_module)
     as_eager = nullcontext() if bodies_with_dropout(program.graph_module) else undropped()
     with as_eager, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
