@@ -26,7 +26,8 @@ from .unrolled import Unlike, val_of
 
 
 class Watch(TorchDispatchMode):
-    """Notes which memory ops write into, and which op draws random numbers (empty: none)."""
+    """Notes which memory ops write into, which op draws random numbers (empty: none), and what functions that ops call
+    write into their operands with."""
 
     supports_higher_order_operators = True
 
@@ -34,6 +35,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.wrote: dict[int, str] = {}
         self.drew = ""
+        self.inside: set[str] = set()
 
     def __torch_dispatch__(
         self, func: OpOverload | HigherOrderOperator, types: object, args: tuple[object, ...] = (),
@@ -54,13 +56,16 @@ class Watch(TorchDispatchMode):
     def _called(
         self, func: HigherOrderOperator, args: tuple[object, ...], given: Mapping[str, object]
     ) -> object:
-        """Run an op that calls functions: what torch captured as such writes nothing."""
-        bodies = [g for g in args if isinstance(g, fx.GraphModule)]
-        targets = [
-            n.target for g in bodies for n in g.graph.nodes if n.op in ("call_function", "call_method")
-        ]
-        if any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets):
-            self.drew = str(func)
+        """Run an op that calls functions, and once more each of these alone, on what it was captured with: the op shows
+        nothing of what they do."""
+        for body in (g for g in args if isinstance(g, fx.GraphModule)):
+            samples = [val_of(n) for n in body.graph.find_nodes(op="placeholder")]
+            with Watch() as inside:
+                body.forward(*samples)
+            taken = {m for x in samples for m in memories_of(x)}
+            self.inside.update(w for m, w in inside.wrote.items() if m in taken)
+            self.inside |= inside.inside
+            self.drew = inside.drew or self.drew
         return func(*args, **given)
 
 
