@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.effects import has_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
@@ -26,8 +27,8 @@ from .unrolled import Unlike, val_of
 
 
 class Watch(TorchDispatchMode):
-    """Notes which memory ops write into, which op draws random numbers (empty: none), and what functions that ops call
-    write into their operands with."""
+    """Notes which memory ops write into, which op draws random numbers (empty: none), and which one does what torch
+    keeps in order beside values: it may raise, or print."""
 
     supports_higher_order_operators = True
 
@@ -35,7 +36,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.wrote: dict[int, str] = {}
         self.drew = ""
-        self.inside: set[str] = set()
+        self.acted = ""
 
     def __torch_dispatch__(
         self, func: OpOverload | HigherOrderOperator, types: object, args: tuple[object, ...] = (),
@@ -51,21 +52,20 @@ class Watch(TorchDispatchMode):
                 self.wrote.update(dict.fromkeys(memories_of(value), str(func)))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drew = str(func)
+        if has_effects(func):
+            self.acted = str(func)
         return func(*args, **given)
 
     def _called(
         self, func: HigherOrderOperator, args: tuple[object, ...], given: Mapping[str, object]
     ) -> object:
-        """Run an op that calls functions, and once more each of these alone, on what it was captured with: the op shows
-        nothing of what they do."""
-        for body in (g for g in args if isinstance(g, fx.GraphModule)):
-            samples = [val_of(n) for n in body.graph.find_nodes(op="placeholder")]
-            with Watch() as inside:
-                body.forward(*samples)
-            taken = {m for x in samples for m in memories_of(x)}
-            self.inside.update(w for m, w in inside.wrote.items() if m in taken)
-            self.inside |= inside.inside
-            self.drew = inside.drew or self.drew
+        """Run an op that calls functions: what torch captured as such writes nothing."""
+        bodies = [g for g in args if isinstance(g, fx.GraphModule)]
+        targets = [
+            n.target for g in bodies for n in g.graph.nodes if n.op in ("call_function", "call_method")
+        ]
+        if any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in targets):
+            self.drew = str(func)
         return func(*args, **given)
 
 

@@ -287,8 +287,8 @@ def _check(
                 made = body.forward(*samples)  # calling it would print what fails
             except Exception as error:
                 raise Unlike(f"a step fails alone: {error}") from error
-    if watch.inside:
-        raise Unlike(f"a function that a step calls writes into its operands: {min(watch.inside)}")
+    if watch.acted:
+        raise Unlike(f"a step runs {watch.acted}, which scans lose")
     callers = {u.target for f in found.functions for u in f.users}
     if watch.drew and callers - {*CHECKPOINTS}:
         raise Unlike(f"a step runs {watch.drew}")
