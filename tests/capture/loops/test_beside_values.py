@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.capture.loops.part_loops import agrees
+from tests.capture.loops.part_loops import agrees, loops
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -43,23 +43,34 @@ def hook_on_a_state(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
     return h
 
 
+def hook_on_a_weight(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    w = w * 2
+    for t in range(STEPS):
+        if w.requires_grad:
+            w.register_hook(half)
+        h = torch.tanh(x[t] + h @ w)
+    return h
+
+
 def hook_in_each_step(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
     made: list[Tensor] = []
-    h = h * 2
     for t in range(STEPS):
-        made.append(h)
+        h = torch.tanh(x[t] + h @ w)
         if h.requires_grad:
             h.register_hook(half)
-        h = torch.tanh(x[t] + h @ w)
-    return torch.stack([*made, h])
+        made.append(h)
+    return torch.stack(made)
 
 
-@pytest.mark.parametrize("steps", [hook_on_a_state, hook_in_each_step])
-def test_hooks_see_whole_gradients(steps: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("steps", "count"), [(hook_on_a_state, 0), (hook_on_a_weight, 0), (hook_in_each_step, 2)]
+)
+def test_hooks_get_whole_gradients(steps: Callable[[Tensor, Tensor, Tensor], Tensor], count: int) -> None:
     given = [t.requires_grad_() for t in operands()]
     have = torch.autograd.grad(torch.compile(steps, backend="tilewright")(*given).square().sum(), given)
     want = torch.autograd.grad(steps(*given).square().sum(), given)
     torch.testing.assert_close(have, want, rtol=5e-5, atol=5e-6)
+    assert loops() == count
 
 
 def test_parts_that_are_read_by_their_place_in_memory() -> None:
@@ -102,7 +113,7 @@ def test_ops_that_may_raise_do() -> None:
     fast = torch.compile(steps, backend="tilewright")
     with torch.no_grad():
         torch.testing.assert_close(fast(x, w, 3 * torch.eye(3)), steps(x, w, 3 * torch.eye(3)))
-        with pytest.raises(torch.linalg.LinAlgError):
+        with pytest.raises(torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
             fast(x * 0, w, torch.zeros(3, 3))
 
 

@@ -4,7 +4,7 @@ where functions of torch's (`grad`, `vmap`) are at work around them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from torch import fx
 
@@ -28,10 +28,13 @@ def check_beside(nodes: Sequence[fx.Node], begin: int, end: int) -> None:
         raise Unlike("a function of torch's that takes functions is at work")
     if any(name in _BY_PLACE for n in steps for name in _names(n)):
         raise Unlike("a step reads memory by its places")
-    hooks = [n for n in nodes if _name(n) == _HOOK]
-    hooked = any(n in steps or steps.intersection(n.all_input_nodes) for n in hooks)
-    if hooked or any("has_backward_hook" in n.meta for n in steps):
-        raise Unlike("a hook is put on what a step makes, or by a step")
+    hooked = [n.all_input_nodes[0] for n in nodes if _name(n) == _HOOK and (n in steps or _reads(n, steps))]
+    if any(len(n.users) > 1 for n in hooked) or any("has_backward_hook" in n.meta for n in steps):
+        raise Unlike("a hook gets the gradient of what is read elsewhere too")
+
+
+def _reads(node: fx.Node, others: Container[fx.Node]) -> bool:
+    return any(n in others for n in node.all_input_nodes)
 
 
 def _depth(nodes: Sequence[fx.Node]) -> int:

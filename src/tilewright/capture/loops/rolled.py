@@ -292,7 +292,9 @@ def _check(
     callers = {u.target for f in found.functions for u in f.users}
     if watch.drew and callers - {*CHECKPOINTS}:
         raise Unlike(f"a step runs {watch.drew}")
-    written = {key: m for key, t in zip(keys, samples, strict=True) for m in memories_of(t) if m in watch.wrote}
+    written = {
+        key: m for key, t in zip(keys, samples, strict=True) for m in memories_of(t) if m in watch.wrote
+    }
     if written:
         raise Writes(written.keys(), watch.wrote[next(iter(written.values()))])
     if not found.states:
