@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.capture.aliasing.memory import Memory, NodeMemory, by_place
 from tilewright.capture.aten.library import collective, library_reason, library_target
@@ -138,7 +139,14 @@ class _Importer:
         held: object = self.gm
         for part in str(node.target).split("."):
             held = getattr(held, part)
-        return self.constant(held, self.result(held)) if isinstance(held, torch.Tensor) else held
+        if not isinstance(held, torch.Tensor):
+            return held
+        if isinstance(held, FakeTensor):  # the token that keeps effects in order, of a scan's body
+            raise UnsupportedError(
+                "an op in a scan that may raise or print", phase="capture", op=node.name,
+                hint="torch loses it there: write the scan as a Python loop",
+            )  # fmt: skip
+        return self.constant(held, self.result(held))
 
     def constant(self, tensor: torch.Tensor, result: _Result) -> Value:
         value = self.b.constant(tensor, result.shape, result.dtype)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._higher_order_ops.effects import has_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
@@ -26,7 +27,8 @@ from .unrolled import Unlike, val_of
 
 
 class Watch(TorchDispatchMode):
-    """Notes which memory ops write into, and which op draws random numbers (empty: none)."""
+    """Notes which memory ops write into, which op draws random numbers (empty: none), and which one does what torch
+    keeps in order beside values: it may raise, or print."""
 
     supports_higher_order_operators = True
 
@@ -34,6 +36,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.wrote: dict[int, str] = {}
         self.drew = ""
+        self.acted = ""
 
     def __torch_dispatch__(
         self, func: OpOverload | HigherOrderOperator, types: object, args: tuple[object, ...] = (),
@@ -49,6 +52,8 @@ class Watch(TorchDispatchMode):
                 self.wrote.update(dict.fromkeys(memories_of(value), str(func)))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drew = str(func)
+        if has_effects(func):
+            self.acted = str(func)
         return func(*args, **given)
 
     def _called(

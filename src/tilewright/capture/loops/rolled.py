@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from tilewright.capture.modes import autocast_behind, shift_of
 from tilewright.tuning.thresholds import LOOPS
 
+from .beside_values import check_beside
 from .in_place import Writes, check_writes, owning, reading_back
 from .leaving import Watch, memories_of, written_after
 from .lifted import lift_products
@@ -97,6 +98,7 @@ def _loop(nodes: Sequence[fx.Node], repeat: Repeat) -> Loop | None:
         while last - first > LOOPS.max_unrolled_steps:
             try:
                 begin, end = start + first * period, start + last * period
+                check_beside(nodes, begin, end)
                 with autocast_behind(nodes[:begin]):
                     steps, body, stacked, ends, idle = _made(
                         reading_back(classify_reads(windows[first:last]))
@@ -276,22 +278,23 @@ def _check(
     """Run the body on what only pretends to be there. Raises Unlike unless its results are what the steps made, and
     Writes if it writes into some of `samples`, which stand at `keys`."""
     fake = next((s for s in samples if isinstance(s, FakeTensor)), None)
-    if fake is None or any(s is None for s in samples):
+    known = all(isinstance(s, FakeTensor) for s in samples if isinstance(s, Tensor))
+    if fake is None or not known or any(s is None for s in samples):
         raise Unlike("what the steps read is not known")
-    with fake.fake_mode as mode, torch.no_grad(), enable_python_dispatcher():
-        given = [
-            mode.from_tensor(s) if isinstance(s, Tensor) and not isinstance(s, FakeTensor) else s
-            for s in samples
-        ]
+    with fake.fake_mode, torch.no_grad(), enable_python_dispatcher():
         with Watch() as watch:
             try:
-                made = body(*given)
+                made = body.forward(*samples)  # calling it would print what fails
             except Exception as error:
                 raise Unlike(f"a step fails alone: {error}") from error
+    if watch.acted:
+        raise Unlike(f"a step runs {watch.acted}, which scans lose")
     callers = {u.target for f in found.functions for u in f.users}
     if watch.drew and callers - {*CHECKPOINTS}:
         raise Unlike(f"a step runs {watch.drew}")
-    written = {key: m for key, t in zip(keys, given, strict=True) for m in memories_of(t) if m in watch.wrote}
+    written = {
+        key: m for key, t in zip(keys, samples, strict=True) for m in memories_of(t) if m in watch.wrote
+    }
     if written:
         raise Writes(written.keys(), watch.wrote[next(iter(written.values()))])
     if not found.states:

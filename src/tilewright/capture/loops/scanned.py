@@ -111,15 +111,18 @@ def replace_by_scan(gm: fx.GraphModule, loop: Loop) -> fx.GraphModule:
     finally:
         delattr(gm, name)
     made.meta = dict(gm.meta)
-    made.graph.eliminate_dead_code(_is_dead)
+    _drop_unread(made.graph)
     made.recompile()
     return made
 
 
-def _is_dead(node: fx.Node) -> bool:
-    """Whether a node has an effect, for torch's removal of what nobody reads: only parts that steps took, and products
-    of these, have none."""
-    return node.target not in TAKES and (node.target not in PRODUCTS or "out" in node.kwargs)
+def _drop_unread(graph: fx.Graph) -> None:
+    """Remove parts that steps took, and products of these, which nobody reads. (Torch's own removal goes into functions
+    that the graph calls, and takes their writes for nothing.)"""
+    for node in reversed(graph.nodes):
+        lifted = node.target in PRODUCTS and "out" not in node.kwargs
+        if not node.users and (node.target in TAKES or lifted):
+            graph.erase_node(node)
 
 
 class _Placed:

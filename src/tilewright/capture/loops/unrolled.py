@@ -255,8 +255,8 @@ def classify_reads(windows: list[list[fx.Node]]) -> Steps:
 def _stored(made: Steps, where: Sequence[dict[fx.Node, int]], m: int) -> bool:
     """Whether a node writes part after part of one tensor of outside. Noted."""
     nodes = [window[m] for window in made.windows]
-    base = nodes[1].args[0]
-    if nodes[1].target is not operator.setitem or not isinstance(base, fx.Node):
+    base = nodes[1].args[0] if nodes[1].target is operator.setitem else None
+    if not isinstance(base, fx.Node):
         return False
     whole, value = val_of(base), nodes[1].args[2]
     if any(n.args[0] is not base for n in nodes) or not isinstance(whole, Tensor):
