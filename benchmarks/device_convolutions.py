@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,18 +41,19 @@ def rectified_convolutions() -> str:
     for dtype in (torch.float16, torch.bfloat16):
         for layout in (torch.channels_last, torch.contiguous_format):
             for graphs in (False, True):
-                calls += _judge(dtype, layout, graphs)
+                calls += _judge(dtype, layout, {"dynamic": False, "options": {"cuda_graphs": graphs}})
+            assert not _judge(dtype, layout, {"dynamic": True}), "sizes are not known"
     assert calls, "no convolution took what stands behind it"
     return f"{calls} fused calls"
 
 
-def _judge(dtype: torch.dtype, layout: torch.memory_format, graphs: bool) -> int:
+def _judge(dtype: torch.dtype, layout: torch.memory_format, how: dict[str, Any]) -> int:
     torch.compiler.reset()
     tilewright.reset()
     torch.manual_seed(0)
     wide = network(64).eval().cuda().double()
     net = _laid(copy.deepcopy(wide).to(dtype), layout)
-    run = torch.compile(net, backend=tilewright.backend, dynamic=True, options={"cuda_graphs": graphs})
+    run = torch.compile(net, backend=tilewright.backend, **how)
     for batch, side in ((2, 64), (3, 64), (5, 96)):
         x = torch.randn(batch, 3, side, side, device="cuda").to(dtype).to(memory_format=layout)
         with torch.no_grad():

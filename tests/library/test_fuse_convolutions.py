@@ -95,6 +95,14 @@ def test_what_cudnn_has_no_form_for_stays(why: str, act: Callable[[Tensor], Tens
     assert calls(fuse_convolutions(graph, judge)) == calls(graph) and not judge.asked, why
 
 
+def test_unknown_sizes_stay() -> None:
+    """Which kernel cuDNN takes, and so what becomes of NaN, hangs on them."""
+    marks = [[True, False, False, False]]
+    judge, x, module = Judged(), images(), Block().eval().to(torch.float16)
+    graph = select(captured(module, (x,), frozen=False, dynamic=marks))
+    assert calls(fuse_convolutions(graph, judge)) == calls(graph) and not judge.asked
+
+
 def test_what_is_slower_stays() -> None:
     x, judge = images(), Judged(verdict=False)
     assert FUSED not in calls(fused(Block(), x, judge)) and len(judge.asked) == 2

@@ -94,9 +94,12 @@ def _templates(dtype: DType) -> tuple[Expr, Expr]:
 
 def fusible(call: LibraryCall, operands: int) -> LibraryCall | None:
     """The call as one that may take an epilogue; None for one of which cuDNN has no such form: it has one for images of
-    half types whose channels lie innermost."""
+    half types whose channels lie innermost. Which kernel it takes, and so whether NaN stays NaN, hangs on the sizes:
+    these must be known."""
     task = call.task
     if not isinstance(task, Convolution) or task.transposed or not task.dtype.is_half or len(task.shape) != 4:
+        return None
+    if any(dims.static(n) is None for n in (*task.x_shape, *task.shape)):
         return None
     laid = channels_last(task.shape)
     sized = zip(call.strides[0], laid, task.shape, strict=True) if call.strides else ()
