@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.support.cpp_harness import print_unit
 from tests.support.families.kernels import KERNELS, PRODUCTS, programs_for
+from tests.support.triton_harness import print_triton
 
-from tilewright.emit.cpp.unit import emit_unit
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import preset
 
@@ -20,7 +20,7 @@ def text_of(name: str) -> str:
     parts: list[str] = []
     programs, symbols = programs_for(GPU.name, name)
     for n, program in enumerate(programs):
-        source = emit_triton(program, symbols, GPU, variants(program)[0], f"k{n}")
+        source = print_triton(program, symbols, GPU, variants(program)[0], f"k{n}")
         parts += [
             f"=== {GPU.name}, tile program {n}",
             program.show(),
@@ -28,7 +28,7 @@ def text_of(name: str) -> str:
             source.text,
         ]
     programs, symbols = programs_for(CPU.name, name)
-    return "\n".join((*parts, f"=== {CPU.name}, C++", emit_unit(programs, symbols, CPU).text))
+    return "\n".join((*parts, f"=== {CPU.name}, C++", print_unit(programs, symbols, CPU).text))
 
 
 @pytest.mark.parametrize("name", [*KERNELS, *PRODUCTS])

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.emit.cpp.unit import INCLUDE, emit_units
+from tilewright.emit.cpp.unit import INCLUDE, emit_unit, emit_units
+from tilewright.emit.source import Source
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir.program import TileProgram
+from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.target import PRESETS, Target
 
 FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=off -fPIC -shared
@@ -77,6 +79,24 @@ class Unit:
         return error.value
 
 
+def print_unit(programs: Sequence[TileProgram], symbols: Sequence[str], target: Target) -> Source:
+    """As `emit_unit`, of programs that are legalised first."""
+    return emit_unit([legalise_for_cpu(p, target) for p in programs], symbols, target)
+
+
+def print_units(
+    programs: Sequence[TileProgram],
+    symbols: Sequence[str],
+    target: Target,
+    *,
+    exact: bool = False,
+    units: int | None = None,
+) -> tuple[Source, ...]:
+    """As `emit_units`, of programs that are legalised first."""
+    legal = [legalise_for_cpu(p, target, exact=exact) for p in programs]
+    return emit_units(legal, symbols, target, exact=exact, units=units)
+
+
 Build = Callable[..., Unit]
 
 
@@ -96,7 +116,7 @@ def build(
         target = host_target()
     for p in programs:
         p.verify()
-    sources = emit_units(programs, symbols, target, exact=exact, units=units)
+    sources = print_units(programs, symbols, target, exact=exact, units=units)
     paths = [folder / f"unit{k}.cpp" for k in range(len(sources))]
     for path, source in zip(paths, sources, strict=True):
         path.write_text(source.text)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.cpp_harness import build, host_target, same_as_interpreter
+from tests.support.cpp_harness import build, host_target, print_unit, same_as_interpreter
 from tests.support.tile_programs import Vars, below
 
-from tilewright.emit.cpp.unit import emit_unit
 from tilewright.form.product_chains import limit_product_chains
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, make
@@ -119,7 +118,7 @@ def test_a_class_in_pieces_is_one_chain() -> None:
 
 
 def test_inputs_are_read_in_place_and_sums_are_scaled_on_the_way() -> None:
-    text = emit_unit([CASES[0]], (), preset("x86-64-v4")).text
+    text = print_unit([CASES[0]], (), preset("x86-64-v4")).text
     assert "Start::scaled" in text and "dot<" in text
     assert text.count("load<float") == 2  # the factor and the lane side; never the other one
-    assert "alignas(64) float" in emit_unit([CASES[3]], (), preset("x86-64-v4")).text
+    assert "alignas(64) float" in print_unit([CASES[3]], (), preset("x86-64-v4")).text

@@ -17,6 +17,7 @@ from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
 from tilewright.ir.program import Descriptor, TileProgram
 from tilewright.ir.sizes.dims import symbols_of
+from tilewright.lower.legalise.gpu import block_axes
 from tilewright.lower.variants import Variant, aligning, quotients, reached
 from tilewright.target import Target
 
@@ -24,7 +25,7 @@ from .expr import Expressions, count_reads
 from .helpers import Helpers
 from .index import Indices, index_values
 from .scope import UNARY, Lines, Term, memory_type
-from .statements import Body, block_axes, check_size, printed
+from .statements import Body, check_size, printed
 
 ArgumentKind = Literal["pointer", "size", "error", "descriptor"]
 
@@ -71,10 +72,10 @@ class TritonSource:
 def emit_triton(
     program: TileProgram, symbols: Sequence[str], target: Target, variant: Variant, name: str
 ) -> TritonSource:
-    """Print `program` as the kernel `name` for `target`. `symbols` is the plan's order of size symbols.
+    """Print a legalised `program` as the kernel `name` for `target`. `symbols` is the plan's order of size symbols.
 
     Raises UnsupportedError for what Triton cannot express, KeyError for a symbol that `symbols` lacks, and VerifyError
-    for a program that is not made for a GPU (scratch memory, tiles that are no powers of two)."""
+    for a program that is not made for a GPU (scratch memory)."""
     if target.language != "triton":
         raise VerifyError(f"target {target.name} takes {target.language}", phase="emit")
     if program.scratch:
@@ -93,7 +94,7 @@ def emit_triton(
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
     _grid(program, printer)
-    Body(program, printer, pointers, variant.aligned, target.singles, names).body(program.body)
+    Body(program, printer, pointers, variant.aligned, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
