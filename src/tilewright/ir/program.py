@@ -22,7 +22,7 @@ from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
 from .identity import TOLD
 from .reduction import Reduction
-from .selection import MatrixUnit
+from .selection import Access, MatrixUnit, MicroKernel
 from .sizes import dims
 
 
@@ -93,6 +93,7 @@ class Load:
     descriptor: Descriptor | None = None
     at: tuple[Expr, ...] = ()
     as_stored: bool = False
+    access: Access | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Store:
     axes: tuple[Axis, ...] = ()
     mask: Expr | None = None
     stream: Expr | None = None
+    access: Access | None = None
 
     @property
     def unrounded(self) -> Expr:
@@ -126,10 +128,12 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Make `vars` a mutable state with these initial values. Only `Update` and `Dot` change it."""
+    """Make `vars` a mutable state with these initial values. Only `Update` and `Dot` change it. A statement that is
+    `absorbed` is part of the product behind it."""
 
     vars: tuple[Var, ...]
     values: tuple[Expr, ...]
+    absorbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,7 @@ class Update:
     values: tuple[Expr, ...]
     mask: Expr | None = None
     fused: bool = True
+    absorbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +155,15 @@ class Collapse:
     """vars = the merge, in a fixed order, of the states `parts` over their block axes `axes` (which `vars` lack).
 
     Several axes at once is for machines whose threads share a grid point: each thread merges what it holds before any
-    speaks to another one."""
+    speaks to another one. On others the order is that of the axis, `pairwise` (registers, then their lanes), or in
+    blocks of `block` elements, one after the other."""
 
     vars: tuple[Var, ...]
     parts: tuple[Var, ...]
     reduction: Reduction
     axes: tuple[Axis, ...]
+    pairwise: bool = False
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,7 @@ class Dot:
     b: Var
     k: Axis
     chain: int = 0
-    unit: MatrixUnit | None = None
+    unit: MatrixUnit | MicroKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +309,6 @@ def is_binding(s: Loop) -> bool:
     return length is not None and 0 < length <= s.tile
 
 
-def usual_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """The statements that most grid points run: what a branch does else is for the last one."""
-    for s in body:
-        yield s
-        if isinstance(s, (Loop, Branch)):
-            yield from usual_statements(s.body)
-
-
 def expressions(s: Stmt) -> list[Expr]:
     """The expressions that a statement evaluates itself (not those of its body)."""
     match s:
@@ -419,6 +419,10 @@ def _block(s: Load) -> str:
     return f" as block ({of(s.at)}) of {' x '.join(map(str, d.tile))} in {whole}"
 
 
+def _told(selected: object) -> str:
+    return "" if selected is None else f" {selected}"
+
+
 def _suffix(mask: Expr | None) -> str:
     return "" if mask is None else f" if {show(mask)}"
 
@@ -434,25 +438,31 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                kept = " as stored" if s.as_stored else ""
-                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{kept}"
+                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}"
+                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
                 lines.append(f"{pad}{_defined([s.var])} = {read}")
             case Compute():
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
+                how = f"{past}{_told(s.access)}"
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
-                    f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{past}"
+                    f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"
                 )
             case Declare():
-                lines.append(f"{pad}state {_defined(s.vars)} = {', '.join(map(show, s.values))}")
+                values = f"{', '.join(map(show, s.values))}{' absorbed' if s.absorbed else ''}"
+                lines.append(f"{pad}state {_defined(s.vars)} = {values}")
             case Update():
                 values = f"{', '.join(map(show, s.values))}{_suffix(s.mask)}{'' if s.fused else ' rounding products'}"
+                values += " absorbed" if s.absorbed else ""
                 lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {values}")
             case Collapse():
                 of = ", ".join(map(repr, s.parts))
-                lines.append(f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}")
+                order = " pairwise" if s.pairwise else f" in blocks of {s.block}" if s.block else ""
+                lines.append(
+                    f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}{order}"
+                )
             case Prefix():
                 of = ", ".join(map(repr, s.parts))
                 lines.append(
@@ -460,8 +470,7 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 )
             case Dot():
                 sums = f" in sums of {s.chain}" if s.chain else ""
-                unit = "" if s.unit is None else f" by {s.unit}"
-                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}{unit}")
+                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}{_told(s.unit)}")
             case Check():
                 over = f" over {_names(s.axes)}" if s.axes else ""
                 lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}{over}")

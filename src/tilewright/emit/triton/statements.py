@@ -362,7 +362,7 @@ class Body:
     def dot(self, s: Dot) -> None:
         """A product on a matrix unit, or products summed along the axis."""
         printer = self.printer
-        if s.unit is not None:
+        if isinstance(s.unit, MatrixUnit):
             self._by_matrix_unit(s, s.unit)
             return
         a, b = (printer.converted(self._single(v), v.dtype, s.acc.dtype) for v in (s.a, s.b))
