@@ -22,7 +22,7 @@ from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
 from .identity import TOLD
 from .reduction import Reduction
-from .selection import Access, MatrixUnit, MicroKernel
+from .selection import Access, MatrixMultiply, MicroKernel
 from .sizes import dims
 
 
@@ -179,14 +179,14 @@ class Prefix:
 @dataclass(frozen=True, slots=True)
 class Dot:
     """acc[m, n] += sum over k of a[m, k] * b[k, n]: the block axes of `acc` are those of `a` and `b` without `k`. With
-    a `chain`, the sum is one of sums of so many products. `unit` carries it out (None: multiply and add)."""
+    a `chain`, the sum is one of sums of so many products. `method` says how (None: multiply and add)."""
 
     acc: Var
     a: Var
     b: Var
     k: Axis
     chain: int = 0
-    unit: MatrixUnit | MicroKernel | None = None
+    method: MatrixMultiply | MicroKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +470,7 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 )
             case Dot():
                 sums = f" in sums of {s.chain}" if s.chain else ""
-                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}{_told(s.unit)}")
+                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}{_told(s.method)}")
             case Check():
                 over = f" over {_names(s.axes)}" if s.axes else ""
                 lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}{over}")

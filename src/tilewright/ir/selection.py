@@ -16,7 +16,7 @@ of their nine products."""
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixUnit:
+class MatrixMultiply:
     """A product of blocks on a matrix unit, which takes its left side row by row.
 
     `sides`: as the statement has them, `swapped`, or `turned`: they stay, and the sums are transposed before and after.
@@ -48,8 +48,8 @@ class MicroKernel:
     factor: int | None = None
 
     def __str__(self) -> str:
-        start = {"block": "", "nothing": " from nothing", "scaled": f" from v{self.factor} times the block"}
-        return f"in {self.rows} x {self.registers} registers{start[self.start]}"
+        by = "" if self.factor is None else f" by v{self.factor}"
+        return f"in {self.rows} x {self.registers} registers, start {self.start}{by}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emit.triton.blocks import blocked
-from tests.support.tile_programs import M, N, Vars, dot_tiles, elementwise, row_sum, softmax
+from tests.support.tile_programs import M, N, Vars, dot_tiles, elementwise, matrices, row_sum, softmax
 from tests.support.triton_harness import Job, build, interpret, print_triton, same_as_interpreter
 
 from tilewright.emit.triton.kernel import Argument, TritonSource
@@ -24,7 +24,6 @@ from tilewright.ir.program import (
     Collapse,
     Compute,
     Declare,
-    Dot,
     GridAxis,
     Load,
     Loop,
@@ -275,35 +274,6 @@ def checks() -> TileProgram:
         Store(y, axis(c), call("add", value_of(total), value_of(number)), (c,)),
     )  # fmt: skip
     return TileProgram((index, table, y), (), (Loop(c, dims.ZERO, integer(32), 32, body),), lane=c)
-
-
-def matrices(dtype: DType, swapped: bool, tile: int = 16) -> TileProgram:
-    """z = x @ y in blocks of `tile` x 2 `tile`, `tile` deep; `swapped` binds the axis of y's columns first."""
-    r, c, k = Axis("r", integer(2 * tile)), Axis("c", integer(4 * tile)), Axis("k", integer(3 * tile))
-    gr, gc = Axis("gr", integer(2)), Axis("gc", integer(2))
-    var = Vars()
-    x, y, z = (
-        Buffer(name, t, dims.mul(a.extent, b.extent))
-        for name, t, a, b in (("x", dtype, r, k), ("y", dtype, k, c), ("z", f32, r, c))
-    )
-    acc, a, b = var(f32, r, c), var(dtype, r, k), var(dtype, k, c)
-    step = (
-        Load(a, x, dims.add(dims.mul(axis(r), k.extent), axis(k))),
-        Load(b, y, dims.add(dims.mul(axis(k), c.extent), axis(c))),
-        Dot(acc, a, b, k),
-    )
-    body: tuple[Stmt, ...] = (
-        Declare((acc,), (const(0, f32),)),
-        Loop(k, dims.ZERO, k.extent, tile, step),
-        Store(z, dims.add(dims.mul(axis(r), c.extent), axis(c)), value_of(acc), (r, c)),
-    )
-    for of, g, step_of in (
-        ((r, gr, tile), (c, gc, 2 * tile)) if swapped else ((c, gc, 2 * tile), (r, gr, tile))
-    ):
-        start = dims.mul(axis(g), integer(step_of))
-        body = (Loop(of, start, dims.add(start, integer(step_of)), step_of, body),)
-    grid = (GridAxis(gr, gr.extent), GridAxis(gc, gc.extent))
-    return TileProgram((x, y, z), grid, body, lane=c, warps=4, stages=3)
 
 
 def large_integers() -> TileProgram:

@@ -228,7 +228,7 @@ class Body:
                     self.branch(first)
                 case Collapse():
                     self.special.collapse(self, first)
-                case Dot(unit=MicroKernel() as kernel):
+                case Dot(method=MicroKernel() as kernel):
                     self.special.dot(self, first, kernel)
                 case Dot():
                     self.dot(first)

@@ -28,7 +28,7 @@ from tilewright.ir.program import (
     expressions,
     is_binding,
 )
-from tilewright.ir.selection import MatrixUnit
+from tilewright.ir.selection import MatrixMultiply
 
 from .addresses import Places
 from .expr import Expressions
@@ -362,8 +362,8 @@ class Body:
     def dot(self, s: Dot) -> None:
         """A product on a matrix unit, or products summed along the axis."""
         printer = self.printer
-        if isinstance(s.unit, MatrixUnit):
-            self._by_matrix_unit(s, s.unit)
+        if isinstance(s.method, MatrixMultiply):
+            self._matrix_multiply(s, s.method)
             return
         a, b = (printer.converted(self._single(v), v.dtype, s.acc.dtype) for v in (s.a, s.b))
         term = printer.infix("*", PRODUCT, [a, b])
@@ -372,20 +372,20 @@ class Body:
             term = Term(f"tl.sum({term.text}, {term.dims.index(s.k)})", ATOM, rest)
         self._assign(s.acc, printer.infix("+", SUM, [printer.values[s.acc.id], term]))
 
-    def _by_matrix_unit(self, s: Dot, unit: MatrixUnit) -> None:
+    def _matrix_multiply(self, s: Dot, by: MatrixMultiply) -> None:
         acc, a, b = self.printer.values[s.acc.id], self._operand(s.a), self._operand(s.b)
         if not len(acc.dims) == len(a.dims) == len(b.dims) == 2:
             raise VerifyError("a matrix unit multiplies matrices", phase="emit")
-        if unit.sides == "swapped":
+        if by.sides == "swapped":
             a, b = b, a
         left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
         right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
-        how = "" if unit.precision is None else f', input_precision="{unit.precision}"'
-        if unit.apart:
+        how = "" if by.precision is None else f', input_precision="{by.precision}"'
+        if by.apart:
             how += f", max_num_imprecise_acc={self.printer.tiles[s.k]}"
         if s.acc.dtype is not f32:
             how += f", out_dtype={named_type(s.acc.dtype)}"
-        turned = unit.sides == "turned"
+        turned = by.sides == "turned"
         start = f"tl.trans({acc.text})" if turned else acc.text
         product = f"tl.dot({left}, {right}, {start}{how})"
         self._assign(s.acc, Term(f"tl.trans({product})" if turned else product, ATOM, acc.dims))

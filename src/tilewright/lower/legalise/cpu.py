@@ -27,7 +27,7 @@ from tilewright.target import Target
 from tilewright.tuning.thresholds import CPP_TEXT
 
 from .blocks import Blocks, Dims, blocks_of, step_along
-from .products import is_block, read_in_place, select_kernel, start_from
+from .products import is_block, read_in_place, select_micro_kernel, start_from
 
 MERGED_LANES = frozenset({"add", "mul", "maximum", "minimum"})
 """What the vector headers merge of all lanes of a register at once."""
@@ -57,7 +57,7 @@ class _Selecting:
         absorbed: set[int] = set()
         for s in body:
             if isinstance(s, Dot) and is_block(s, self.blocks.lane):
-                kernels[id(s)], start = start_from(select_kernel(s, self.blocks, self.held), s, body)
+                kernels[id(s)], start = start_from(select_micro_kernel(s, self.blocks, self.held), s, body)
                 absorbed.add(id(start))
         computed: set[int] = set()
         found: list[Stmt] = []
@@ -70,7 +70,7 @@ class _Selecting:
                 case Declare() | Update() if id(s) in absorbed:
                     found.append(replace(s, absorbed=True))
                 case Dot() if id(s) in kernels:
-                    found.append(replace(s, unit=kernels[id(s)]))
+                    found.append(replace(s, method=kernels[id(s)]))
                 case Collapse():
                     found.append(self.merge(s, computed))
                 case Loop() | Branch():

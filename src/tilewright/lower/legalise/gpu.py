@@ -22,7 +22,7 @@ from tilewright.ir.program import (
     uses,
     walk_statements,
 )
-from tilewright.ir.selection import MatrixUnit, Precision
+from tilewright.ir.selection import MatrixMultiply, Precision
 from tilewright.lower.variants import has_odd_steps
 from tilewright.target import Target
 
@@ -38,7 +38,7 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
     def change(s: Stmt) -> Sequence[Stmt] | None:
         match s:
             case Dot():
-                return (replace(s, unit=select_unit(s, tiles, target.singles)),)
+                return (replace(s, method=select_matrix_multiply(s, tiles, target.singles)),)
             case Load() if s.buffer.dtype.is_half and s.var.dtype is s.buffer.dtype:
                 return (replace(s, as_stored=s.var.id in multiplied),)
             case Loop() if loads_ahead(s):
@@ -83,8 +83,8 @@ def loads_ahead(s: Loop) -> bool:
     return not is_binding(s) and all(map(is_binding, loops)) and any(isinstance(x, Load) for x in inner)
 
 
-def select_unit(s: Dot, tiles: Mapping[Axis, int], singles: Precision) -> MatrixUnit | None:
-    """The matrix unit for a product of two matrices of one type, large enough; it reads `singles` as the target has it.
+def select_matrix_multiply(s: Dot, tiles: Mapping[Axis, int], singles: Precision) -> MatrixMultiply | None:
+    """How a matrix unit, which reads `singles` so, takes a product of two matrices of one type, both large enough;
     None for any other product."""
 
     def dimensions(v: Var) -> list[Axis]:
@@ -101,4 +101,4 @@ def select_unit(s: Dot, tiles: Mapping[Axis, int], singles: Precision) -> Matrix
     precision = None if dtype.is_half else singles if dtype is f32 else "ieee"
     crossed = acc[0] not in a
     sides = "straight" if not crossed else "turned" if precision == "bf16x6" else "swapped"
-    return MatrixUnit(sides, precision, apart=precision == "ieee")
+    return MatrixMultiply(sides, precision, apart=precision == "ieee")

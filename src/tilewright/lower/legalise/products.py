@@ -85,7 +85,7 @@ def bound_of(term: Expr, blocks: Sequence[Axis]) -> tuple[Axis, Expr] | None:
     return (term.args[0].value, term.args[1]) if plain else None
 
 
-def select_kernel(s: Dot, blocks: Blocks, held: int) -> MicroKernel:
+def select_micro_kernel(s: Dot, blocks: Blocks, held: int) -> MicroKernel:
     """Rows and registers per row of a product where a machine has `held` vector registers: sums, a row of the one side
     and a number of the other one fit."""
     _, narrow = sides(s, blocks.lane)
