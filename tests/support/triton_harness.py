@@ -200,7 +200,7 @@ def print_triton(
     program: TileProgram, symbols: Sequence[str], target: Target, variant: Variant, name: str
 ) -> TritonSource:
     """As `emit_triton`, of a program that is legalised first."""
-    return emit_triton(legalise_for_gpu(program, target), symbols, target, variant, name)
+    return emit_triton(legalise_for_gpu(program, target), symbols, variant, name)
 
 
 MACHINES: dict[str, tuple[str, int | str, int]] = {

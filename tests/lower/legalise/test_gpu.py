@@ -111,6 +111,11 @@ def test_a_store_passes_the_caches_always_or_never() -> None:
     assert all(streamed(always)) and not any(streamed(large))
 
 
+def test_a_target_of_another_kind_is_refused() -> None:
+    with pytest.raises(VerifyError, match="takes cpp"):
+        legalise_for_gpu(matrices(f16, False), preset("x86-64"))
+
+
 def test_a_tile_that_is_no_power_of_two_is_refused() -> None:
     (loop, *_) = [s for s in matrices(f16, False).body if isinstance(s, Loop)]
     with pytest.raises(VerifyError, match="power of two"):

@@ -1,5 +1,5 @@
 """For machines whose threads share a grid point: which products a matrix unit does, and how it takes their sides;
-which loops have loads of several steps under way; which halves stay halves; how addresses are put together."""
+which loops have loads of several steps under way; which loads take descriptors, and which halves stay halves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ SHORTEST_SIDE = 16
 
 
 def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
-    """`program` with what `target` does of it selected. Raises VerifyError for block axes that it cannot have."""
+    """`program` with what `target` does of it selected. Raises VerifyError for a target of another kind, and for block
+    axes that it cannot have."""
+    if target.language != "triton":
+        raise VerifyError(f"target {target.name} takes {target.language}", phase="legalise")
     tiles = block_axes(program)
     multiplied = only_multiplied(program)
 
@@ -39,8 +42,10 @@ def legalise_for_gpu(program: TileProgram, target: Target) -> TileProgram:
         match s:
             case Dot():
                 return (replace(s, method=select_matrix_multiply(s, tiles, target.singles)),)
-            case Load() if s.buffer.dtype.is_half and s.var.dtype is s.buffer.dtype:
-                return (replace(s, as_stored=s.var.id in multiplied),)
+            case Load():
+                half = s.buffer.dtype.is_half and s.var.dtype is s.buffer.dtype
+                s = replace(s, as_stored=half and s.var.id in multiplied)
+                return (s if target.descriptors else replace(s, descriptor=None, at=()),)
             case Loop() if loads_ahead(s):
                 return (replace(s, stages=program.stages),)
             case Store() if s.stream is not None and s.stream.op != "const":

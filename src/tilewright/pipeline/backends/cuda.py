@@ -87,7 +87,7 @@ class CudaBackend:
             legal = run("legalise", lambda: [self.legalise(p, target) for p in programs])  # noqa: B023
 
             def printed(kernel: int, variant: Variant, legal: list[TileProgram] = legal) -> TritonSource:
-                return emit_triton(legal[kernel], names, target, variant, f"k{kernel}")
+                return emit_triton(legal[kernel], names, variant, f"k{kernel}")
 
             wanted = (
                 _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
@@ -122,7 +122,7 @@ class CudaBackend:
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
         """Its first variant."""
         legal = self.legalise(program, target)
-        return emit_triton(legal, symbols, target, variants(program)[0], "kernel").text
+        return emit_triton(legal, symbols, variants(program)[0], "kernel").text
 
     def executable(self, parts: Runnable) -> Executable:
         """Through CUDA graphs where the options ask for them."""
