@@ -82,7 +82,7 @@ class Load:
     only a hint, may lie outside the buffer, and changes nothing. With a `descriptor`, the block of it at the indices
     `at` is the same value (of a dim with a tile, the index is the block axis, which begins there): another way to
     load it, where the machine has it and addresses are aligned. A half `as_stored` is held as what it is: only products
-    of blocks read it."""
+    of blocks read it. `access`: how the block moves (None: along the vector axis)."""
 
     var: Var
     buffer: Buffer

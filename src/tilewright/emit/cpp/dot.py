@@ -37,7 +37,7 @@ class Product:
             for limit in (bound_of(term, load.var.axes) for term in conjuncts(load.mask)):
                 assert limit is not None
                 limits[limit[0]] = self._limit(limit[0], limit[1], tiles[limit[0]])
-        width = dict(body.blocks.counts(shape)).get(shape[-1][0], 1)
+        width = body.blocks.registers(shape, shape[-1][0])
         rows, depth = limits.get(self.row, str(tiles[self.row])), limits.get(s.k, str(tiles[s.k]))
         acc, b = (self._first(v.id) for v in (s.acc, self.wide))
         if self.row in limits and kernel.start == "nothing":
@@ -50,11 +50,8 @@ class Product:
 
     def _first(self, value: int) -> str:
         place = self.body.printer.places[value]
-        return (
-            "&" + place.name + "[0]" * len(self.body.blocks.counts(place.dims))
-            if place.array
-            else f"&{place.name}"
-        )
+        first = "[0]" * len(self.body.blocks.counts(place.dims)) if place.array else ""
+        return f"&{place.name}{first}"
 
     def _limit(self, a: Axis, bound: Expr, tile: int) -> str:
         name = self.body.printer.fresh()

@@ -42,7 +42,7 @@ def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
 
 def _registers(body: Body, s: Collapse, part: Var) -> list[str]:
     """The registers of one state along the collapsed axis, for the open unit."""
-    count = dict(body.blocks.counts(body.printer.places[part.id].dims)).get(along(s), 1)
+    count = body.blocks.registers(body.printer.places[part.id].dims, along(s))
     outer = body.printer.unit
     found: list[str] = []
     for k in range(count):
@@ -91,7 +91,7 @@ def _in_order(body: Body, s: Collapse) -> None:
     """Merge along an axis that is not vectorised: a loop over its index."""
     printer, unit = body.printer, body.printer.unit
     dims = printer.places[s.parts[0].id].dims
-    count = dict(body.blocks.counts(dims)).get(along(s), 1)
+    count = body.blocks.registers(dims, along(s))
     u = f"u{body.axis_name(along(s))[1:]}"
     for v, part in zip(s.vars, s.parts, strict=True):
         printer.unit = Unit(
@@ -136,10 +136,8 @@ def merge(body: Body, s: Collapse) -> None:
         return
     sums = body.printer.places[-1 - s.vars[0].id]
     _merge(body, replace(s, vars=(sums.var,)))
-    index, count = (
-        body.printer.unit.index[along(s)],
-        dict(body.blocks.counts(body.blocks.dims(s.parts[0].axes)))[along(s)],
-    )
+    index = body.printer.unit.index[along(s)]
+    count = body.blocks.registers(body.blocks.dims(s.parts[0].axes), along(s))
     last = "" if count % s.block == 0 else f" || {index} == {count - 1}"
     with body.lines.block(f"if ({index} % {s.block} == {s.block - 1}{last})"):
         _merge(body, replace(s, parts=(sums.var,)))

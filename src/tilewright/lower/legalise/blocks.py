@@ -40,6 +40,10 @@ class Blocks:
         out = [(a, t // lanes if lanes > 1 and a == self.lane else t) for a, t in dims]
         return tuple((a, n) for a, n in out if n > 1)
 
+    def registers(self, dims: Dims, along: Axis) -> int:
+        """Registers of a block along one axis."""
+        return dict(self.counts(dims)).get(along, 1)
+
 
 def blocks_of(program: TileProgram, width: int) -> Blocks:
     """The blocks of `program` where only the axes of its grid are bound."""

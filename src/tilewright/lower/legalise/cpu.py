@@ -115,11 +115,11 @@ class _Selecting:
         (axis, *_), part, op = s.axes, s.parts[0], s.reduction.combiner
         if axis == self.blocks.lane:
             merged = MERGED_TRUTHS if s.vars[0].dtype is bool_ else MERGED_LANES
-            registers = dict(self.blocks.counts(self.shapes[part.id])).get(axis, 1)
+            registers = self.blocks.registers(self.shapes[part.id], axis)
             across = self.blocks.lanes(self.blocks.dims(s.axes)) > 1
             few = registers <= CPP_TEXT.max_inline_tree_registers
             return replace(s, pairwise=across and few and op in merged)
-        count = dict(self.blocks.counts(self.blocks.dims(part.axes))).get(axis, 1)
+        count = self.blocks.registers(self.blocks.dims(part.axes), axis)
         long = count > CPP_TEXT.max_chain and op == "add" and s.vars[0].dtype.is_float
         return replace(s, block=_near_root(count) if long and part.id in computed else 0)
 

@@ -91,7 +91,7 @@ def select_micro_kernel(s: Dot, blocks: Blocks, held: int) -> MicroKernel:
     _, narrow = sides(s, blocks.lane)
     (row,) = (a for a in narrow.axes if a != s.k)
     shape = blocks.dims(s.acc.axes)
-    rows, width = dict(shape)[row], dict(blocks.counts(shape)).get(shape[-1][0], 1)
+    rows, width = dict(shape)[row], blocks.registers(shape, shape[-1][0])
     across = max(n for n in range(1, CPU_MATMUL.max_lane_registers + 1) if width % n == 0 and n * n <= held)
     most = max(1, min(CPU_MATMUL.max_rows, (held - 1 - across) // across))
     return MicroKernel(-(-rows // -(-rows // most)), across)
