@@ -109,14 +109,17 @@ def build(
     exact: bool = False,
     run_here: bool = False,
     units: int = 1,
+    as_written: bool = False,
 ) -> Unit:
-    """Emit, compile and load. With `run_here` a target beyond this machine is replaced by its own."""
+    """Emit, compile and load. With `run_here` a target beyond this machine is replaced by its own. `as_written`: no
+    instructions are selected before."""
     target = target or host_target()
     if run_here and target.vector_bytes > host_target().vector_bytes:
         target = host_target()
     for p in programs:
         p.verify()
-    sources = print_units(programs, symbols, target, exact=exact, units=units)
+    printed = emit_units if as_written else print_units
+    sources = printed(programs, symbols, target, exact=exact, units=units)
     paths = [folder / f"unit{k}.cpp" for k in range(len(sources))]
     for path, source in zip(paths, sources, strict=True):
         path.write_text(source.text)

@@ -37,6 +37,14 @@ def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
         same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
 
 
+def test_products_are_right_as_they_are_written(tmp_path: Path) -> None:
+    program = scaled_product(21, 37, 16)
+    unit = build(tmp_path, [program], as_written=True)
+    random = np.random.default_rng(2)
+    left, right = (random.standard_normal(n).astype(np.float32) for n in (21 * 37, 37 * COLUMNS))
+    same_as_interpreter(unit, 0, program, [left, right, None])
+
+
 def sums(
     program: TileProgram, *, summed: bool = True, read: bool = False, stored: bool = False
 ) -> Form:  # fmt: skip

@@ -368,9 +368,11 @@ class Body:
             stop = limit
         step = f"{name}++" if s.tile == 1 else f"{name} += {s.tile}"
         with self.lines.block(f"for (i64 {name} = {start}; {name} < {stop}; {step})"):
-            self.axes[s.axis], self.blocks.bound[s.axis] = name, s.tile
+            outer, self.blocks = self.blocks, self.blocks.inside(s)
+            self.axes[s.axis] = name
             self.body(s.body)
-            del self.axes[s.axis], self.blocks.bound[s.axis]
+            del self.axes[s.axis]
+            self.blocks = outer
         self.printer.unit = self.unit(())
 
     def branch(self, s: Branch) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 
 from tilewright.ir.expr import Axis, Expr, axes_of
-from tilewright.ir.program import TileProgram
+from tilewright.ir.program import Loop, TileProgram
 from tilewright.ir.sizes import dims as index
 
 Dims = tuple[tuple[Axis, int], ...]
@@ -21,8 +21,12 @@ class Blocks:
 
     lane: Axis | None
     width: int
-    widest: dict[Axis, int]
-    bound: dict[Axis, int]
+    widest: Mapping[Axis, int]
+    bound: Mapping[Axis, int]
+
+    def inside(self, s: Loop) -> Blocks:
+        """The same in the body of a loop."""
+        return replace(self, bound={**self.bound, s.axis: s.tile})
 
     def dims(self, axes: Sequence[Axis]) -> Dims:
         """The block axes among `axes` with their tiles here, the vector axis last."""

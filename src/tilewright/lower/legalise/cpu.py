@@ -86,9 +86,9 @@ class _Selecting:
         """A statement with bodies."""
         if isinstance(s, Branch):
             return replace(s, body=self.body(s.body), orelse=self.body(s.orelse))
-        self.blocks.bound[s.axis] = s.tile
+        outer, self.blocks = self.blocks, self.blocks.inside(s)
         made = replace(s, body=self.body(s.body))
-        del self.blocks.bound[s.axis]
+        self.blocks = outer
         return made
 
     # --- accesses ----------------------------------------------------------
