@@ -28,7 +28,15 @@ from tests.support.corpus import CASES, Case
 from torch import Tensor
 
 import tilewright
-from benchmarks import device_attention, device_cases, device_halves, device_loops, device_random, record
+from benchmarks import (
+    device_attention,
+    device_cases,
+    device_convolutions,
+    device_halves,
+    device_loops,
+    device_random,
+    record,
+)
 from tilewright.accuracy import compare_trees, in_float64
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -52,7 +60,12 @@ class Outcome:
     seconds: float
 
 
-OTHERS = (*device_cases.ALL, device_loops.loops, device_random.random_numbers)
+OTHERS = (
+    *device_cases.ALL,
+    device_loops.loops,
+    device_random.random_numbers,
+    device_convolutions.rectified_convolutions,
+)
 """Checks that are no op of the corpus."""
 
 

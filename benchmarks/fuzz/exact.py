@@ -192,7 +192,8 @@ class Oracle:
             self.undecided += 1
             return
         scheduled = solver.solve(kernel, memory.layouts)
-        for condition, program in ((dims.ONE, scheduled.program), *scheduled.buckets):
+        buckets = [(b.condition, b.program) for b in scheduled.buckets]
+        for condition, program in ((dims.ONE, scheduled.program), *buckets):
             if condition is not dims.ONE and not dims.evaluate(condition, dict(memory.sizes)):
                 continue
             try:

@@ -90,20 +90,20 @@ class CompilerMissing(BuildError):
 
 
 class IllegalSchedule(TilewrightError):
-    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `fold` is the
-    place in the kernel of the op that "a fold" in the message means (-1: none)."""
+    """A schedule step that a law forbids; `law` names what it would break. Search drops the candidate. `source` is
+    the place in the kernel of the op that "a reduction" in the message means (-1: none)."""
 
-    def __init__(self, message: str, *, law: str, fold: int = -1, phase: str = "schedule") -> None:
+    def __init__(self, message: str, *, law: str, source: int = -1, phase: str = "schedule") -> None:
         super().__init__(message, phase=phase)
-        self.law, self.fold = law, fold
+        self.law, self.source = law, source
 
     def __str__(self) -> str:
         """As the base class, with the law at the end."""
         return f"{super().__str__()} [law: {self.law}]"
 
     def about(self, name: str) -> str:
-        """The same with the name of the fold that it is about."""
-        return str(self).replace("a fold", name, 1)
+        """The same with the name of the reduction that it is about."""
+        return str(self).replace("a reduction", name, 1)
 
 
 class IndexOutOfRange(TilewrightError, IndexError):

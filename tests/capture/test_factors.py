@@ -66,9 +66,11 @@ def test_one_kernel_with_rows_on_chip(tmp_path: Path) -> None:
     x, w = torch.randn(5, 24, 7, 6), torch.randn(24)
     solver = Solver(preset("sm_90"), Options(), hints=SizeHints(sizes))
     scheduled = solver.solve(one_kernel(graph), graph.layouts)
-    programs = [p for when, p in scheduled.buckets if number(when, sizes)]
+    programs = [b.program for b in scheduled.buckets if number(b.condition, sizes)]
     assert len(programs) == 5, "three lengths, two of them with rows that begin anywhere"
-    assert not number(scheduled.buckets[0][0], sizes | sizes_of_groups(graph, 9)), "more than were seen"
+    assert not number(scheduled.buckets[0].condition, sizes | sizes_of_groups(graph, 9)), (
+        "more than were seen"
+    )
     order = tuple(repr(s) for s in graph.symbols())
     arrays = {4: x.numpy(), 1: w.numpy()}
     inputs = [arrays[len(v.shape)] for v in scheduled.kernel.inputs]

@@ -160,7 +160,7 @@ def test_a_transformer_with_dynamic_batch_and_length() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_tensor_read_forwards_and_backwards(dynamic: bool) -> None:
-    """Two folds that read one tensor, one of them flipped, share a kernel or not, but end and agree."""
+    """Two reductions that read one tensor, one of them flipped, share a kernel or not, but end and agree."""
 
     def distances(x: Tensor, y: Tensor) -> Tensor:
         near, far = (x - y).abs().sum(1), (x - y.flip(0)).abs().sum(1)

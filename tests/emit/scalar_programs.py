@@ -192,7 +192,7 @@ class Maker:
         """Three loops: states and scratch, then stores, then a branch."""
         tile = self.random.choice((8, 16, 32, 64))
         states = [self.var(t, self.c) for t in (f32, i64, bool_, f64)]
-        folds = [self.random.choice((maximum, minimum))(f32), sum_(i64), any_(), maximum(f64)]
+        reductions = [self.random.choice((maximum, minimum))(f32), sum_(i64), any_(), maximum(f64)]
         results = [self.var(s.dtype) for s in states]
         outs = [Buffer(f"s{k}", s.dtype, N) for k, s in enumerate(states)]
         y, z = Buffer("y", f32, dims.mul(N, M)), Buffer("z", i64, dims.mul(N, M))
@@ -204,7 +204,7 @@ class Maker:
             out.append(Compute(named, self.value(values, f32, 3)))
             values.append(value_of(named))
             out.append(Store(self.kept, axis(self.c), value_of(named), (self.c,), tail))
-            for s, f in zip(states, folds, strict=True):
+            for s, f in zip(states, reductions, strict=True):
                 e = self.condition(values, 2) if s.dtype is bool_ else self.value(values, s.dtype, 3)
                 out.append(Update((s,), f.merged([value_of(s)], [e]), self.mask(tail)))
             return out
@@ -219,9 +219,9 @@ class Maker:
             out.append(Store(z, self.at, self.value(values, i64, 4), (self.c,), tail))
             return out
 
-        body: list[Stmt] = [Declare((s,), f.identity) for s, f in zip(states, folds, strict=True)]
+        body: list[Stmt] = [Declare((s,), f.identity) for s, f in zip(states, reductions, strict=True)]
         body += peeled(self.c, M, tile, first)
-        for v, s, f, b in zip(results, states, folds, outs, strict=True):
+        for v, s, f, b in zip(results, states, reductions, outs, strict=True):
             body += [Collapse((v,), (s,), f, (self.c,)), Store(b, axis(self.r), value_of(v))]
         plain = tuple(peeled(self.c, M, tile, second))
         other = tuple(peeled(self.c, M, tile, second))

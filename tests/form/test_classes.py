@@ -136,7 +136,7 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 def test_refusal_fold_over_a_grid_class() -> None:
     form = form_of(SOFTMAX)
-    with pytest.raises(IllegalSchedule, match="no fold reduces a grid class"):
+    with pytest.raises(IllegalSchedule, match="no reduction runs over a grid class"):
         lower(form, schedule_of(form, (0, Role.GRID), (1, Role.GRID)))
 
 

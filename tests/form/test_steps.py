@@ -29,7 +29,7 @@ def test_programs_are_made_again(machine: str) -> None:
     target, options = PRESETS[machine], Options()
     solver = Solver(target, options)
     taken: set[str] = set()
-    replayed = 0
+    replayed = in_buckets = 0
     for case in (*CASES, FEW_QUERIES, LONG_ROWS):
         for dynamic in (False, True):
             graph = capture(case, dynamic and case in CASES)
@@ -38,13 +38,17 @@ def test_programs_are_made_again(machine: str) -> None:
                 found = solver.solve(kernel, graph.layouts)
             except IllegalSchedule:
                 continue
-            assert isinstance(found.schedule, Schedule)
-            again = replay(kernel, graph.layouts, found.schedule, target, options, NO_HINTS)
-            assert again == found.program and again.show() == found.program.show()  # type: ignore[attr-defined]
+            made = [(found.schedule, found.program), *((b.schedule, b.program) for b in found.buckets)]
+            for schedule, program in made:
+                assert isinstance(schedule, Schedule)
+                again = replay(kernel, graph.layouts, schedule, target, options, NO_HINTS)
+                assert again == program and again.show() == program.show()
+                taken |= {step.name for step in schedule.form_steps}
             replayed += 1
-            taken |= {step.name for step in found.schedule.form_steps}
+            in_buckets += len(found.buckets)
     assert taken <= set(STEPS) and taken, "no step was tried"
     assert replayed > len(CASES)
+    assert (in_buckets > 0) == (machine != "x86-64-v4"), "buckets are for blocks of threads"
 
 
 def test_steps_are_read_back() -> None:

@@ -17,13 +17,15 @@ from tests.support.library_calls import captured, fast, products
 from tests.support.one_kernel import capture
 from torch import nn
 
+import tilewright
 from tilewright.errors import InputError
 from tilewright.ir.builder import Builder
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import integer
-from tilewright.ir.graph import Graph, LibraryCall, Operand
+from tilewright.ir.graph import Graph, LibraryCall, Operand, Routine
 from tilewright.ir.text.graph import read_graph, write_graph
 from tilewright.library.fused import FusedAttention
+from tilewright.pipeline.phases import check_phases
 
 DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 ROOT = Path(__file__).parents[2]
@@ -138,3 +140,22 @@ def test_the_fields_of_a_call_are_kept() -> None:
     changed = replace(graph, ops=(replace(op, call=replace(op.call, places=(0,), reuses=-1)),))
     found, _ = again(changed)
     assert found.digest() == changed.digest() != graph.digest()
+
+
+def test_a_loop_is_written_by_its_fields() -> None:
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros_like(x)
+        for _ in range(80):
+            h = torch.tanh(h + x)
+        return h
+
+    made: list[Graph] = []
+    with check_phases(lambda name, state: made.append(state.graph) if name == "select" else None):
+        tilewright.compile(sums, (torch.randn(4),))
+    (op,) = (op for g in made for op in g.ops if op.call is not None and op.call.loop is not None)
+    assert op.call is not None and isinstance(op.call.function, Routine)
+    (graph,) = (g for g in made if op in g.ops)
+    data, held = write_graph(graph)
+    assert '"routine": "tilewright.capture.loops.body:TracedLoop"' in json.dumps(data)
+    assert [type(x).__name__ for x in held] == ["GraphModule"]
+    assert read_graph(json.loads(json.dumps(data)), held).digest() == graph.digest()

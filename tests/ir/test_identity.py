@@ -215,32 +215,34 @@ def test_what_has_no_identity_is_equal_to_itself_alone() -> None:
     assert all(identity(Foreign()) != key for _ in range(100))
 
 
-def kernel(fold: Reduction, n: int = 8) -> tuple[Graph, Kernel]:
+def kernel(reducer: Reduction, n: int = 8) -> tuple[Graph, Kernel]:
     b = Builder()
     x = b.value((integer(n),), f32)
     (a,) = output_axes(x.shape)
-    body = (read(0, (axis(a),), f32), axis(a))[: len(fold.elements)]
-    outputs = b.emit("fold", (x,), TensorExpr((), body, (a,), fold))
+    body = (read(0, (axis(a),), f32), axis(a))[: len(reducer.elements)]
+    outputs = b.emit("reduction", (x,), TensorExpr((), body, (a,), reducer))
     graph = b.finish((x,), outputs)
     return graph, Kernel(graph.ops, outputs)
 
 
-def test_kernels_and_graphs_of_other_folds_have_other_keys() -> None:
+def test_kernels_and_graphs_of_other_reductions_have_other_keys() -> None:
     """Each field of a reduction that keeps its name."""
-    folds = [reduction.argmax(f32), reduction.sum_(f32), reduction.moments(f32), reduction.logsumexp(f32)]
-    folds += [replace(folds[0], name=f.name) for f in (reduction.argmin(f32),)]
-    for fold in folds[:4]:
+    reducers = [reduction.argmax(f32), reduction.sum_(f32), reduction.moments(f32), reduction.logsumexp(f32)]
+    reducers += [replace(reducers[0], name=f.name) for f in (reduction.argmin(f32),)]
+    for reducer in reducers[:4]:
         others = [
-            replace(fold, name="other"),
-            replace(fold, identity=tuple(const(3, t) for t in fold.state)),
-            replace(fold, lift=tuple(const(3, t) for t in fold.state)),
-            replace(fold, merge=tuple(slot("a", k, t) for k, t in enumerate(fold.state))),
-            replace(fold, finish=tuple(const(3, e.dtype) for e in fold.finish)),
-            replace(fold, extreme="sum"),
-            replace(fold, step=fold.state and tuple(slot("a", k, t) for k, t in enumerate(fold.state))),
-            replace(fold, pooled=tuple(slot("b", k, t) for k, t in enumerate(fold.state))),
+            replace(reducer, name="other"),
+            replace(reducer, identity=tuple(const(3, t) for t in reducer.state)),
+            replace(reducer, lift=tuple(const(3, t) for t in reducer.state)),
+            replace(reducer, merge=tuple(slot("a", k, t) for k, t in enumerate(reducer.state))),
+            replace(reducer, finish=tuple(const(3, e.dtype) for e in reducer.finish)),
+            replace(reducer, extreme="sum"),
+            replace(
+                reducer, step=reducer.state and tuple(slot("a", k, t) for k, t in enumerate(reducer.state))
+            ),
+            replace(reducer, pooled=tuple(slot("b", k, t) for k, t in enumerate(reducer.state))),
         ]
-        made = [kernel(f) for f in (fold, *others)]
+        made = [kernel(f) for f in (reducer, *others)]
         assert len({kernel_key(k, {}) for _, k in made}) == len(made)
         assert len({task_of(g) for g, _ in made}) == len({g.digest() for g, _ in made}) == len(made)
 
@@ -293,9 +295,9 @@ def test_a_running_minimum_is_no_running_maximum() -> None:
     """Within one graph, and one graph behind the other through the cache."""
     x = torch.randn(33, 5)
     with torch.no_grad():
-        for fold in (torch.cummin, torch.cummax):
-            found = tilewright.compile(lambda a, fold=fold: fold(a, 0), (x,))
-            torch.testing.assert_close(found(x), tuple(fold(x, 0)), rtol=0, atol=0)
+        for scan in (torch.cummin, torch.cummax):
+            found = tilewright.compile(lambda a, scan=scan: scan(a, 0), (x,))
+            torch.testing.assert_close(found(x), tuple(scan(x, 0)), rtol=0, atol=0)
         both = tilewright.compile(lambda a: (*torch.cummin(a, 0), *torch.cummax(a, 0)), (x,))
         wanted = (*torch.cummin(x, 0), *torch.cummax(x, 0))
         torch.testing.assert_close(both(x), wanted, rtol=0, atol=0)

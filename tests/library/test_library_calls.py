@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tilewright.interp import run_graph
 from tilewright.library.offers.offer import Maker, flushed
-from tilewright.library.offers.onednn import _plain_transposed
+from tilewright.library.offers.onednn import OpenLinear
 from tilewright.target import PRESETS
 
 MAKERS = pytest.mark.parametrize("own", [False, True], ids=["library", "own"])
@@ -306,7 +306,7 @@ def test_a_weight_with_gaps_stays_with_torch() -> None:
 
     x, weight = torch.randn(256, 128), torch.randn(512, 300)[:, :128].t()
     with torch.profiler.profile() as seen:
-        product = _plain_transposed(x, weight, None)
+        product = OpenLinear(transposed=True)(x, weight, None)
     assert torch.equal(product, x @ weight)
     assert not any("mkldnn" in e.key for e in seen.key_averages())
 

@@ -61,7 +61,7 @@ def test_none_is_done_twice(run: Callable[..., Tensor], stays: bool, dynamic: bo
     case = Case(run.__name__, run, ((9, 70),), DYNAMIC)
     graph = capture(case, dynamic)
     made = Solver(PRESETS[machine], Options()).solve(one_kernel(graph), graph.layouts)
-    for program in (made.program, *(p for _, p in made.buckets)):
+    for program in made.programs:
         assert not repeated(program)
         found = [x for s in program.statements() for e in expressions(s) for x in walk(e) if is_rounded(x)]
         assert bool(found) == stays, "those that later steps see stay"
@@ -76,7 +76,7 @@ def test_printed() -> None:
     graph = capture(Case("softmax", by_hand, ((9, 70),), DYNAMIC), True)
     made = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts)
     symbols = sorted(map(str, graph.symbols()))
-    for program in (made.program, *(p for _, p in made.buckets)):
+    for program in made.programs:
         text = print_triton(program, symbols, PRESETS["sm_90"], variants(program)[0], "k0").text
         stores = [line for line in text.splitlines() if "tl.store" in line]
         assert stores and all(line.count(".to(tl.float16)") == 1 for line in stores)

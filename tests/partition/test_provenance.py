@@ -83,7 +83,7 @@ def line(run: Callable[..., object], words: str) -> str:
         (
             sparsemax,
             "cumsum",
-            "is read at an index that comes from data [law: a fold in a kernel is read at its",
+            "is read at an index that comes from data [law: a reduction in a kernel is read at its",
         ),
         (divided_along_keys, "/ d) @ v", "factor leaves sum at bmm_1 {}: it reads the axis of the sum"),
         (any_sign, "amax", "factor leaves maximum at amax {}: the sign of the factor is unknown (cos"),

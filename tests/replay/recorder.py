@@ -61,9 +61,9 @@ class Recorder:
         self.covers += 1
         self.texts[f"{head}.cover"] = "\n".join([cover.graph.show(), *map(shown_step, cover.steps)]) + "\n"
         for k, s in enumerate(scheduled):
-            programs = [s.program, *(p for _, p in s.buckets)]
+            programs = s.programs
             forms = [self.forms[id(p)][1] for p in programs if id(p) in self.forms]
-            conditions = [repr(when) for when, _ in s.buckets]
+            conditions = [repr(b.condition) for b in s.buckets]
             name = f"{head}.{k:02}"
             self.texts[f"{name}.form"] = "\n\n".join(forms) + "\n"
             self.texts[f"{name}.schedule"] = "\n".join([shown(s.schedule), *conditions]) + "\n"

@@ -1,4 +1,4 @@
-"""Programs with folds that wait for each other, and schedules that compute them in one pass."""
+"""Programs with reductions that wait for each other, and schedules that compute them in one pass."""
 
 from __future__ import annotations
 

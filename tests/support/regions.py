@@ -32,9 +32,9 @@ def graph_of(run: Callable[..., Tensor | tuple[Tensor, ...]], dynamic: bool = Fa
 
 
 def work(kernel: Kernel, layouts: object = None) -> float:
-    """Points of all folds: a price on which tests can count."""
-    folds = (op.expr for op in kernel.ops if op.expr is not None and op.expr.reduction is not None)
-    return float(sum(dims.static(e.points()) or 1 for e in folds))
+    """Points of all reductions: a price on which tests can count."""
+    reductions = (op.expr for op in kernel.ops if op.expr is not None and op.expr.reduction is not None)
+    return float(sum(dims.static(e.points()) or 1 for e in reductions))
 
 
 class Remembered:

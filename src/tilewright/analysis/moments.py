@@ -20,7 +20,7 @@ class Moments:
     squares: Op
 
     def hold(self) -> bool:
-        """Whether the ops are that, and all with the dims of the elements: those folded have the extent 1."""
+        """Whether the ops are that, and all with the dims of the elements: those reduced have the extent 1."""
         if not (
             is_sum(self.total) and is_quotient(self.mean) and is_square(self.square) and is_sum(self.squares)
         ):
@@ -55,12 +55,12 @@ class Moments:
             or len(x.args) != len(total.axes)
         ):
             return False
-        folded = {axis(a) for a in total.reduce}
+        reduced = {axis(a) for a in total.reduce}
         for i, s, d, m in zip(x.args, total.axes, square.axes, near.args, strict=True):
-            one = i in folded or d.extent is dims.ONE
+            one = i in reduced or d.extent is dims.ONE
             if (s.extent is dims.ONE) is not one or m is not (dims.ZERO if one else axis(d)):
                 return False
-            if i not in folded and i is not (dims.ZERO if one else axis(s)):
+            if i not in reduced and i is not (dims.ZERO if one else axis(s)):
                 return False
         plain = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in square.axes]
         kept = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in mean.axes]

@@ -31,7 +31,7 @@ from tilewright.ir.sizes import dims
 
 from .compose import compose
 
-_PLAIN = "a fold in a kernel is read at its own classes"
+_PLAIN = "a reduction in a kernel is read at its own classes"
 
 
 def make_form(
@@ -54,7 +54,7 @@ def make_form(
         clones -= len(fitted.items) - len(form.items)
         form = fitted
     else:
-        raise IllegalSchedule("folds keep being recomputed at new indices", law=_PLAIN, phase="schedule")
+        raise IllegalSchedule("reductions keep being recomputed at new indices", law=_PLAIN, phase="schedule")
     return _merge(drop_dead(_shared_folds(form)))
 
 
@@ -238,10 +238,10 @@ def _clone_misfits(form: Form, budget: int) -> Form:
             return made[x]
         if any(y.op in ("read", "value") for a in x.args for y in walk(a)):
             raise IllegalSchedule(
-                "a fold is read at an index that comes from data", law=_PLAIN, fold=fold.source
+                "a reduction is read at an index that comes from data", law=_PLAIN, source=fold.source
             )
         if fold.scan is not None or len(items) - len(form.items) >= budget:
-            raise IllegalSchedule("a fold is read through a map", law=_PLAIN, fold=fold.source)
+            raise IllegalSchedule("a reduction is read through a map", law=_PLAIN, source=fold.source)
         fresh = {a: Axis(f"c{age + k}", a.extent) for k, a in enumerate(fold.reduce)}
         age += len(fresh)
         table = {axis(a): axis(b) for a, b in fresh.items()} | {

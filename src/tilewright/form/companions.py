@@ -91,14 +91,14 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
 def law_of(fold: Item, upstream: Sequence[Item]) -> Law | Refusal:
     """The online law of `fold` and the folds `upstream` that it reads."""
     if fold.reduction is None or fold.scan is not None or any(u.scan is not None for u in upstream):
-        return Refusal("one order", "a running fold is read at its own step")
+        return Refusal("one order", "a running reduction is read at its own step")
     if any(u.reduce != fold.reduce or u.reduction is None for u in upstream):
-        return Refusal("one axis", "it reads a fold over other axes")
+        return Refusal("one axis", "it reads a reduction over other axes")
     own = {(leaf_of(u)) for u in upstream}
     numbers = {u.id for u in upstream}
     for x in (x for b in fold.body for x in walk(b) if x.op == "value"):
         if isinstance(x.value, tuple) and x.value[0] in numbers and x not in own:
-            return Refusal("one element", "it reads a fold elsewhere than at its own place")
+            return Refusal("one element", "it reads a reduction elsewhere than at its own place")
     return _law(fold.reduction, fold.body, tuple(_upstream(u) for u in upstream), fold.reduce)
 
 

@@ -53,7 +53,7 @@ class Algebra(Protocol):
         """Storage to be overwritten."""
         ...
 
-    def fold(self, op: str, x: Array, axes: tuple[int, ...], start: Array) -> Array | None:
+    def reduce(self, op: str, x: Array, axes: tuple[int, ...], start: Array) -> Array | None:
         """Reduce `axes` with scalar operation `op` from the identity `start`, in an order of its own.
 
         None = there is no such shortcut."""
@@ -114,9 +114,9 @@ class Floats:
         """See `Algebra`."""
         return np.zeros(shape, self.storage(dtype))
 
-    def fold(self, op: str, x: Array, axes: tuple[int, ...], start: Array) -> Array | None:
+    def reduce(self, op: str, x: Array, axes: tuple[int, ...], start: Array) -> Array | None:
         """See `Algebra`; numpy's order (pairwise for sums)."""
-        ufunc = _FOLDS.get(op)
+        ufunc = _UFUNCS.get(op)
         if ufunc is None:
             return None
         data = np.asarray(x)
@@ -268,7 +268,7 @@ _BOOL: dict[str, Callable[..., object]] = _COMPARE | {
 _SILENT = {*_COMPARE, "add", "sub", "mul", "and", "or", "xor", "not"}
 """What makes numpy warn of nothing where it is done to integers and bools: most of what places are made of."""
 
-_FOLDS: dict[str, np.ufunc] = {
+_UFUNCS: dict[str, np.ufunc] = {
     "add": np.add, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
     "and": np.bitwise_and, "or": np.bitwise_or,
 }  # fmt: skip

@@ -225,7 +225,7 @@ class TensorEvaluator:
         lifted = over_slots(algebra, reduction.lift, reduction, e=elements)
         lifted = [self._spread(x, kept + over) for x in lifted]
         if reduction.combiner is not None and over:
-            quick = algebra.fold(
+            quick = algebra.reduce(
                 reduction.combiner, lifted[0], positions, Evaluator(algebra).value(reduction.identity[0])
             )
             if quick is not None:

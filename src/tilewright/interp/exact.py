@@ -377,9 +377,9 @@ class Exact:
         """See `Algebra`."""
         return np.zeros(shape, ELEMENT if dtype.is_float else FLOATS.storage(dtype))
 
-    def fold(self, op: str, x: Array, axes: tuple[int, ...], start: Array) -> Array | None:
+    def reduce(self, op: str, x: Array, axes: tuple[int, ...], start: Array) -> Array | None:
         """See `Algebra`; integers only."""
-        return FLOATS.fold(op, x, axes, start) if x.dtype.names is None else None
+        return FLOATS.reduce(op, x, axes, start) if x.dtype.names is None else None
 
     def contract(self, x: Array, y: Array, axes: tuple[int, ...]) -> Array | None:
         """See `Algebra`; no shortcut."""

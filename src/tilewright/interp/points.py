@@ -18,7 +18,7 @@ from .algebra import Array, Floats
 Index = tuple[Array, ...]
 """One array of places per dim, broadcast against each other."""
 
-FOLDS: Mapping[str, Callable[..., Array]] = {
+REDUCE: Mapping[str, Callable[..., Array]] = {
     "add": np.sum, "mul": np.prod, "maximum": np.max, "minimum": np.min,
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ class Points:
 
     def _made(self, op: Op, index: Index) -> Array:
         e = op.expr
-        if e is None or e.scan is not None or (e.reduction is not None and e.reduction.combiner not in FOLDS):
+        if e is None or e.scan is not None or (e.reduction and e.reduction.combiner not in REDUCE):
             raise UnsupportedError(f"no single elements of {op.name}", phase="interp", op=op.name)
         rank = max((a.ndim for a in index), default=0)
         count = len(e.reduce)
@@ -69,7 +69,7 @@ class Points:
         # A body that is constant along a folded axis is folded as often all the same.
         shape = np.broadcast_shapes(made.shape, *(env[a].shape for a in e.reduce))
         axes = tuple(range(rank, rank + count))
-        return FOLDS[e.reduction.combiner or ""](np.broadcast_to(made, shape), axis=axes)
+        return REDUCE[e.reduction.combiner or ""](np.broadcast_to(made, shape), axis=axes)
 
     def _value(self, e: Expr, env: Mapping[Axis, Array], op: Op, memo: dict[Expr, Array]) -> Array:
         if e in memo:

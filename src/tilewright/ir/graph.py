@@ -67,7 +67,8 @@ CHECK = "check"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryCall:
-    """A call that is not generated. `name` is for display; `function` is called with `args` and `kwargs`, in which
+    """A call that is not generated. `name` is for display; `function` (an op of torch's registry, a function of
+    `operator`, or a `Routine`: all of them have a name) is called with `args` and `kwargs`, in which
     `Operand`s stand for the op's inputs and `Expr`s for host scalars. `strides` are those of the results, as the
     library returns them. `reason` says why it may be called: "contraction", "convolution", "sort", "random", ... or
     "no declaration". `pure` calls may be dropped or repeated; `own` ones are code of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from .expr import Expr
+from .expr import Expr, show
 from .graph import Graph, Layout, Op, Value
 from .identity import TOLD
 from .program import TileProgram
@@ -78,18 +78,38 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Another schedule of a kernel, its program for the same parameters, and the `condition` on sizes under which it is
+    right and faster."""
+
+    condition: Expr
+    schedule: object
+    program: TileProgram
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
     """A kernel with its decisions and its tile program; `params[k]` is the value behind `program.params[k]` (inputs,
     then outputs). `schedule` prints as one line.
 
-    `buckets` are further programs for the same parameters, each with a condition on the sizes under which it is right
-    and faster; the first that holds is taken, else `program`. `notes` say in words what could not be had, and which
-    loops run over lists. `seconds` are those that the model gives one launch at typical sizes, if it was asked."""
+    The first of the `buckets` whose condition holds is taken, else `program`. `notes` say in words what could not be
+    had, and which loops run over lists. `seconds` are those that the model gives one launch at typical sizes, if it was
+    asked."""
 
     kernel: Kernel
     schedule: object
     program: TileProgram
     params: tuple[Value, ...]
-    buckets: tuple[tuple[Expr, TileProgram], ...] = ()
+    buckets: tuple[Bucket, ...] = ()
     notes: tuple[Note, ...] = ()
     seconds: float | None = None
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The program for any sizes, and those of the buckets."""
+        return (self.program, *(b.program for b in self.buckets))
+
+    def show_schedules(self) -> str:
+        """Every decision: the schedule in one line, and one line for each bucket before it in force."""
+        lines = [f"if {show(b.condition)}: {b.schedule}" for b in self.buckets]
+        return "\n".join([*lines, str(self.schedule)])

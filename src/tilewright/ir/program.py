@@ -243,9 +243,9 @@ class TileProgram:
 
     Blocks along `beside` are walked with that axis innermost, so that memory sees a stream for each of its values. With
     `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts.
-    With `contracted`, a product and the sum that it goes into may round once anywhere: what another kernel, or a fold,
-    made of the product may then differ from it. Unless `aligned`, no code is made that relies on aligned pointers. With
-    `odd_steps`, where a block begins says nothing of how what lies behind it is aligned."""
+    With `contracted`, a product and the sum that it goes into may round once anywhere: what another kernel, or a
+    reduction, made of the product may then differ from it. Unless `aligned`, no code is made that relies on aligned
+    pointers. With `odd_steps`, where a block begins says nothing of how what lies behind it is aligned."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]

@@ -14,7 +14,8 @@ from .form import FormStep
 
 class Role(Enum):
     """What a class becomes. GRID: parallel over tiles. RESIDENT: the whole extent in one tile. STREAMED: a sequential
-    loop in steps. SCAN: streamed in order, emitting at each step. (SPLIT is a rewrite into two folds before this.)"""
+    loop in steps. SCAN: streamed in order, emitting at each step. (SPLIT is a rewrite into two reductions before
+    this.)"""
 
     GRID = "grid"
     RESIDENT = "resident"

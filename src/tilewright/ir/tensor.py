@@ -19,9 +19,10 @@ from .sizes import dims
 
 @dataclass(frozen=True, slots=True)
 class TensorExpr:
-    """out[axes] = finish(fold of lift(body) over `reduce`), or body[0] without a reduction.
+    """out[axes] = finish(reduction of lift(body) over `reduce`), or body[0] without a reduction.
 
-    With `scan` (one of `axes`) the fold is an inclusive running one along that axis and every prefix is a result."""
+    With `scan` (one of `axes`) the reduction is an inclusive running one along that axis and every prefix is a
+    result."""
 
     axes: tuple[Axis, ...]
     body: tuple[Expr, ...]

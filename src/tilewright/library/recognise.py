@@ -34,8 +34,8 @@ from .fused import fused_call
 from .select import is_contraction
 
 SMOOTH = frozenset({"cast", "narrow", "add", "sub", "mul", "div", "neg", "exp"})
-FOLDED = frozenset({"add", "maximum"})
-"""Operations and folds of regions that may be a routine."""
+COMBINERS = frozenset({"add", "maximum"})
+"""Operations, and combiners of reductions, in regions that may be a routine."""
 
 COMPARISONS: Mapping[str, Callable[[Expr, Expr], tuple[Expr, Expr]]] = {
     "ge": lambda a, b: (a, b), "le": lambda a, b: (b, a),
@@ -218,7 +218,7 @@ def _uniform(region: Graph, r: Routine) -> bool:
             continue
         moving |= set(op.outputs)
         reduction = op.expr.reduction
-        if reduction is not None and (reduction.combiner not in FOLDED or reduction.finish[0].op != "slot"):
+        if reduction and (reduction.combiner not in COMBINERS or reduction.finish[0].op != "slot"):
             return False
         for e in op.expr.body:
             if not _smooth(e, op, moving):

@@ -16,7 +16,7 @@ from tilewright.tuning.thresholds import SUM_LEVELS
 
 from .passes import pass_numbers
 
-_NEST = "a class that a fold keeps is outside those it reduces or runs along"
+_NEST = "a class that a reduction keeps is outside those it reduces or runs along"
 
 
 def check_roles(form: Form, schedule: Schedule) -> None:
@@ -34,14 +34,14 @@ def check_roles(form: Form, schedule: Schedule) -> None:
                 raise IllegalSchedule(said, law="every class has a role", phase="schedule")
         for a in item.reduce:
             if roles[a].role is Role.GRID:
-                said = f"a fold reduces {a.name}"
-                raise IllegalSchedule(said, law="no fold reduces a grid class", fold=item.source)
+                said = f"a reduction runs over {a.name}"
+                raise IllegalSchedule(said, law="no reduction runs over a grid class", source=item.source)
         advanced = item.reduce if item.scan is None else (*item.reduce, item.scan)
         for d in item.kept:
             for c in advanced:
                 if roles[d].role is not Role.RESIDENT and order.index(d) > order.index(c):
-                    said = f"a fold keeps {d.name} inside {c.name}"
-                    raise IllegalSchedule(said, law=_NEST, fold=item.source)
+                    said = f"a reduction keeps {d.name} inside {c.name}"
+                    raise IllegalSchedule(said, law=_NEST, source=item.source)
         if item.scan is not None and roles[item.scan].role not in (Role.SCAN, Role.RESIDENT):
             said = f"{item.scan.name} is scanned"
             raise IllegalSchedule(said, law="a scan runs in order", phase="schedule")
@@ -53,7 +53,7 @@ def _check_scans(form: Form) -> None:
     scans = {i.scan for i in form.items if i.scan is not None}
     if len(scans) > 1:
         names = ", ".join(sorted(a.name for a in scans))
-        said = f"running folds along {names}"
+        said = f"running reductions along {names}"
         raise IllegalSchedule(said, law="a kernel has one scanned class", phase="schedule")
     folds = form.folds
     for c in scans:
@@ -64,8 +64,8 @@ def _check_scans(form: Form) -> None:
             for d in running.intersection(folds_read(item.roots)):
                 if c not in item.kept or numbers[item.id] != numbers[d]:
                     raise IllegalSchedule(
-                        "every step of a fold that runs is needed elsewhere", fold=folds[d].source,
-                        law="a running fold is read in its own pass",
+                        "every step of a reduction that runs is needed elsewhere", source=folds[d].source,
+                        law="a running reduction is read in its own pass",
                     )  # fmt: skip
                 running.add(item.id)
 

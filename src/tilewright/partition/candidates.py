@@ -93,7 +93,7 @@ def candidates(
                 rounds.seconds[k] = price(kernel, region.layouts)
                 found.append(Candidate(kernel, given, rounds.seconds[k]))
             except IllegalSchedule as problem:
-                why = problem.about(name(kernel.ops[problem.fold])) if problem.fold >= 0 else str(problem)
+                why = problem.about(name(kernel.ops[problem.source])) if problem.source >= 0 else str(problem)
                 refused.setdefault(why, {}).update(dict.fromkeys(kernel.outputs))
     fit = _undominated(found)
     kept = _useful(region, fit)

@@ -179,7 +179,7 @@ def _choose(
         notes = (f"library calls would hold {spared:.0%} of the device's memory between them", *notes)
     best, times = _fastest(region, ways, prices)
     if best.parts > 1:
-        notes = (f"folds in {best.parts} parts side by side", *notes)
+        notes = (f"reductions in {best.parts} parts side by side", *notes)
     return ChosenRegion(
         region, best.kernels, best.choice.seconds, otherwise, (*times, *notes), best.graph, best.parts
     )

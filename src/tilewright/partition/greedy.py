@@ -233,7 +233,7 @@ class Merging:
         try:
             return self.price(kernel, self.parts.layouts)
         except IllegalSchedule as refused:
-            named = None if refused.fold < 0 else self.parts.position[kernel.ops[refused.fold]] - first
+            named = None if refused.source < 0 else self.parts.position[kernel.ops[refused.source]] - first
             return _Refusal(refused, named)
 
 

@@ -85,11 +85,11 @@ class _Finder:
     def few_rows(self, op: Op, larger: int) -> bool:
         """Whether an op multiplies few rows by a long operand, where that is worth a region."""
         assert op.expr is not None
-        folded = self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce))
+        reduced = self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce))
         return (
             self.short
             and larger >= REGIONS.min_few_rows_operand_elements
-            and _numel(op.output, self.hints) * folded <= REGIONS.max_few_rows * larger
+            and _numel(op.output, self.hints) * reduced <= REGIONS.max_few_rows * larger
         )
 
     def grow(self, seed: Op) -> Region | None:
@@ -229,7 +229,7 @@ def is_product(op: Op) -> bool:
 
 
 def makes_as_much(op: Op) -> bool:
-    """Whether an op makes as much as it reads: all but folds."""
+    """Whether an op makes as much as it reads: all but reductions."""
     return op.expr is not None and (op.expr.is_pointwise or op.expr.scan is not None)
 
 

@@ -156,7 +156,7 @@ def kernels_behind(
     """The kernels that some of these programs run."""
     wanted = {id(p) for p in programs}
     pairs = zip(steps, scheduled, strict=True)
-    return [step for step, s in pairs if wanted & {id(p) for p in (s.program, *(b for _, b in s.buckets))}]
+    return [step for step, s in pairs if wanted & {id(p) for p in s.programs}]
 
 
 def name_refused(
@@ -176,7 +176,7 @@ def names_of(symbols: Iterable[Expr]) -> list[str]:
 
 def programs_of(scheduled: Sequence[Scheduled]) -> list[TileProgram]:
     """The distinct programs of kernels."""
-    return list({id(p): p for s in scheduled for p in (s.program, *(b for _, b in s.buckets))}.values())
+    return list({id(p): p for s in scheduled for p in s.programs}.values())
 
 
 def number_kernels(cover: Cover, numbers: Sequence[int]) -> dict[Kernel, tuple[int, tuple[Value, ...]]]:

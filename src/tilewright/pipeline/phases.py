@@ -10,6 +10,8 @@ from tilewright.analysis.size_hints import SizeHints, representative
 from tilewright.errors import UnsupportedError
 from tilewright.ir.graph import Graph, Share, Value
 from tilewright.ir.kernel import Cover
+from tilewright.library.convolution_layout import lay_channels_innermost
+from tilewright.library.fuse_convolutions import fuse_convolutions
 from tilewright.library.select import select
 from tilewright.library.specialise import specialise
 from tilewright.partition.cover import OutputMemory, cover_unfused, partition
@@ -30,6 +32,7 @@ from tilewright.rewrite.normal.split_bias import split_biases
 from tilewright.rewrite.normal.wide_moments import widen_moments
 from tilewright.rewrite.normal.wide_scans import widen_scans
 from tilewright.rewrite.split.reduction import split_reductions
+from tilewright.runtime.cuda.convolutions import ConvolutionTimer
 from tilewright.runtime.own.product import maker
 from tilewright.runtime.own.timer import Timer
 from tilewright.runtime.store.cache import Store, default_root
@@ -110,6 +113,12 @@ def _freeze(state: State) -> State:
     return state.with_graph(freeze(fold_constants(simplify(state.graph), interpret)))
 
 
+def _is_timed(state: State) -> bool:
+    """Whether what runs on the device may be timed there."""
+    asked = state.request
+    return asked.options.measure and asked.place.backend.clock(asked.place.device) is not None
+
+
 def _choose_region_kernels(state: State) -> State:
     asked = state.request
     found = choose_region_kernels(
@@ -122,6 +131,15 @@ def _select(state: State) -> State:
     return state.with_graph(
         select(state.graph, repeated=state.request.repeated, small=state.target.small_product)
     )
+
+
+def _fuse_convolutions(state: State) -> State:
+    asked = state.request
+    store = Store(default_root(asked.options))
+    timer = ConvolutionTimer(state.target, store, state.solver.hints, asked.place.device)
+    # In training each pass has a graph of its own, and memory formats are part of what one hands to the other.
+    graph = state.graph if asked.place.late else lay_channels_innermost(state.graph, timer)
+    return state.with_graph(fuse_convolutions(graph, timer))
 
 
 def _normalise(state: State) -> State:
@@ -195,6 +213,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("freeze", _freeze, lambda s: bool(s.captured.constants)),
     Phase("map", _choose_region_kernels, shown=lambda s: s.regions),
     Phase("select", _select),
+    Phase("fuse_convolutions", _fuse_convolutions, lambda s: s.target.backend == "cuda" and _is_timed(s)),
     Phase("split_biases", lambda s: s.with_graph(split_biases(s.graph)), lambda s: s.target.bias_apart),
     Phase("widen_scans", lambda s: s.with_graph(widen_scans(s.graph)), lambda s: s.target.wide_scans),
     Phase("widen_moments", lambda s: s.with_graph(widen_moments(s.graph)), lambda s: s.target.wide_moments),

@@ -113,7 +113,7 @@ def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tu
     refused = [f"refused rule: {rule}" for rule in found.refused]
     return changed, (
         *applied,
-        *("rule: quotient leaves elements at folds across rows",) * quotients,
+        *("rule: quotient leaves elements at reductions across rows",) * quotients,
         *refused,
     )
 

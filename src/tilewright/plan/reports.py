@@ -76,8 +76,8 @@ class KernelReport(Figures):
 
     @property
     def schedule(self) -> str:
-        """The decisions, in one line."""
-        return str(self.scheduled().schedule)
+        """The decisions, in one line; before it one for each bucket of sizes that has others."""
+        return self.scheduled().show_schedules()
 
     @property
     def program(self) -> TileProgram:

@@ -117,7 +117,7 @@ class _Windows:
         return {}
 
     def kernels_of(self, made: BlockList) -> Sequence[tuple[Op, ...]]:
-        """The kernels of a list; the fold over whole rows in parts, if that is modelled as faster."""
+        """The kernels of a list; the reduction over whole rows in parts, if that is modelled as faster."""
         if made.sees is None:
             return made.kernels
         return [*self.in_fastest_parts(made.kernels[0]), *made.kernels[1:]]
@@ -126,7 +126,7 @@ class _Windows:
         """The list of a mask, the same one for equal masks."""
         key = (*_key(m), cut, with_rows)
         if key not in self.lists:
-            self.lists[key] = block_list(m, cut, self.fold, with_rows)
+            self.lists[key] = block_list(m, cut, self.make_reduction, with_rows)
         return self.lists[key]
 
     def has_room(self, kernel: Kernel, lists: Sequence[BlockList]) -> bool:
@@ -156,7 +156,7 @@ class _Windows:
         return changed
 
     def in_fastest_parts(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
-        """Folds as one kernel, or as two that fold in parts, if that is modelled as faster."""
+        """Reductions as one kernel, or as two that reduce in parts, if that is modelled as faster."""
         halves = [
             split_reduction(op, self.fresh + k, self.solver.target, self.solver.hints)
             for k, op in enumerate(ops)
@@ -218,11 +218,11 @@ class _Windows:
         pair: list[Op] = []
         for name, reduction in (("first", minimum(i32)), ("last", maximum(i32))):
             body = where(visible, place, reduction.identity[0])
-            pair.append(self.fold(name, m.inputs, TensorExpr(axes, (body,), (r,), reduction)))
+            pair.append(self.make_reduction(name, m.inputs, TensorExpr(axes, (body,), (r,), reduction)))
 
         return pair[0], pair[1]
 
-    def fold(self, name: str, inputs: tuple[Value, ...], expr: TensorExpr) -> Op:
+    def make_reduction(self, name: str, inputs: tuple[Value, ...], expr: TensorExpr) -> Op:
         assert isinstance(expr.reduction, Reduction)
         result = Value(self.fresh, expr.shape, expr.reduction.results[0])
         self.fresh += 1

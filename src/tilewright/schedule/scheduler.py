@@ -16,8 +16,8 @@ from tilewright.target import Target
 from .table import Tuning
 
 Lowered = Callable[[Form, Schedule], TileProgram]
-Bucket = tuple[Expr, Form, Schedule]
-"""A schedule for some sizes, the condition under which it serves, and the form that it is of."""
+Sized = tuple[Expr, Form, Schedule]
+"""A schedule for some sizes: the condition under which it serves, and the form that it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,6 @@ class Scheduler(Protocol):
         """The fastest of the forms that a kernel may take. Raises IllegalSchedule."""
         ...
 
-    def buckets(self, found: Solution, by: Comparison) -> Sequence[Bucket]:
+    def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """Further schedules for sizes that are not known; the first that serves is the best."""
         ...

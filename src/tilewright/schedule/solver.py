@@ -16,11 +16,10 @@ from tilewright.form.product_chains import limit_product_chains
 from tilewright.form.steps import take, take_again
 from tilewright.form.wide_sums import with_wide_sums
 from tilewright.ir.dtype import f32
-from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
 from tilewright.ir.graph import Layout, Value
 from tilewright.ir.identity import identity
-from tilewright.ir.kernel import Kernel, Note, Scheduled
+from tilewright.ir.kernel import Bucket, Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.selection import Precision
@@ -44,13 +43,12 @@ MULTIPLIED: Mapping[Precision, str] = {
 
 
 Layouts = Mapping[Value, Layout]
-Buckets = tuple[tuple[Expr, TileProgram], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
     program: TileProgram
-    buckets: Buckets
+    buckets: tuple[Bucket, ...]
 
 
 class Solver:
@@ -128,18 +126,20 @@ class Solver:
         level = target.level(MemoryKind.SHARED)
         if level is None:
             return False
-        before, capacity = _programs(self.solve(kernel, layouts)), int(level.capacity * share)
+        before, capacity = self.solve(kernel, layouts).programs, int(level.capacity * share)
         while capacity >= SCHEDULES.min_shared_bytes:
             less = target.resized(capacities={MemoryKind.SHARED: capacity})
             self.shrunk[key] = Solver(less, self.options, self.tuning, self.hints, self.scheduler)
-            if _programs(self.solve(kernel, layouts)) != before:
+            if self.solve(kernel, layouts).programs != before:
                 return True
             capacity //= 2
         return False
 
-    def _buckets(self, found: Solution) -> Buckets:
-        made = self.scheduler.buckets(found, self)
-        return tuple((condition, lower_form(form, schedule)) for condition, form, schedule in made)
+    def _buckets(self, found: Solution) -> tuple[Bucket, ...]:
+        return tuple(
+            Bucket(when, schedule.changed(form_steps=form.steps), lower_form(form, schedule))
+            for when, form, schedule in self.scheduler.buckets(found, self)
+        )
 
     def _with_options(self, schedule: Schedule) -> Schedule:
         quick = self.target.quick if schedule.math.exp2 else ()
@@ -213,10 +213,6 @@ def replay(
     looks up in the machine, or in the `hints` of sizes, it looks up again."""
     form = take_again(schedule.form_steps, form_of(kernel, layouts, target, options), target, hints)
     return lower_form(form, schedule)
-
-
-def _programs(scheduled: Scheduled) -> list[TileProgram]:
-    return [scheduled.program, *(program for _, program in scheduled.buckets)]
 
 
 def _notes(kernel: Kernel, form: Form, schedule: Schedule) -> tuple[Note, ...]:

@@ -73,9 +73,9 @@ class FactLimits:
     max_inlined_nodes: int = 4096
     """Nodes of an expression that is put into its readers."""
     max_sign_rounds: int = 24
-    """Rounds in which the signs of a fold's state are to settle."""
+    """Rounds in which the signs of a reduction's state are to settle."""
     exact_sign_rounds: int = 2
-    """Rounds after which bounds of a fold's state that still move are widened."""
+    """Rounds after which bounds of a reduction's state that still move are widened."""
     max_loop_levels: int = 8
     """Levels of loops whose ends depend on the loop around them."""
     max_numbers: int = 16
@@ -168,7 +168,7 @@ class PartCounts:
     """Numbers of parts of columns, of which the fastest by the model is taken: many keep all cores busy, few leave
     little to merge. The number is the same whatever the sizes are, so that a block holds all parts of a column."""
     of_reductions: tuple[int, ...] = (4, 16, 64, 256, 1024)
-    """Numbers of parts of a fold that are tried on a machine whose cores run many blocks at once."""
+    """Numbers of parts of a reduction that are tried on a machine whose cores run many blocks at once."""
 
 
 CASCADE_PARTS = PartCounts()
@@ -248,7 +248,8 @@ class ScheduleLimits:
     """What a schedule is sought for, and where its work is counted."""
 
     max_loop_sets: int = 32
-    """Sets of loops around one fold that are told apart; where there are more, it is taken to stand in all of them."""
+    """Sets of loops around one reduction that are told apart; where there are more, it is taken to stand in all of
+    them."""
     work_samples: int = 3
     """Grid points at which the work of a kernel is counted."""
     min_shared_bytes: int = 1 << 10
@@ -338,6 +339,19 @@ class TimerLimits:
 
 
 TIMER = TimerLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionLimits:
+    """Timing of convolutions on a GPU, each in a captured graph."""
+
+    runs_per_replay: int = 20
+    """Runs one after the other in a graph, so that its own start is little beside them."""
+    replays: int = 5
+    """Replays of which the fastest counts."""
+
+
+CONVOLUTIONS = ConvolutionLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,9 +122,9 @@ SPLIT_MOMENTS = load(MomentThresholds, "split_moments")
 
 @dataclass(frozen=True, slots=True)
 class ReductionThresholds:
-    """A fold over much with few results in two."""
+    """When a reduction over much with few results becomes two."""
 
-    few_cores_min_fold_elements: int
+    few_cores_min_reduced_elements: int
     min_axis_extent: int
     few_cores_max_parts: int
     min_part_elements: int
@@ -352,7 +352,7 @@ GPU_ROWS = load(GpuRowThresholds, "gpu_rows")
 
 @dataclass(frozen=True, slots=True)
 class GpuColumnThresholds:
-    """Folds across rows."""
+    """Reductions across rows."""
 
     row_bytes: int
     step_rows: int

@@ -267,7 +267,7 @@ def test_library_attention_decomposed():
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_attention_with_statistics(name: str):
-    """Weights and their powers are 0 behind the mask, what the folds of the row and column kernels fold likewise."""
+    """Weights and their powers are 0 behind the mask, and so is what reductions of row and column kernels fold."""
     ins = inputs(name, 2, Q, K, 8)
     graph = capture(WORKLOADS[name], ins)
     known = properties(graph.ops)
@@ -275,8 +275,9 @@ def test_attention_with_statistics(name: str):
     weights = made_by(graph, "softmax", 0)
     (region,) = known.regions[weights.output]
     assert region.constant.value == 0 and known.sign[weights.output].nonnegative
-    folds = [op for op in graph.ops if op in known.folds and weights.output in op.inputs]
-    assert folds and all({r.constant.value for r in known.folds[op]} == {0.0} for op in folds)
+    readers = [op for op in graph.ops if weights.output in op.inputs]
+    elements = [known.element_regions[op] for op in readers if op in known.element_regions]
+    assert elements and all({r.constant.value for r in regions} == {0.0} for regions in elements)
     totals = [op for op in graph.ops if op.name == "sum" and op.output.shape[-1].value == 1]
     assert known.sign[totals[0].output].positive
 
@@ -295,7 +296,7 @@ def test_a_column_threshold_needs_its_sign():
     assert [r.constant.value for r in known.regions[positive]] == [False]
 
 
-def test_a_fold_of_one_constant_is_that_constant():
+def test_a_reduction_of_one_constant_is_that_constant():
     graph = capture(lambda s: torch.where(torch.arange(Q)[:, None] < 3, 0.0, s).sum(-1), [torch.randn(Q, K)])
     (region,) = properties(graph.ops).regions[results(graph)[0]]
     assert region.constant.value == 0

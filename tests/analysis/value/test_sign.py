@@ -187,7 +187,7 @@ def test_facts_about_inner_nodes_are_used():
 
 
 @pytest.mark.parametrize(
-    ("fold", "element", "sign"),
+    ("reducer", "element", "sign"),
     [
         (reduction.sum_(f64), call1("exp"), "positive"),
         (reduction.sum_(f64), call("mul", X, X), "nonnegative"),
@@ -200,13 +200,13 @@ def test_facts_about_inner_nodes_are_used():
     ],
     ids=str,
 )
-def test_signs_of_folds(fold: reduction.Reduction, element: Expr, sign: str):
-    expr = TensorExpr((), (element,), (LINE,), fold)
+def test_signs_of_reductions(reducer: reduction.Reduction, element: Expr, sign: str):
+    expr = TensorExpr((), (element,), (LINE,), reducer)
     (found,) = signs_of(expr, [REAL])
     assert found.sign == sign
 
 
-def test_a_fold_of_nothing_is_its_identity():
+def test_a_reduction_of_nothing_is_its_identity():
     empty = Axis("r", integer(0))
     x = read(0, (axis(empty),), f64)
     (found,) = signs_of(TensorExpr((), (call("exp", x),), (empty,), reduction.sum_(f64)), [REAL])

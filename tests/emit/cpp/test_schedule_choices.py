@@ -1,4 +1,4 @@
-"""What a schedule tells the printer of C++: rounding of folds, division by one number, rows side by side."""
+"""What a schedule tells the printer of C++: rounding of reductions, division by one number, rows side by side."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ HOPPER = preset("sm_90")
 
 def collapses(machine: str, run: Callable[[Tensor], Tensor], *shape: int) -> list[Collapse]:
     """The merges in the program of one kernel for a machine."""
-    case = Case("folds", run, (shape,))
+    case = Case("reductions", run, (shape,))
     graph = capture(case, False)
     program = Solver(preset(machine), Options()).solve(one_kernel(graph), graph.layouts).program
     return [s for s in program.statements() if isinstance(s, Collapse)]

@@ -296,8 +296,8 @@ def large_integers() -> TileProgram:
     loop = Loop(
         c, dims.ZERO, M, 32, (Load(v, x, axis(c), mask, const(0, i64)), Update(tuple(states), new, mask))
     )
-    folds = [sum_(i64), maximum(i64), maximum(i64)]
-    ends = [Collapse((r,), (s,), f, (c,)) for r, s, f in zip(merged, states, folds, strict=True)]
+    reductions = [sum_(i64), maximum(i64), maximum(i64)]
+    ends = [Collapse((r,), (s,), f, (c,)) for r, s, f in zip(merged, states, reductions, strict=True)]
     results = [*map(value_of, merged), call("mul", value_of(merged[2]), const(1 << 33, i64))]
     stores = [Store(b, dims.ZERO, r) for b, r in zip(outs, results, strict=True)]
     return TileProgram((x, *outs), (), (Declare(tuple(states), first), loop, *ends, *stores), lane=c)

@@ -19,6 +19,6 @@ def test_no_two_programs_are_the_same_code() -> None:
     texts = [
         print_triton(program, made.symbols, preset("sm_90"), variants(program)[0], "kernel").text
         for k in made.kernels
-        for program in (k.program, *(p for _, p in k.buckets))
+        for program in k.programs
     ]
     assert len(set(texts)) == len(texts)

@@ -1,4 +1,4 @@
-"""Few queries and many keys: folds over keys in parts side by side, heads that share keys in one product."""
+"""Few queries and many keys: reductions over keys in parts side by side, heads that share keys in one product."""
 
 from __future__ import annotations
 

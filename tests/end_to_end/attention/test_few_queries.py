@@ -113,7 +113,7 @@ def chosen(made: Device, given: list[Tensor]) -> Device:
     """With the programs that serve these sizes."""
     sizes = made.sizes(given)
     kernels = [
-        replace(k, program=next((p for when, p in k.buckets if number(when, sizes)), k.program))
+        replace(k, program=next((b.program for b in k.buckets if number(b.condition, sizes)), k.program))
         for k in made.kernels
     ]
     return replace(made, kernels=kernels)

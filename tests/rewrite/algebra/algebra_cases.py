@@ -176,9 +176,9 @@ CASES: dict[str, dict[str, Case]] = {
         "or": lambda t: [reduce.all_(t.b, pointwise.logical_or(t.b, *_conditions(t)), [1])],
     },
     "comparison leaves any": {
-        f"{fold.__name__}{op}": lambda t, op=op, fold=fold: [fold(t.b, each(t.b, op, lambda x, y: call(op, x, y),
+        f"{holds.__name__}{op}": lambda t, op=op, holds=holds: [holds(t.b, each(t.b, op, lambda x, y: call(op, x, y),
                                                         t.input(t.m, t.k, dtype=i32), t.input(t.m, 1, dtype=i32)), [1])]
-        for op in ("ge", "gt", "le", "lt") for fold in (reduce.any_, reduce.all_)
+        for op in ("ge", "gt", "le", "lt") for holds in (reduce.any_, reduce.all_)
     },
     "term leaves sum": {
         "positive": lambda t: [reduce.sum_(t.b, t.plus(t.positive(t.a()), t.positive(t.input(t.m, 1))), [1])],

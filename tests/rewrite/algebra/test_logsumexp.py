@@ -1,4 +1,4 @@
-"""Statistics of rows that folds along columns divide by, as one logarithm a row."""
+"""Statistics of rows that reductions along columns divide by, as one logarithm a row."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_meaning_stays_and_no_element_is_divided(name: str, half: bool) -> N
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-6)
 
 
-def test_beside_folds_of_halves_the_logarithm_of_a_sum_is_close_enough() -> None:
+def test_beside_reductions_of_halves_the_logarithm_of_a_sum_is_close_enough() -> None:
     run: Run = lambda s: softmax(s.float() + s.sum(1, keepdim=True)).sum(1)  # noqa: E731
     before = capture(Halves("case", run, (SHAPE,)), False)
     after, count = take_logsumexp(before)

@@ -54,7 +54,7 @@ def test_both_passes(name: str) -> None:
         torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
 
 
-def test_no_fold_over_nothing_is_left() -> None:
+def test_no_reduction_over_nothing_is_left() -> None:
     for run, shapes in PROGRAMS.values():
         graph = without_nothing(capture(run, _inputs(shapes)))
         for op in graph.ops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.support.library_calls import agrees, captured
 from torch import Tensor, nn
 
 from tilewright.capture.aten import decompositions
@@ -12,6 +13,7 @@ from tilewright.capture.fx import from_fx
 from tilewright.interp import run_graph
 from tilewright.ir.graph import Graph
 from tilewright.library.select import select
+from tilewright.rewrite.normal.frozen_weights import freeze
 from tilewright.rewrite.normal.normalise import normalise
 from tilewright.rewrite.normal.split_bias import split_biases
 
@@ -47,3 +49,15 @@ def test_the_call_goes_without_and_a_kernel_adds(transposed: bool) -> None:
 def test_without_a_bias_nothing_changes() -> None:
     graph = graph_of(Net(False, False).eval(), torch.randn(2, 3, 9, 8))
     assert [op.name for op in split_biases(graph).ops] == [op.name for op in graph.ops]
+
+
+def test_the_bias_that_a_frozen_norm_becomes_is_split_too() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU6()).eval()
+    with torch.no_grad():
+        for p in (*net.parameters(), *net.buffers()):
+            p.copy_(torch.rand_like(p.float()) + 0.5)
+    x = torch.randn(2, 3, 9, 8)
+    graph = split_biases(select(freeze(captured(net, (x,)))))
+    (op,) = (op for op in graph.ops if op.call is not None)
+    assert op.call is not None and op.call.args[2] is None and len(op.inputs) == 2
+    agrees(normalise(graph), net, (x,))

@@ -113,7 +113,7 @@ def test_many_steps_between_the_squares_and_what_they_scale() -> None:
         return x / v
 
     graph = capture(f, [torch.zeros(3, 5)])
-    assert _folds(widen_moments(graph)) == [str(f32)] * 3  # ends: each value is looked at once
+    assert _states(widen_moments(graph)) == [str(f32)] * 3  # ends: each value is looked at once
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ def test_stored_statistics_move_as_doubles() -> None:
         assert verdict.passed, (name, str(verdict))
 
 
-def _folds(graph: Graph) -> list[str]:
+def _states(graph: Graph) -> list[str]:
     return [str(op.expr.reduction.state[0]) for op in graph.ops if op.expr is not None and op.expr.reduction]
 
 
@@ -156,7 +156,7 @@ def _folds(graph: Graph) -> list[str]:
 def test_squares_that_scale_stay_sums_of_singles(norm: Callable[[Tensor], Tensor]) -> None:
     graph = widen_moments(capture(norm, [torch.zeros(3, 5)]))
     graph.verify()
-    assert set(_folds(graph)[1:]) == {str(f32)}
+    assert set(_states(graph)[1:]) == {str(f32)}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_squares_that_scale_stay_sums_of_singles(norm: Callable[[Tensor], Tensor
 def test_what_leaves_is_of_doubles(f: Callable[[Tensor], Tensor]) -> None:
     graph = widen_moments(capture(f, [torch.zeros(3, 5)]))
     graph.verify()
-    assert set(_folds(graph)) == {str(f64)}
+    assert set(_states(graph)) == {str(f64)}
 
 
 @pytest.mark.parametrize(

@@ -185,5 +185,5 @@ def test_parts_of_unknown_size_know_their_number() -> None:
     first = made[0].program
     folded = [s.reduction.combiner for s in first.statements() if isinstance(s, Collapse)]
     assert folded == ["add", "add"]
-    conditions = [str(when) for when, _ in made[1].buckets]
+    conditions = [str(b.condition) for b in made[1].buckets]
     assert conditions[0].endswith("<= 64)") and conditions[1].endswith("<= 1024)")

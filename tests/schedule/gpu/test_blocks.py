@@ -170,9 +170,10 @@ def test_rows_that_begin_anywhere_have_blocks_of_their_own() -> None:
 
     warps = {n: made(n, False).program.warps for n in (1000, 1001)}
     assert warps == {1000: 1, 1001: 8}
-    first, second = (program.warps for _, program in made(1000, True).buckets[:2])
+    first, second = (b.program.warps for b in made(1000, True).buckets[:2])
     assert (first, second) == (8, 1)
-    when, wide = made(1000, True).buckets[0]
+    first_bucket = made(1000, True).buckets[0]
+    when, wide = first_bucket.condition, first_bucket.program
     assert len(usual(wide)) == 2 * len(usual(wide, when)) and not any(v.aligned for v in usual(wide, when))
     (name,) = {s.value.name for s in dims.symbols_of(when) if isinstance(s.value, Symbol)}
     assert [number(when, {name: n}) for n in (992, 1000, 1008, 1001)] == [False, True, False, True]

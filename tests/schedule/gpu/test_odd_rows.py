@@ -89,7 +89,7 @@ def test_alignment_of_vectors_alone_is_not_used(columns: int, aligned: bool) -> 
 
 def test_rows_of_singles_that_begin_anywhere_have_blocks_of_their_own() -> None:
     (kernel,) = compiled(CASES[4], [torch.empty(64, 4095)], [(0, 1)]).kernels
-    found = {program.warps for when, program in kernel.buckets if "4096" in repr(when)}
+    found = {b.program.warps for b in kernel.buckets if "4096" in repr(b.condition)}
     assert len(found) == 2
 
 
@@ -100,7 +100,11 @@ def test_threads_of_blocks_over_several_unknown_lengths_hold_more() -> None:
     inputs = [torch.empty(512, 4, 1024), torch.empty(4)]
     (static,) = compiled(scaled, inputs).kernels
     (dynamic,) = compiled(scaled, inputs, [(0, 1, 2), (0,)]).kernels
-    fits = [p.warps for when, p in dynamic.buckets if "1024" in repr(when) and "%" not in repr(when)]
+    fits = [
+        b.program.warps
+        for b in dynamic.buckets
+        if "1024" in repr(b.condition) and "%" not in repr(b.condition)
+    ]
     assert static.program.warps == 2 * fits[0]
 
 

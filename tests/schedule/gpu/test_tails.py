@@ -83,10 +83,10 @@ def test_running_folds_over_rows_of_any_length(tmp_path: Path) -> None:
     """A program for each bucket of lengths, one for each of these if rows begin anywhere, and one for all."""
     made = entry(CUMSUM, True)
     scheduled = Solver(preset("sm_90"), Options()).solve(one_kernel(made.graph), made.graph.layouts)
-    programs = [p for _, p in scheduled.buckets]
-    (length,) = {s for when, _ in scheduled.buckets for s in dims.symbols_of(when)}
+    programs = [b.program for b in scheduled.buckets]
+    (length,) = {s for b in scheduled.buckets for s in dims.symbols_of(b.condition)}
     held = {
-        n: sum(number(when, {repr(length): n}) for when, _ in scheduled.buckets) for n in (1024, 1023, 16384)
+        n: sum(number(b.condition, {repr(length): n}) for b in scheduled.buckets) for n in (1024, 1023, 16384)
     }
     assert len(programs) == 6 and held == {1024: 3, 1023: 6, 16384: 1}
     for place, program in enumerate([*programs[:2], scheduled.program]):

@@ -22,13 +22,13 @@ from .dependency import NO_CLASS, Classes, Dependency, classes_of
 @dataclass(frozen=True, slots=True, eq=False)
 class Properties:
     """Per value: dependency and class of each dim (`structure` has the classes in full), sign, and regions where it is
-    a known constant; per fold, where the elements that it folds are (over the op's own axes)."""
+    a known constant; per reduction, where the elements that it folds are (over the op's own axes)."""
 
     dependency: Mapping[Value, tuple[Dependency, ...]]
     classes: Mapping[Value, tuple[int, ...]]
     sign: Mapping[Value, Interval]
     regions: Mapping[Value, Regions]
-    folds: Mapping[Op, Regions]
+    element_regions: Mapping[Op, Regions]
     structure: Classes
 
 
@@ -37,7 +37,9 @@ def properties(ops: Sequence[Op], finite: bool = True) -> Properties:
 
     With `finite`, floats in memory are taken as finite, as trimming does; else signs and regions assume nothing."""
     found, values = classes_of(ops), ValueAnalysis(ops, finite)
-    return Properties(found.dependency, found.classes, values.sign, values.regions, values.folds, found)
+    return Properties(
+        found.dependency, found.classes, values.sign, values.regions, values.element_regions, found
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A whole cascade as one reduction over the states of parts: what a row cut in parts, a tree or two machines merge.
 
-The state of a part holds the state of each fold of the cascade, with statistics as the part saw them. Two parts merge
-by bringing the states of both to the statistics of both together, so that any split of the elements, in any bracketing,
-gives the same as one pass (the semidirect product of the online law).
+The state of a part holds the state of each reduction of the cascade, with statistics as the part saw them. Two parts
+merge by bringing the states of both to the statistics of both together, so that any split of the elements, in any
+bracketing, gives the same as one pass (the semidirect product of the online law).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .running import empty, gap, shown
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A fold of a cascade, read as `leaf`. `law` (direct) and the places of its states and of the count of elements in
-    the cascade, if it follows others; `whole` is how many elements all parts have."""
+    """A reduction of a cascade, read as `leaf`. `law` (direct) and the places of its states and of the count of
+    elements in the cascade, if it follows others; `whole` is how many elements all parts have."""
 
     leaf: Expr
     reduction: Reduction

@@ -1,4 +1,4 @@
-"""Folds of a region that wait for each other along one axis: what belongs to such a cascade."""
+"""Reductions of a region that wait for each other along one axis: what belongs to such a cascade."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tilewright.ir.sizes import dims
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cascade:
-    """Folds over one axis (by op: the axis that each of them folds), and the values made on the way that have this axis
-    as a dim (by value: which)."""
+    """Reductions over one axis (by op: the axis that each of them folds), and the values made on the way that have this
+    axis as a dim (by value: which)."""
 
-    folds: Mapping[Op, Axis]
+    reductions: Mapping[Op, Axis]
     along: Mapping[Value, int]
 
     @property
     def extent(self) -> Expr:
         """Elements along the axis."""
-        return next(iter(self.folds.values())).extent
+        return next(iter(self.reductions.values())).extent
 
     @property
     def rows(self) -> Expr:
-        """Results of the fold with the fewest."""
-        return min((f.output.numel for f in self.folds), key=lambda n: dims.static(n) or 1 << 62)
+        """Results of the reduction with the fewest."""
+        return min((op.output.numel for op in self.reductions), key=lambda n: dims.static(n) or 1 << 62)
 
 
 class NotApart(Exception):
@@ -37,7 +37,7 @@ def cascades(region: Graph) -> list[Cascade]:
     """The cascades of a region."""
     found: list[Cascade] = []
     for op in region.ops:
-        if any(op in c.folds for c in found):
+        if any(op in c.reductions for c in found):
             continue
         for v, d in _starts(region, op):
             try:
@@ -49,7 +49,7 @@ def cascades(region: Graph) -> list[Cascade]:
 
 
 def _starts(region: Graph, op: Op) -> Iterator[tuple[Value, int]]:
-    """Values made in the region that a fold reads plainly along the axis that it folds."""
+    """Values made in the region that a reduction reads plainly along the axis that it folds."""
     producer = region.producer()
     if op.expr is None or op.expr.reduction is None or len(op.expr.reduce) != 1:
         return
@@ -71,7 +71,7 @@ class _Closure:
 
     def __init__(self, region: Graph) -> None:
         self.producer, self.consumers = region.producer(), region.consumers()
-        self.folds: dict[Op, Axis] = {}
+        self.reductions: dict[Op, Axis] = {}
         self.along: dict[Value, int] = {}
         self.todo: list[Value] = []
 
@@ -86,7 +86,7 @@ class _Closure:
             self.back(op, op.expr.axes[d])
             for reader in self.consumers.get(v, []):
                 self.onward(reader, v, d)
-        return Cascade(dict(self.folds), dict(self.along))
+        return Cascade(dict(self.reductions), dict(self.along))
 
     def add(self, v: Value, d: int) -> None:
         if self.along.setdefault(v, d) != d:
@@ -123,8 +123,8 @@ class _Closure:
                 for made in reader.outputs:
                     if self.along.get(made) != place:
                         self.add(made, place)
-            elif reader not in self.folds:
-                self.folds[reader] = self.member(reader, a)
+            elif reader not in self.reductions:
+                self.reductions[reader] = self.member(reader, a)
                 self.back(reader, a)
 
     def member(self, op: Op, a: Axis) -> Axis:

@@ -1,14 +1,15 @@
-"""The online law: may a fold run beside a fold over the same axis that it reads, while that one still moves?
+"""The online law: may a reduction run beside one over the same axis that it reads, while that one still moves?
 
-A fold t = (x) over j of g(r, c_j) reads r = (+) over j of a(c_j). It may follow r while r moves if there are states
-T_1 .. T_m, folds of G_1 .. G_m, and a *rescaling* M with
+A reduction t = (x) over j of g(r, c_j) reads r = (+) over j of a(c_j). It may follow r while r moves if there are
+states T_1 .. T_m, reductions of G_1 .. G_m, and a *rescaling* M with
 
     G(s, c) = M(r, s) G(r, c)     for every element c,
 
 such that t follows from the T at the end. Then (r, T) is a monoid: parts of any split merge after each has been brought
 to the common r. For sums a finite m exists iff the g(r, .) span m dimensions; here that is decided on `terms`: with
 u = a - r a body sum K u^p exp(k u) has the closure under d/du as its basis, and M is exp(k d) times powers of
-d = r - s. What depends on complete results only leaves the fold (`finish`). For maxima the rescaling must be monotone.
+d = r - s. What depends on complete results only leaves the reduction (`finish`). For maxima the rescaling must be
+monotone.
 
 The rank-1 case is softmax's (Milakov and Gimelshein 2018); the centred polynomials are those of Chan, Golub and
 LeVeque (1979).
@@ -65,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """T = fold of `body` by `reduction`. Where each statistic moves by a gap d (old less new value), the rescaled state
+    """T = `body` folded by `reduction`. Where each statistic moves by a gap d (old less new value), the rescaled state
     is exp(k d) (over `rates`) times the sum of `row`, plus `shift` times d.
 
     `lost`: it is NaN as long as the statistic has seen nothing but its identity."""
@@ -82,8 +83,9 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How a fold follows its `statistics`: by `states`, of which `finish` (slots a0.. and complete results) makes the
-    result. `hazard` says why the states may overflow or cancel where the fold itself does not, if they may."""
+    """How a reduction follows its `statistics`: by `states`, of which `finish` (slots a0.. and complete results) makes
+    the result. `hazard` says why the states may overflow or cancel where the reduction itself does not, if they
+    may."""
 
     statistics: tuple[RunningStatistic, ...]
     states: tuple[State, ...]
@@ -97,7 +99,7 @@ class Law:
 
     @property
     def direct(self) -> bool:
-        """Whether the first state is the fold itself, so that nothing is left to do at the end."""
+        """Whether the first state is the reduction itself, so that nothing is left to do at the end."""
         return self.finish.op == "slot"
 
     def falls(self, statistic: int) -> bool:
@@ -132,7 +134,7 @@ class Law:
 def derive(
     reduction: Reduction, body: Sequence[Expr], upstream: Sequence[Upstream], over: Sequence[Axis]
 ) -> Law | Refusal:
-    """The law by which the fold of `body` by `reduction` over the axes `over` follows the folds `upstream` over the
+    """The law by which `body`, folded by `reduction` over the axes `over`, follows the reductions `upstream` over the
     same axes, or why there is none."""
     combiner = reduction.combiner
     if combiner is None or len(body) != 1:
@@ -157,7 +159,7 @@ def derive(
 
 
 def _independent(x: Expansion, reduction: Reduction, body: Expr) -> Law:
-    """The law of a fold that reads none of the results."""
+    """The law of a reduction that reads none of the results."""
     try:
         terms = x.poly(body) if reduction.combiner == "add" and body.dtype.is_float else {}
     except Mixed:
@@ -348,7 +350,7 @@ def _extreme(
     found = extreme_of(x, body, upstream)
     if found is not None:
         other = {"maximum": "minimum", "minimum": "maximum"}[reduction.combiner]
-        inner = _fold(reduction.combiner if found.rising else other, found.data.dtype)
+        inner = _reduction_by(reduction.combiner if found.rising else other, found.data.dtype)
         return Law((), (State(inner, found.data, (Entry(0, Fraction(1), ()),)),), found.finish)
     p = x.poly(body)
     kinds = {(m.late, m.powers, m.rates) for m in p}
@@ -378,12 +380,12 @@ def _quantifier(
     if combiner == "and" and not all(dims.at_least(a.extent, 1) for a in over):
         return Refusal("homomorphism", "nothing is all of nothing, but no extreme value")
     row = (Entry(0, Fraction(1), ()),)
-    folds = tuple(
-        State(_fold(op, data.dtype), data, (Entry(k, Fraction(1), ()),) if k else row)
-        for k, (op, data) in enumerate(found.folds)
+    states = tuple(
+        State(_reduction_by(op, data.dtype), data, (Entry(k, Fraction(1), ()),) if k else row)
+        for k, (op, data) in enumerate(found.reductions)
     )
-    return Law((), folds, found.finish)
+    return Law((), states, found.finish)
 
 
-def _fold(combiner: str, dtype: DType) -> Reduction:
+def _reduction_by(combiner: str, dtype: DType) -> Reduction:
     return any_() if combiner == "or" else maximum(dtype) if combiner == "maximum" else minimum(dtype)

@@ -32,9 +32,9 @@ class Monotone:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A quantifier as extreme values: folds (operation, body), and the result from slots a0.. ."""
+    """A quantifier as extreme values: reductions (operation, body), and the result from slots a0.. ."""
 
-    folds: tuple[tuple[str, Expr], ...]
+    reductions: tuple[tuple[str, Expr], ...]
     finish: Expr
 
 
@@ -136,11 +136,11 @@ def quantified(x: Expansion, combiner: str, body: Expr, upstream: Sequence[Upstr
     if found is None:
         return None
     largest = (op in ("ge", "gt")) == (combiner == "or")
-    fold = "maximum" if largest == found.rising else "minimum"
+    extreme = "maximum" if largest == found.rising else "minimum"
     decided = call(op, found.finish, still)
     if combiner == "and" or not found.data.dtype.is_float:
-        return Decided(((fold, found.data),), decided)
+        return Decided(((extreme, found.data),), decided)
     number = call("not", call("isnan", found.data))
-    worst = const(-math.inf if fold == "maximum" else math.inf, found.data.dtype)
+    worst = const(-math.inf if extreme == "maximum" else math.inf, found.data.dtype)
     data = where(number, found.data, worst)
-    return Decided(((fold, data), ("or", number)), call("and", decided, slot("a", 1, bool_)))
+    return Decided(((extreme, data), ("or", number)), call("and", decided, slot("a", 1, bool_)))

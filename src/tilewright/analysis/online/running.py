@@ -17,7 +17,7 @@ from .terms import RunningStatistic
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A fold that another one reads as `leaf`: the fold of `body` by `reduction` over the same axes."""
+    """A reduction that another one reads as `leaf`: `body` folded by `reduction` over the same axes."""
 
     leaf: Expr
     reduction: Reduction

@@ -1,8 +1,8 @@
 """The value property: predicates over axes under which elements are known constants, and the signs of all values.
 
-Pointwise ops are seen through, so a mask that several ops build is one expression; folds are left standing, with what
-is known of their results. A score behind a causal mask is -inf where its key is later than its query; its power is 0
-there, if the row's maximum is provably finite, which it is where some element of every row is provably not masked.
+Pointwise ops are seen through, so a mask that several ops build is one expression; reductions are left standing, with
+what is known of their results. A score behind a causal mask is -inf where its key is later than its query; its power is
+0 there, if the row's maximum is provably finite, which it is where some element of every row is provably not masked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from . import conditions
 from .cases import Case, Cases, Chooser, folded
 from .conditions import TRUE, Condition, TooLarge
 from .interval import Interval, interval, join
-from .sign import Signs, fold_signs, of_type
+from .sign import Signs, of_type, reduction_signs
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Elements are `constant` wherever `condition` holds. The condition is over the axes i0, i1, ... of the value (of
-    the op, for elements of a fold) and may read data: `read(n, index)` is the value with id n."""
+    the op, for elements of a reduction) and may read data: `read(n, index)` is the value with id n."""
 
     condition: Expr
     constant: Expr
@@ -47,7 +47,7 @@ class ValueAnalysis:
         self.element: dict[Value, Expr] = {}
         self.sign: dict[Value, Interval] = {}
         self.regions: dict[Value, Regions] = {}
-        self.folds: dict[Op, Regions] = {}
+        self.element_regions: dict[Op, Regions] = {}
         for op in ops:
             for v in op.inputs:
                 self.sign.setdefault(v, of_type(v.dtype, finite))
@@ -56,7 +56,7 @@ class ValueAnalysis:
             elif op.expr.reduction is None:
                 self.pointwise(op, op.expr)
             else:
-                self.fold(op, op.expr)
+                self.reduction(op, op.expr)
 
     def pointwise(self, op: Op, expr: TensorExpr) -> None:
         v = op.output
@@ -100,25 +100,25 @@ class ValueAnalysis:
                     found.append(Region(conditions.as_expr(clear), c.value))
         return tuple(sorted(found, key=repr))
 
-    # --- folds
+    # --- reductions
 
-    def fold(self, op: Op, expr: TensorExpr) -> None:
+    def reduction(self, op: Op, expr: TensorExpr) -> None:
         assert expr.reduction is not None
         single = {axis(a): dims.ZERO for a in (*expr.axes, *expr.reduce) if a.extent is dims.ONE}
         body = [self.inlined(substitute(b, single), op) for b in expr.body]
         split = [self.chooser.cases(b) for b in body]
         some = all(dims.at_least(a.extent, 1) for a in expr.reduce)
-        signs = list(fold_signs(expr.reduction, [self.sign_of_cases(c) for c in split], some))
+        signs = list(reduction_signs(expr.reduction, [self.sign_of_cases(c) for c in split], some))
         if expr.reduction.combiner is not None and expr.scan is None:
             signs[0] = self.sharpened(expr, split[0], signs[0])
         self.sign |= dict(zip(op.outputs, signs, strict=True))
-        self.folds[op] = self.exported(split[0])
+        self.element_regions[op] = self.exported(split[0])
         for v in op.outputs:
             self.regions[v] = ()
         if len(op.outputs) == 1:
-            self.regions[op.output] = self.folded(expr, split[0], some)
+            self.regions[op.output] = self.constant_results(expr, split[0], some)
 
-    def folded(self, expr: TensorExpr, cases: Cases, some: bool) -> Regions:
+    def constant_results(self, expr: TensorExpr, cases: Cases, some: bool) -> Regions:
         """c (+) c = c: where all that is folded is such a constant c, so is the result."""
         r = expr.reduction
         assert r is not None
@@ -136,7 +136,7 @@ class ValueAnalysis:
         return self.exported(tuple(kept))
 
     def sharpened(self, expr: TensorExpr, cases: Cases, sign: Interval) -> Interval:
-        """What is known of a fold besides, if one of its elements is provably in a good case for every result: a
+        """What is known of a reduction besides, if one of its elements is provably in a good case for every result: a
         maximum is above -inf if one element is, a sum of nonnegative numbers is positive if one of them is."""
         assert expr.reduction is not None
         op = expr.reduction.combiner

@@ -74,11 +74,11 @@ def signs_of(expr: TensorExpr, operands: Sequence[Interval]) -> tuple[Interval, 
     if expr.reduction is None:
         return tuple(body)
     some = all(dims.at_least(a.extent, 1) for a in expr.reduce)
-    return fold_signs(expr.reduction, body, some)
+    return reduction_signs(expr.reduction, body, some)
 
 
-def fold_signs(reduction: Reduction, elements: Sequence[Interval], some: bool) -> tuple[Interval, ...]:
-    """The numbers that the results of a fold may be; `some`: it has at least one element."""
+def reduction_signs(reduction: Reduction, elements: Sequence[Interval], some: bool) -> tuple[Interval, ...]:
+    """The numbers that the results of a reduction may be; `some`: it has at least one element."""
     lift = {slot("e", k, t): x for k, (t, x) in enumerate(zip(reduction.elements, elements, strict=True))}
     lifted = [Signs(lift).of(x) for x in reduction.lift]
     state = (

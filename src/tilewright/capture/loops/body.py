@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from tilewright.errors import VerifyError
 from tilewright.ir.expr import Expr
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Operand, Value
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Operand, Routine, Value
 from tilewright.ir.identity import TOLD
 from tilewright.ir.sizes import dims
 
@@ -50,7 +50,8 @@ def loop_call(
     gate = operand(going) if going is not None else None
     groups = [[operand(v) for v in group] for group in (carried, sliced, tensors)]
     call = LibraryCall(
-        "loop", _Meaning(module, tuple(order), stacked, loop.backwards), (steps, gate, *groups, numbers), reason="loop",
+        "loop", TracedLoop(module, tuple(order), stacked, loop.backwards), (steps, gate, *groups, numbers),
+        reason="loop",
         pure=all(op.call is None or op.call.pure for op in body.ops), reuses=-1,
         lies=tuple(dims.dense_strides(v.shape) for v in inputs), loop=loop,
     )  # fmt: skip
@@ -74,7 +75,7 @@ def _dense(body: Graph) -> dict[Value, Layout]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Meaning:
+class TracedLoop(Routine):
     """The loop in plain torch, called as `Loop` says. What `module` computes, the loop's body says as well."""
 
     module: Callable[..., Sequence[Tensor]] = field(metadata=TOLD)
@@ -82,7 +83,11 @@ class _Meaning:
     stacked: int
     backwards: bool
 
-    def __call__(
+    def bind(self) -> Callable[..., tuple[Tensor, ...]]:
+        """What runs."""
+        return self._run
+
+    def _run(
         self, steps: int | None, going: Tensor | None, carried: Sequence[Tensor], sliced: Sequence[Tensor],
         tensors: Sequence[Tensor], numbers: Sequence[object],
     ) -> tuple[Tensor, ...]:  # fmt: skip

@@ -127,12 +127,12 @@ def reduced(
     """Reduce dims `over` (from the front) of `x`. `body(element of x, full index)` gives the reduction's elements;
     further operands follow x. Without dims to reduce the result is the finished state of each element on its own."""
     kept: list[Axis] = []
-    folded: list[Axis] = []
+    reduce: list[Axis] = []
     index: list[Expr] = []
     for d, extent in enumerate(x.shape):
         if d in over:
-            folded.append(Axis(f"r{len(folded)}", extent))
-            index.append(position(folded[-1]))
+            reduce.append(Axis(f"r{len(reduce)}", extent))
+            index.append(position(reduce[-1]))
             if keepdim:
                 kept.append(Axis(f"i{len(kept)}", dims.ONE))
         else:
@@ -140,8 +140,8 @@ def reduced(
             index.append(position(kept[-1]))
     elements = body(read(0, index, x.dtype), index)
     inputs = (x, *others)
-    if folded:
-        return b.emit(name, inputs, TensorExpr(tuple(kept), elements, tuple(folded), reduction))
+    if reduce:
+        return b.emit(name, inputs, TensorExpr(tuple(kept), elements, tuple(reduce), reduction))
     finished = reduction.finished(reduction.lifted(elements))
     return tuple(b.emit(name, inputs, TensorExpr(tuple(kept), (e,)))[0] for e in finished)
 

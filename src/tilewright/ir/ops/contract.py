@@ -27,11 +27,11 @@ def product_sum(
     index: Callable[[list[Expr], list[Expr]], tuple[Sequence[Expr], Sequence[Expr]]],
 ) -> Value:  # fmt: skip
     """out[i] = sum over r of x[p] * y[q], where index(i, r) gives (p, q); in the accumulation type."""
-    axes, folded = output_axes(tuple(shape)), tuple(Axis(f"r{k}", e) for k, e in enumerate(over))
-    p, q = index([position(a) for a in axes], [position(a) for a in folded])
+    axes, reduce = output_axes(tuple(shape)), tuple(Axis(f"r{k}", e) for k, e in enumerate(over))
+    p, q = index([position(a) for a in axes], [position(a) for a in reduce])
     acc = _accumulator(x.dtype)
     body = arith("mul", cast(read(0, p, x.dtype), acc), cast(read(1, q, y.dtype), acc))
-    (out,) = b.emit(name, (x, y), TensorExpr(axes, (body,), folded, reduction.sum_(acc)))
+    (out,) = b.emit(name, (x, y), TensorExpr(axes, (body,), reduce, reduction.sum_(acc)))
     return out
 
 
@@ -116,8 +116,8 @@ def convolution(
         for s, k, st, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     ]
     axes = output_axes((x.shape[0], weight.shape[0], *space))
-    folded = tuple(Axis(f"r{k}", e) for k, e in enumerate(weight.shape[1:]))
-    i, r = [position(a) for a in axes], [position(a) for a in folded]
+    reduce = tuple(Axis(f"r{k}", e) for k, e in enumerate(weight.shape[1:]))
+    i, r = [position(a) for a in axes], [position(a) for a in reduce]
     places = [
         dims.sub(dims.add(dims.mul(o, dims.integer(st)), dims.mul(t, dims.integer(d))), p)
         for o, t, st, p, d in zip(i[2:], r[1:], stride, padding, dilation, strict=True)
@@ -127,12 +127,12 @@ def convolution(
     condition = within([inside(p, s) for p, s in zip(places, x.shape[2:], strict=True)])
     taps = [i[1], *r]
     return _finish(
-        b, "convolution", x, weight, bias, axes, folded, ([i[0], channel, *places], taps, condition)
+        b, "convolution", x, weight, bias, axes, reduce, ([i[0], channel, *places], taps, condition)
     )
 
 
 def _finish(
-    b: Builder, name: str, x: Value, weight: Value, bias: Value | None, axes: Axes, folded: Axes,
+    b: Builder, name: str, x: Value, weight: Value, bias: Value | None, axes: Axes, reduce: Axes,
     reading: tuple[list[Expr], list[Expr], Expr | None],
 ) -> Value:  # fmt: skip
     source, taps, condition = reading
@@ -141,7 +141,7 @@ def _finish(
     if condition is not None:
         element = where(condition, element, const(0, acc))
     body = arith("mul", element, cast(read(1, taps, weight.dtype), acc))
-    (out,) = b.emit(name, (x, weight), TensorExpr(axes, (body,), folded, reduction.sum_(acc)))
+    (out,) = b.emit(name, (x, weight), TensorExpr(axes, (body,), reduce, reduction.sum_(acc)))
     if bias is None:
         return narrow_value(b, out, x.dtype)
     index = [position(a) for a in axes]
@@ -166,8 +166,8 @@ def transposed_convolution(
     ]  # fmt: skip
     each_in, each_out = dims.floordiv(x.shape[1], dims.integer(groups)), weight.shape[1]
     axes = output_axes((x.shape[0], dims.mul(each_out, dims.integer(groups)), *space))
-    folded = tuple(Axis(f"r{k}", e) for k, e in enumerate((each_in, *kernel)))
-    i, r = [position(a) for a in axes], [position(a) for a in folded]
+    reduce = tuple(Axis(f"r{k}", e) for k, e in enumerate((each_in, *kernel)))
+    i, r = [position(a) for a in axes], [position(a) for a in reduce]
     places: list[Expr] = []
     conditions: list[Expr | None] = []
     for y, t, st, p, d, s in zip(i[2:], r[1:], stride, padding, dilation, x.shape[2:], strict=True):
@@ -178,4 +178,4 @@ def transposed_convolution(
     channel = dims.add(dims.mul(dims.floordiv(i[1], each_out), each_in), r[0])
     taps = [channel, dims.mod(i[1], each_out), *r[1:]]
     reading = ([i[0], channel, *places], taps, within(conditions))
-    return _finish(b, "transposed_convolution", x, weight, bias, axes, folded, reading)
+    return _finish(b, "transposed_convolution", x, weight, bias, axes, reduce, reading)

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from tilewright.ir.builder import Builder
-from tilewright.ir.dtype import f32
+from tilewright.ir.dtype import DType, f32
 from tilewright.ir.expr import Expr, call, slot, transform
 from tilewright.ir.graph import Value
 from tilewright.ir.sizes import dims
@@ -16,16 +16,16 @@ from tilewright.ir.sizes import dims
 from . import pointwise
 
 
-def template(declare: Callable[..., Value], tensors: int = 1, constants: int = 0) -> Expr:
+def template(declare: Callable[..., Value], tensors: int = 1, constants: int = 0, dtype: DType = f32) -> Expr:
     """The body of a declaration over slots: e0, e1, ... are elements of its tensors, c0, c1, ... its scalars."""
     b = Builder()
-    operands = [b.value((dims.integer(2),), f32) for _ in range(tensors)]
-    declare(b, *operands, *(slot("c", k, f32) for k in range(constants)))
+    operands = [b.value((dims.integer(2),), dtype) for _ in range(tensors)]
+    declare(b, *operands, *(slot("c", k, dtype) for k in range(constants)))
     (op,) = b.ops
     assert op.expr is not None
 
     def element(e: Expr) -> Expr | None:
-        return slot("e", e.value, f32) if e.op == "read" and isinstance(e.value, int) else None
+        return slot("e", e.value, dtype) if e.op == "read" and isinstance(e.value, int) else None
 
     return transform(op.expr.body[0], element)
 

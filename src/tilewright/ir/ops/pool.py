@@ -44,7 +44,7 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class _Placed:
     axes: tuple[Axis, ...]
-    folded: tuple[Axis, ...]
+    reduce: tuple[Axis, ...]
     index: list[Expr]
     condition: Expr | None
 
@@ -54,22 +54,22 @@ def _place(x: Value, w: Window) -> _Placed:
     lead = len(x.shape) - len(w.kernel)
     space = [w.count(k, s) for k, s in enumerate(x.shape[lead:])]
     axes = output_axes((*x.shape[:lead], *space))
-    folded = tuple(Axis(f"r{k}", dims.integer(n)) for k, n in enumerate(w.kernel))
+    reduce = tuple(Axis(f"r{k}", dims.integer(n)) for k, n in enumerate(w.kernel))
     index = [position(a) for a in axes[:lead]]
     conditions: list[Expr | None] = []
-    for k, (a, r) in enumerate(zip(axes[lead:], folded, strict=True)):
+    for k, (a, r) in enumerate(zip(axes[lead:], reduce, strict=True)):
         start = dims.sub(dims.mul(position(a), dims.integer(w.stride[k])), dims.integer(w.padding[k]))
         place = dims.add(start, dims.mul(position(r), dims.integer(w.dilation[k])))
         index.append(place)
         conditions.append(inside(place, x.shape[lead + k]))
-    return _Placed(axes, folded, index, within(conditions))
+    return _Placed(axes, reduce, index, within(conditions))
 
 
 def max_pool(b: Builder, x: Value, w: Window) -> Value:
     """The maximum of each window; NaN wins."""
     p = _place(x, w)
     body = _guarded(p.condition, read(0, p.index, x.dtype), const(lowest(x.dtype), x.dtype))
-    (out,) = b.emit("max_pool", (x,), TensorExpr(p.axes, (body,), p.folded, reduction.maximum(x.dtype)))
+    (out,) = b.emit("max_pool", (x,), TensorExpr(p.axes, (body,), p.reduce, reduction.maximum(x.dtype)))
     return out
 
 
@@ -82,7 +82,7 @@ def max_pool_with_index(b: Builder, x: Value, w: Window) -> tuple[Value, Value]:
     value = _guarded(p.condition, read(0, p.index, x.dtype), const(lowest(x.dtype), x.dtype))
     place = _guarded(p.condition, flat, dims.integer(-1))
     value, index = b.emit(
-        "max_pool", (x,), TensorExpr(p.axes, (value, place), p.folded, reduction.argmax(x.dtype))
+        "max_pool", (x,), TensorExpr(p.axes, (value, place), p.reduce, reduction.argmax(x.dtype))
     )
     return value, index
 
@@ -96,7 +96,7 @@ def avg_pool(b: Builder, x: Value, w: Window, include_pad: bool = True, divisor:
     p = _place(x, w)
     acc = x.dtype.compute
     body = _guarded(p.condition, cast(read(0, p.index, x.dtype), acc), const(0, acc))
-    (total,) = b.emit("window_sum", (x,), TensorExpr(p.axes, (body,), p.folded, reduction.sum_(acc)))
+    (total,) = b.emit("window_sum", (x,), TensorExpr(p.axes, (body,), p.reduce, reduction.sum_(acc)))
     count = dims.integer(divisor) if divisor else _window_count(x, w, p, include_pad)
     element = read(0, [position(a) for a in p.axes], acc)
     (out,) = b.emit("avg_pool", (total,), TensorExpr(p.axes, (_mean(element, count, x.dtype),)))
@@ -134,9 +134,9 @@ def avg_pool_gradient(
     element = cast(read(0, [position(a) for a in p.axes], gradient.dtype), acc)
     share = call("div", element, cast(count, acc))
     (shares,) = b.emit("window_share", (gradient,), TensorExpr(p.axes, (share,)))
-    axes, folded, index, condition = _covering(x.shape, gradient.shape, w)
+    axes, reduce, index, condition = _covering(x.shape, gradient.shape, w)
     body = _guarded(condition, read(0, index, acc), const(0, acc))
-    (out,) = b.emit("avg_pool_gradient", (shares,), TensorExpr(axes, (body,), folded, reduction.sum_(acc)))
+    (out,) = b.emit("avg_pool_gradient", (shares,), TensorExpr(axes, (body,), reduce, reduction.sum_(acc)))
     return narrow_value(b, out, gradient.dtype)
 
 
@@ -148,19 +148,19 @@ def _covering(
     lead = len(shape) - len(w.kernel)
     axes = output_axes(tuple(shape))
     index = [position(a) for a in axes[:lead]]
-    folded: list[Axis] = []
+    reduce: list[Axis] = []
     conditions: list[Expr | None] = []
     for k, a in enumerate(axes[lead:]):
         size, step = w.kernel[k], w.stride[k]
         most = -(-size // step)
-        folded.append(Axis(f"r{k}", dims.integer(most)))
+        reduce.append(Axis(f"r{k}", dims.integer(most)))
         shifted = dims.add(position(a), dims.integer(w.padding[k]))
         last = dims.floordiv(shifted, dims.integer(step))
-        window = dims.add(last, position(folded[-1]), dims.integer(1 - most))
+        window = dims.add(last, position(reduce[-1]), dims.integer(1 - most))
         index.append(window)
         conditions.append(inside(window, windows[lead + k]))
         conditions.append(inside(dims.sub(shifted, dims.mul(window, dims.integer(step))), dims.integer(size)))
-    return axes, tuple(folded), index, within(conditions)
+    return axes, tuple(reduce), index, within(conditions)
 
 
 def _bins(
@@ -171,33 +171,33 @@ def _bins(
     lead = len(x.shape) - len(sizes)
     axes = output_axes((*x.shape[:lead], *sizes))
     index = [position(a) for a in axes[:lead]]
-    folded: list[Axis] = []
+    reduce: list[Axis] = []
     conditions: list[Expr | None] = []
     count = dims.ONE
     for k, (n, m) in enumerate(zip(x.shape[lead:], sizes, strict=True)):
         o = position(axes[lead + k])
         even = dims.exact_div(n, m)
         if even is not None:
-            folded.append(Axis(f"r{k}", even))
-            index.append(dims.add(dims.mul(o, even), position(folded[-1])))
+            reduce.append(Axis(f"r{k}", even))
+            index.append(dims.add(dims.mul(o, even), position(reduce[-1])))
             count = dims.mul(count, even)
             continue
         start = dims.floordiv(dims.mul(o, n), m)
         length = dims.sub(dims.ceildiv(dims.mul(dims.add(o, dims.ONE), n), m), start)
-        folded.append(Axis(f"r{k}", dims.minimum(dims.add(dims.ceildiv(n, m), dims.ONE), n)))
-        r = position(folded[-1])
+        reduce.append(Axis(f"r{k}", dims.minimum(dims.add(dims.ceildiv(n, m), dims.ONE), n)))
+        r = position(reduce[-1])
         index.append(dims.add(start, r))
         conditions.append(call("lt", r, length))
         count = dims.mul(count, length)
-    return axes, tuple(folded), index, within(conditions), count
+    return axes, tuple(reduce), index, within(conditions), count
 
 
 def adaptive_avg_pool(b: Builder, x: Value, sizes: Sequence[Expr]) -> Value:
     """The mean over windows that divide the last dims into `sizes` parts."""
-    axes, folded, index, condition, count = _bins(x, sizes)
+    axes, reduce, index, condition, count = _bins(x, sizes)
     acc = x.dtype.compute
     body = _guarded(condition, cast(read(0, index, x.dtype), acc), const(0, acc))
-    (total,) = b.emit("window_sum", (x,), TensorExpr(axes, (body,), folded, reduction.sum_(acc)))
+    (total,) = b.emit("window_sum", (x,), TensorExpr(axes, (body,), reduce, reduction.sum_(acc)))
     element = read(0, [position(a) for a in axes], acc)
     (out,) = b.emit("adaptive_avg_pool", (total,), TensorExpr(axes, (_mean(element, count, x.dtype),)))
     return out
@@ -205,12 +205,12 @@ def adaptive_avg_pool(b: Builder, x: Value, sizes: Sequence[Expr]) -> Value:
 
 def adaptive_max_pool(b: Builder, x: Value, sizes: Sequence[Expr]) -> tuple[Value, Value]:
     """(maximum, its row-major place) over windows that divide the last dims into `sizes` parts."""
-    axes, folded, index, condition, _ = _bins(x, sizes)
+    axes, reduce, index, condition, _ = _bins(x, sizes)
     strides = dims.dense_strides(x.shape[-len(sizes) :])
     flat = dims.add(*[dims.mul(i, s) for i, s in zip(index[-len(sizes) :], strides, strict=True)])
     value = _guarded(condition, read(0, index, x.dtype), const(lowest(x.dtype), x.dtype))
     place = _guarded(condition, flat, dims.integer(-1))
     out, where_ = b.emit(
-        "adaptive_max_pool", (x,), TensorExpr(axes, (value, place), folded, reduction.argmax(x.dtype))
+        "adaptive_max_pool", (x,), TensorExpr(axes, (value, place), reduce, reduction.argmax(x.dtype))
     )  # fmt: skip
     return out, where_

@@ -83,10 +83,10 @@ def amin(b: Builder, x: Value, over: Sequence[int] | None = None, keepdim: bool 
 def _extremum(b: Builder, name: str, x: Value, over: Sequence[int] | None, keepdim: bool) -> Value:
     dims_ = wrap_all(over, len(x.shape))
     if x.dtype is bool_:
-        fold = reduction.any_() if name == "max" else reduction.all_()
+        reducer = reduction.any_() if name == "max" else reduction.all_()
     else:
-        fold = reduction.maximum(x.dtype) if name == "max" else reduction.minimum(x.dtype)
-    (out,) = reduced(b, name, x, dims_, keepdim, fold, lambda e, _: (e,))
+        reducer = reduction.maximum(x.dtype) if name == "max" else reduction.minimum(x.dtype)
+    (out,) = reduced(b, name, x, dims_, keepdim, reducer, lambda e, _: (e,))
     return out
 
 
@@ -95,7 +95,7 @@ def with_index(b: Builder, name: str, x: Value, over: int | None, keepdim: bool)
     `name` is "argmax" or "argmin"; NaN wins; halves stay halves (order is exact)."""
     rank = len(x.shape)
     dims_ = wrap_all(None if over is None else [over], rank)
-    fold = reduction.argmax(x.dtype) if name == "argmax" else reduction.argmin(x.dtype)
+    reducer = reduction.argmax(x.dtype) if name == "argmax" else reduction.argmin(x.dtype)
     strides = dims.dense_strides(x.shape)
 
     def body(e: Expr, index: list[Expr]) -> tuple[Expr, ...]:
@@ -106,7 +106,7 @@ def with_index(b: Builder, name: str, x: Value, over: int | None, keepdim: bool)
             place = index[dims_[0]]
         return e, place
 
-    value, index = reduced(b, name, x, dims_, keepdim, fold, body)
+    value, index = reduced(b, name, x, dims_, keepdim, reducer, body)
     return value, index
 
 
@@ -231,8 +231,8 @@ def vector_norm(
     if order != 0 and all(x.shape[d] is dims.ONE for d in dims_):
         alone = pointwise(b, "norm", lambda e: narrow_expr(call("abs", cast(e, acc)), dtype), x)
         return alone if keepdim else drop(b, alone, dims_)
-    fold, term, root = _norm_steps(order, acc)
-    (total,) = reduced(b, "norm", x, dims_, keepdim, fold, lambda e, _: (term(call("abs", cast(e, acc))),))
+    reducer, term, root = _norm_steps(order, acc)
+    (total,) = reduced(b, "norm", x, dims_, keepdim, reducer, lambda e, _: (term(call("abs", cast(e, acc))),))
     return narrow(b, pointwise(b, "root", root, total), dtype)
 
 
@@ -244,6 +244,6 @@ def distances(b: Builder, x: Value, y: Value, order: float) -> Value:
     left = read(0, [*shared(x, i[:-2]), i[-2], position(r)], x.dtype)
     right = read(1, [*shared(y, i[:-2]), i[-1], position(r)], y.dtype)
     gap = call("abs", call("sub", wide(left), wide(right)))
-    fold, term, root = _norm_steps(order, gap.dtype)
-    (total,) = b.emit("distance", (x, y), TensorExpr(axes, (term(gap),), (r,), fold))
+    reducer, term, root = _norm_steps(order, gap.dtype)
+    (total,) = b.emit("distance", (x, y), TensorExpr(axes, (term(gap),), (r,), reducer))
     return narrow(b, pointwise(b, "root", root, total), x.dtype)

@@ -14,12 +14,12 @@ from .common import accumulator, pointwise, position, wrap
 from .pointwise import narrow
 
 
-def _scan(b: Builder, name: str, x: Value, dim: int, fold: Reduction, acc: DType) -> Value:
+def _scan(b: Builder, name: str, x: Value, dim: int, reducer: Reduction, acc: DType) -> Value:
     if not x.shape:
-        return pointwise(b, name, lambda e: fold.finished(fold.lifted((cast(e, acc),)))[0], x)
+        return pointwise(b, name, lambda e: reducer.finished(reducer.lifted((cast(e, acc),)))[0], x)
     axes = output_axes(x.shape)
     body = cast(read(0, [position(a) for a in axes], x.dtype), acc)
-    (out,) = b.emit(name, (x,), TensorExpr(axes, (body,), reduction=fold, scan=axes[wrap(dim, len(axes))]))
+    (out,) = b.emit(name, (x,), TensorExpr(axes, (body,), reduction=reducer, scan=axes[wrap(dim, len(axes))]))
     return out
 
 
@@ -59,12 +59,12 @@ def _latest(dtype: DType, better: str) -> Reduction:
 
 def extremum(b: Builder, x: Value, dim: int, smallest: bool) -> tuple[Value, Value]:
     """(running maximum or minimum along `dim`, index of its last occurrence so far)."""
-    name, fold = ("cummin", _latest(x.dtype, "le")) if smallest else ("cummax", _latest(x.dtype, "ge"))
+    name, reducer = ("cummin", _latest(x.dtype, "le")) if smallest else ("cummax", _latest(x.dtype, "ge"))
     if not x.shape:
         return pointwise(b, name, lambda e: e, x), pointwise(b, name, lambda _: const(0, i64), x)
     axes = output_axes(x.shape)
     index = [position(a) for a in axes]
     along = wrap(dim, len(axes))
     body = (read(0, index, x.dtype), index[along])
-    values, places = b.emit(name, (x,), TensorExpr(axes, body, reduction=fold, scan=axes[along]))
+    values, places = b.emit(name, (x,), TensorExpr(axes, body, reduction=reducer, scan=axes[along]))
     return values, places

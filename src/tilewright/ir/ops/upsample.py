@@ -72,12 +72,12 @@ def nearest_gradient(
     lead = len(shape) - len(ratios)
     axes = output_axes(tuple(shape))
     index = [position(a) for a in axes[:lead]]
-    folded: list[Axis] = []
+    reduce: list[Axis] = []
     conditions: list[Expr | None] = []
     for k, ratio in enumerate(ratios):
         here, size = position(axes[lead + k]), gradient.shape[lead + k]
-        folded.append(Axis(f"r{k}", dims.ceildiv(ratio.denominator, ratio.numerator)))
-        place = dims.add(_first_of(here, ratio, centred), position(folded[-1]))
+        reduce.append(Axis(f"r{k}", dims.ceildiv(ratio.denominator, ratio.numerator)))
+        place = dims.add(_first_of(here, ratio, centred), position(reduce[-1]))
         index.append(place)
         conditions += [
             None if dims.at_least(dims.sub(end, place), 1) else call("lt", place, end)
@@ -87,7 +87,7 @@ def nearest_gradient(
     body, condition = cast(read(0, index, gradient.dtype), acc), within(conditions)
     if condition is not None:
         body = where(condition, body, const(0, acc))
-    expr = TensorExpr(axes, (body,), tuple(folded), reduction.sum_(acc))
+    expr = TensorExpr(axes, (body,), tuple(reduce), reduction.sum_(acc))
     (out,) = b.emit("nearest_gradient", (gradient,), expr)
     return narrow_value(b, out, gradient.dtype)
 

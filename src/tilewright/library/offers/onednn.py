@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import Expr, Symbol, slot, substitute
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.ops.epilogue import activations, total
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention, Convolution, Product
@@ -122,7 +122,7 @@ def open_product(call: LibraryCall, task: Product, target: Target) -> LibraryCal
     if (bias is not None and task.bias_rank != 1) or (rows is not None and rows < ONEDNN.min_plain_rows):
         return None
     return LibraryCall(
-        "onednn.linear", _plain_transposed if task.transposed else _plain, (x, weight, bias),
+        "onednn.linear", OpenLinear(task.transposed), (x, weight, bias),
         strides=(dims.dense_strides(task.shape),), reason="contraction", rows=x.index, reuses=-1,
     )  # fmt: skip
 
@@ -131,8 +131,15 @@ _linear = onednn._linear_pointwise.default
 _linear_add = onednn._linear_pointwise.binary
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _plain_transposed(x, weight.t(), bias)
+@dataclass(frozen=True, slots=True)
+class OpenLinear(Routine):
+    """x [.., K] times a weight that may change, [K, N] if `transposed`, else [N, K], plus a vector."""
+
+    transposed: bool
+
+    def bind(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        """What runs."""
+        return _plain_transposed if self.transposed else lambda x, w, b: _plain_transposed(x, w.t(), b)
 
 
 def _plain_transposed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewright.errors import VerifyError
 from tilewright.ir.dtype import f32
-from tilewright.ir.graph import LibraryCall, Operand
+from tilewright.ir.graph import LibraryCall, Operand, Routine
 from tilewright.ir.sizes import dims
 from tilewright.ir.task import Attention, Convolution, Offered, Product
 from tilewright.library.spare import bound
@@ -34,9 +34,13 @@ class Faster:
     offers: tuple[Offer, ...] = ()
 
 
-def unchosen(*_: object) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Unchosen(Routine):
     """Stands for the function of a call for which an offer is still to be chosen."""
-    raise VerifyError("a call was run before one of its forms was chosen", phase="run")
+
+    def bind(self) -> Callable[..., object]:
+        """Raises VerifyError: there is none yet."""
+        raise VerifyError("a call was run before one of its forms was chosen", phase="run")
 
 
 def is_offered(call: LibraryCall) -> bool:
@@ -80,7 +84,7 @@ def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer])
         case Product():
             assert weight is not None
             return LibraryCall(
-                "linear", unchosen, (Operand(0),), strides=(dims.dense_strides(task.shape),), reason="contraction",
+                "linear", Unchosen(), (Operand(0),), strides=(dims.dense_strides(task.shape),), reason="contraction",
                 rows=0, task=Offered(number, f"linear {tuple(weight.shape)} {biased}", names),
             )  # fmt: skip
         case Convolution():
@@ -94,7 +98,7 @@ def _open(call: LibraryCall, known: Known, number: int, offers: Sequence[Offer])
                 task.transposed,
             )
             return LibraryCall(
-                "convolution", unchosen, (Operand(0),), strides=(channels_last(task.shape),), reason="convolution",
+                "convolution", Unchosen(), (Operand(0),), strides=(channels_last(task.shape),), reason="convolution",
                 wants=(channels_last(task.x_shape),), channel=1,
                 task=Offered(number, f"convolution {tuple(weight.shape)} {window} {biased}", names),
             )  # fmt: skip

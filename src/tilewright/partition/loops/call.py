@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tilewright.ir.expr import axis
-from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Value
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Loop, Op, Operand, Routine, Value
 from tilewright.ir.sizes import dims
 from tilewright.library.frozen_operands import Frozen
 from tilewright.library.select import drop_unread
@@ -57,27 +57,34 @@ def _freeze(
     )
     steps, gate, carried, sliced, _, numbers = call.args
     outer = [Operand(n) for n, k in enumerate(kept) if k >= first]
-    meaning = _with_held(call.function, {k - first: t for k, t in known.items()})
+    meaning = (
+        LoopWithHeld(call.function, {k - first: t for k, t in known.items()}) if known else call.function
+    )
     lies = tuple(call.lies[k] for k in kept)
     call = replace(call, args=(steps, gate, carried, sliced, outer, numbers), lies=lies)
     return tuple(op.inputs[k] for k in kept), call, loop, meaning
 
 
-def _with_held(run: Run, held: Mapping[int, Tensor]) -> Run:
+@dataclass(frozen=True, eq=False)
+class LoopWithHeld(Routine):
     """A loop that is given what is the same in every step but for what is `held`, by its place there."""
-    if not held:
-        return run
 
-    def whole(
-        steps: object, gate: object, carried: Sequence[Tensor], sliced: Sequence[Tensor], outer: Sequence[Tensor],
-        numbers: object,
+    run: Run
+    held: Mapping[int, Tensor]
+
+    def bind(self) -> Run:
+        """What runs."""
+        return self._whole
+
+    def _whole(
+        self, steps: object, gate: object, carried: Sequence[Tensor], sliced: Sequence[Tensor],
+        outer: Sequence[Tensor], numbers: object,
     ) -> object:  # fmt: skip
+        held = self.held
         where = next((t.device for t in (*carried, *sliced, *outer)), torch.device("cpu"))
         rest, count = iter(outer), len(held) + len(outer)
         every = [held[k].to(where) if k in held else next(rest) for k in range(count)]
-        return run(steps, gate, carried, sliced, every, numbers)
-
-    return whole
+        return self.run(steps, gate, carried, sliced, every, numbers)
 
 
 def distinct(body: Graph) -> tuple[Graph, tuple[int, ...]]:

@@ -110,7 +110,7 @@ class CudaBackend:
             gpu = run("load", lambda: driver_device(builder.ordinal, store, solver.options))
             number_of = {id(p): k for k, p in enumerate(programs)}
             places = [number_of[id(s.program)] for s in scheduled]
-            buckets = {k: [(when, number_of[id(p)]) for when, p in s.buckets]
+            buckets = {k: [(b.condition, number_of[id(b.program)]) for b in s.buckets]
                        for k, s in zip(places, scheduled, strict=True)}  # fmt: skip
             unit = CudaUnit(programs, names, VariantCompiler(printed, build), gpu, known, buckets)
             return Kernels(scheduled, unit, places, len(programs))
@@ -180,7 +180,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _variants(scheduled: Sequence[Scheduled], programs: Sequence[TileProgram]) -> list[tuple[int, Variant]]:
     """What is built before calls ask."""
-    serves = {id(p): when for s in scheduled for when, p in s.buckets}
+    serves = {id(b.program): b.condition for s in scheduled for b in s.buckets}
     return [(k, v) for k, p in enumerate(programs) for v in usual(p, serves.get(id(p)))]
 
 
@@ -189,7 +189,9 @@ def _at_typical_sizes(
 ) -> list[tuple[int, Variant]]:
     """What calls of typical sizes run."""
     number_of = {id(p): k for k, p in enumerate(programs)}
-    runs = [next((p for when, p in s.buckets if number(when, hints.sizes)), s.program) for s in scheduled]
+    runs = [
+        next((b.program for b in s.buckets if number(b.condition, hints.sizes)), s.program) for s in scheduled
+    ]
     return list(dict.fromkeys((number_of[id(p)], v) for p in runs for v in needed(p, hints.sizes)))
 
 

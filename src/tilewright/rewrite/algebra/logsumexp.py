@@ -1,4 +1,4 @@
-"""Reductions of two directions over one product: a normaliser along rows that a fold along columns divides by.
+"""Reductions of two directions over one product: those along columns divide by a normaliser along rows.
 
 The column kernel computes the product again and needs the rows' statistics only. Where these are a shift m and a
 divisor l of an exponential, one number per row does: exp(s - m) / l = exp(s - (m + log l)), without a division. In fp32
@@ -34,14 +34,14 @@ class _Quotient:
 
 
 def take_logsumexp(region: Graph) -> tuple[Graph, int]:
-    """The region with quotients by a row's statistic, that only folds across rows read, without a division per
+    """The region with quotients by a row's statistic, that only reductions across rows read, without a division per
     element; and how many there were.
 
-    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if any fold of the region reads halves; else exp(a) / b =
+    Laws: exp(a) / b = exp(a - log b) for b > 0 (exp), if any reduction of the region reads halves; else exp(a) / b =
     exp(a) * (1 / b) (field), since the logarithm of a sum has fewer digits left behind the point than the sum had."""
     signs = _signs(region)
-    folds = [op for op in region.ops if op.expr is not None and op.expr.reduction is not None]
-    coarse = any(v.dtype.is_half for op in folds for v in op.inputs)
+    reductions = [op for op in region.ops if op.expr is not None and op.expr.reduction is not None]
+    coarse = any(v.dtype.is_half for op in reductions for v in op.inputs)
     consumers = region.consumers()
     fresh = 1 + max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
     producer = region.producer()
@@ -120,7 +120,7 @@ def _fewer(r: Expr, axes: Sequence[Axis]) -> bool:
 
 
 def _crossed(found: _Quotient, consumers: Mapping[Value, Sequence[Op]]) -> bool:
-    """Whether every fold that reads the quotient, through pointwise ops, folds an axis of its divisor."""
+    """Whether every reduction that reads the quotient, through pointwise ops, folds an axis of its divisor."""
     assert found.op.expr is not None
     used = axes_of(found.divisor)
     places = frozenset(k for k, a in enumerate(found.op.expr.axes) if axis(a) in used)

@@ -50,7 +50,8 @@ class Step:
 
     @cached_property
     def simple(self) -> str | None:
-        """The combiner of a fold whose state and result are the element itself ("add", "maximum", ...), else None."""
+        """The combiner of a reduction whose state and result are the element itself ("add", "maximum", ...), else
+        None."""
         r = self.expr.reduction
         if r is None or self.expr.scan is not None or r.lift[0].op != "slot" or r.finish[0].op != "slot":
             return None
@@ -112,11 +113,11 @@ class Program:
         """Bytes of the distinct pointwise results, views apart, from which these values are computed, up to the
         reductions before them. This is what a kernel that makes them all reads and writes if nothing is fused."""
         seen: set[int] = set()
-        stack = [i for a in anchors for i in (self.producers(a) if self._folds(a) else [a])]
+        stack = [i for a in anchors for i in (self.producers(a) if self._is_reduction(a) else [a])]
         total = 0
         while stack:
             id = stack.pop()
-            if id in seen or id not in self.steps or self._folds(id):
+            if id in seen or id not in self.steps or self._is_reduction(id):
                 continue
             seen.add(id)
             stack += self.producers(id)
@@ -124,7 +125,7 @@ class Program:
                 total += self.bytes(self.steps[id].value)
         return total
 
-    def _folds(self, id: int) -> bool:
+    def _is_reduction(self, id: int) -> bool:
         return id in self.steps and self.steps[id].expr.reduction is not None
 
 

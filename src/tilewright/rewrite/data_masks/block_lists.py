@@ -50,8 +50,8 @@ from tilewright.tuning.thresholds import MASKS
 
 from .find import Mask
 
-Fold = Callable[[str, tuple[Value, ...], TensorExpr], Op]
-"""Makes an op of a fold, with a name."""
+MakeReduction = Callable[[str, tuple[Value, ...], TensorExpr], Op]
+"""Makes an op of a reduction, with a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ def cuts(m: Mask, schedule: Schedule) -> Iterator[Cut]:
         yield from rows or [Cut(s.tile)]
 
 
-def block_list(m: Mask, cut: Cut, fold: Fold, with_rows: bool) -> BlockList | None:
+def block_list(m: Mask, cut: Cut, make: MakeReduction, with_rows: bool) -> BlockList | None:
     """The ops that list the tiles of `cut`; `with_rows`: so that rows that see nothing are in each list, None if that
     cannot be."""
     if with_rows and cut.row is None:
         return None
-    made = _Lists(m, cut, fold)
+    made = _Lists(m, cut, make)
     sees = made.sees() if with_rows else None
     seen = made.seen(sees)
     rank = made.rank(seen)
@@ -140,8 +140,8 @@ class _Lists:
     """Makes the ops. Dims of what they make: those that the mask depends on, blocks of rows in the place of rows, and
     last that of tiles."""
 
-    def __init__(self, m: Mask, cut: Cut, fold: Fold) -> None:
-        self.mask, self.cut, self.fold = m, cut, fold
+    def __init__(self, m: Mask, cut: Cut, make: MakeReduction) -> None:
+        self.mask, self.cut, self.make = m, cut, make
         self.shape = m.op.output.shape
         self.own = output_axes(self.shape)
         self.length = self.shape[m.along]
@@ -171,7 +171,7 @@ class _Lists:
         r = Axis("r0", self.shape[self.cut.row])
         table = {axis(self.own[d]): axis(a) for d, a in zip(kept, axes, strict=True)}
         visible = substitute(self.mask.visible, table | {axis(self.own[self.cut.row]): axis(r)})
-        return self.fold("sees", self.mask.inputs, TensorExpr(axes, (visible,), (r,), any_()))
+        return self.make("sees", self.mask.inputs, TensorExpr(axes, (visible,), (r,), any_()))
 
     def seen(self, sees: Op | None) -> Op:
         """How much of each tile is visible."""
@@ -195,7 +195,7 @@ class _Lists:
             sighted = read(len(inputs), (*at, place[self.mask.along]), bool_)
             otherwise, inputs = where(sighted, otherwise, const(1, i32)), (*inputs, sees.output)
         body = where(visible, const(2, i32), otherwise)
-        return self.fold("seen", inputs, TensorExpr((*self.outer, tile), (body,), tuple(reduce), sum_(i32)))
+        return self.make("seen", inputs, TensorExpr((*self.outer, tile), (body,), tuple(reduce), sum_(i32)))
 
     def is_whole(self, seen: Expr, tile: Axis) -> Expr:
         """Whether a tile of which so much is seen is visible whole."""
@@ -218,14 +218,14 @@ class _Lists:
         tied = call("and", call("eq", others, mine), call("lt", axis(other), axis(tile)))
         before = call("or", call("lt", others, mine), tied)
         body = where(before, const(1, i32), const(0, i32))
-        return self.fold("rank", seen.outputs, TensorExpr((*self.outer, tile), (body,), (other,), sum_(i32)))
+        return self.make("rank", seen.outputs, TensorExpr((*self.outer, tile), (body,), (other,), sum_(i32)))
 
     def tiles(self, rank: Op) -> Op:
         """The tile of each rank."""
         place, tile = Axis(f"i{len(self.outer)}", self.count_of_tiles), Axis("r0", self.count_of_tiles)
         here = call("eq", read(0, (*self.places, axis(tile)), i32), cast(axis(place), i32))
         body = where(here, cast(axis(tile), i32), const(0, i32))
-        return self.fold("tiles", rank.outputs, TensorExpr((*self.outer, place), (body,), (tile,), sum_(i32)))
+        return self.make("tiles", rank.outputs, TensorExpr((*self.outer, place), (body,), (tile,), sum_(i32)))
 
     def count(self, name: str, seen: Op) -> Op:
         """How many tiles of each row of blocks are visible whole, or at all."""
@@ -233,7 +233,7 @@ class _Lists:
         much = read(0, (*self.places, axis(tile)), i32)
         counts = self.is_whole(much, tile) if name == "whole" else call("ne", much, const(0, i32))
         body = where(counts, const(1, i32), const(0, i32))
-        return self.fold(name, seen.outputs, TensorExpr(self.outer, (body,), (tile,), sum_(i32)))
+        return self.make(name, seen.outputs, TensorExpr(self.outer, (body,), (tile,), sum_(i32)))
 
 
 def _grain(condition: Expr, a: Expr) -> int:

@@ -21,7 +21,7 @@ from tilewright.ir.tensor import output_axes
 @dataclass(frozen=True, slots=True)
 class Mask:
     """Elements of the result of `op` are `constant` where one of `hiding` holds, and thus but where `visible` does, a
-    condition over the axes of the result that reads `inputs`; folds take them along dim `along`."""
+    condition over the axes of the result that reads `inputs`; reductions take them along dim `along`."""
 
     op: Op
     constant: Expr
@@ -90,14 +90,14 @@ def _masks(
 
 def _mask(op: Op, regions: Sequence[Region], classes: Classes, outside: Mapping[int, Value]) -> Mask | None:
     v = op.output
-    folded = [
+    reduced = [
         d
         for d, kind in enumerate(classes.dependency[v])
         if kind is Dependency.NONPARA and v.shape[d] is not dims.ONE
     ]
     for region in regions:
         reads = [x for x in walk(region.condition) if x.op == "read"]
-        along = [d for d in folded if axis(output_axes(v.shape)[d]) in axes_of(region.condition)]
+        along = [d for d in reduced if axis(output_axes(v.shape)[d]) in axes_of(region.condition)]
         if not reads or not all(_is_safe(x, outside) for x in reads) or len(along) != 1:
             continue
         if _ends_loops(region.condition, axis(output_axes(v.shape)[along[0]])):

@@ -283,6 +283,8 @@ def _origin(chain: Chain, weight: Value, bias: Value) -> Origin:
     else:
         inputs[slots.bias] = bias
     call_ = replace(slots.call, args=args)
+    if slots.bias is None:  # a convolution, which may go without it again
+        call_ = replace(call_, bias=len(inputs) - 1, channel=1)
     return replace(old, call=call_, inputs=tuple(inputs), outputs=(chain.ops[-1].output,))
 
 

@@ -71,7 +71,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def without_nothing(graph: Graph) -> Graph:
-    """The graph with no fold over nothing: its results are those of no element. Results of no element are made of
+    """The graph with no reduction over nothing: its results are those of no element. Results of no element are made of
     nothing, so that whoever else works on their sizes reads no memory of theirs."""
     return graph.with_ops([new for op in graph.ops for new in _without_nothing(op)])
 

@@ -58,7 +58,7 @@ class _Rewriter:
         self.fresh = 1 + max((v.id for v in values), default=0)
         self.ops: list[Op] = []
         self.twins: dict[Value, Value] = {}
-        self.folded: set[Op] = set()
+        self.replaced: set[Op] = set()
         self.place = {v: k for k, op in enumerate(graph.ops) for v in op.outputs}
         self.stored = {*graph.inputs, *graph.constants}
         self.kept = graph.kept()
@@ -70,7 +70,7 @@ class _Rewriter:
             return
         e = op.expr
         moments = self.moments(op)
-        if op in self.folded:
+        if op in self.replaced:
             return
         if moments is not None:
             (self.summed if self.leaves(moments.mean.output) else self.correct)(moments)
@@ -93,9 +93,9 @@ class _Rewriter:
         if not wide or op.expr is None:
             self.ops.append(op)
             return
-        fold = None if op.expr.reduction is None else sum_(f64)
+        reducer = None if op.expr.reduction is None else sum_(f64)
         made = self.twin_of(op.output)
-        twin = self.over_twins(op, replace(op.expr, body=(self.wide(op),), reduction=fold))
+        twin = self.over_twins(op, replace(op.expr, body=(self.wide(op),), reduction=reducer))
         self.ops += [replace(twin, outputs=(made,)), _rounded(op, made)]
 
     def twin_of(self, v: Value) -> Value:
@@ -116,7 +116,7 @@ class _Rewriter:
         for square in filter(is_square, self.consumers.get(mean.output, [])):
             for squares in self.consumers.get(square.output, []):
                 found = Moments(total, mean, square, squares)
-                if squares in self.folded or _is_chosen(found) or not found.hold():
+                if squares in self.replaced or _is_chosen(found) or not found.hold():
                     continue
                 if self.only_scales(found):
                     return found
@@ -166,7 +166,7 @@ class _Rewriter:
             Op("squares", (near, left, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
             _rounded(x.mean, mean), _rounded(x.squares, squares),
         ]  # fmt: skip
-        self.folded |= {x.square, x.squares}
+        self.replaced |= {x.square, x.squares}
 
     def summed(self, x: Moments) -> None:
         """The moments over a sum in doubles."""
@@ -192,7 +192,7 @@ class _Rewriter:
             Op("squares", (near, mean, rough), (squares,), expr=TensorExpr(axes, (less,)), origin=x.squares.origin),
             _rounded(x.mean, mean), _rounded(x.squares, squares),
         ]  # fmt: skip
-        self.folded |= {x.square, x.squares}
+        self.replaced |= {x.square, x.squares}
 
     def over_twins(self, op: Op, expr: TensorExpr) -> Op:
         """`op` with `expr` over the twins of what it reads."""

@@ -27,12 +27,13 @@ def _wide_op(op: Op) -> Op:
     return replace(op, expr=replace(expr, body=body, reduction=in_doubles(expr.reduction)))
 
 
-def in_doubles(fold: Reduction) -> Reduction:
+def in_doubles(reduction: Reduction) -> Reduction:
     """A reduction of singles with doubles as elements and state; results are rounded to singles."""
-    finish = tuple(cast(_wide(e), f32) for e in fold.finish)
+    finish = tuple(cast(_wide(e), f32) for e in reduction.finish)
     return replace(
-        fold, elements=_types(fold.elements), state=_types(fold.state), identity=_all(fold.identity),
-        lift=_all(fold.lift), merge=_all(fold.merge), finish=finish, step=_all(fold.step), pooled=_all(fold.pooled),
+        reduction, elements=_types(reduction.elements), state=_types(reduction.state),
+        identity=_all(reduction.identity), lift=_all(reduction.lift), merge=_all(reduction.merge), finish=finish,
+        step=_all(reduction.step), pooled=_all(reduction.pooled),
     )  # fmt: skip
 
 

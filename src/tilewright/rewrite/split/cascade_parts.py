@@ -88,15 +88,15 @@ class _Parts:
         self.ops: list[Op] = []
         self.fresh = 1 + max(v.id for op in region.ops for v in (*op.inputs, *op.outputs))
         laws = _Laws(region, cascade)
-        self.followers = {f: laws.follower(f) for f in cascade.folds}
+        self.followers = {f: laws.follower(f) for f in cascade.reductions}
         self.shown = {x.statistic for x in self.followers.values() if x is not None and _raw(x.law)}
 
     def graph(self) -> Graph:
         later: set[Value] = set()
         for op in self.region.ops:
             assert op.expr is not None
-            if op in self.cascade.folds:
-                self.fold(op, self.cascade.folds[op])
+            if op in self.cascade.reductions:
+                self.fold(op, self.cascade.reductions[op])
                 later |= set(op.outputs)
             elif op.output in self.cascade.along:
                 self.part(op, op.expr, op.expr.axes[self.cascade.along[op.output]])
@@ -278,7 +278,7 @@ class _Laws:
 
     def __init__(self, region: Graph, cascade: Cascade) -> None:
         self.producer = region.producer()
-        self.folds = {f.output: (f, a) for f, a in cascade.folds.items()}
+        self.folds = {f.output: (f, a) for f, a in cascade.reductions.items()}
         self.values = {v.id: v for op in region.ops for v in (*op.inputs, *op.outputs)}
 
     def follower(self, op: Op) -> _Follower | None:

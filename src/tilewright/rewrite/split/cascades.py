@@ -119,7 +119,7 @@ def _with_rows_made(region: Graph) -> Graph:
 def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph | None:
     """The region in the number of parts that is fastest by the model, if that is much faster than one kernel."""
     found = cascades(region)
-    if len(found) != 1 or len(found[0].folds) < 2 or hints.estimate(found[0].rows) > few:
+    if len(found) != 1 or len(found[0].reductions) < 2 or hints.estimate(found[0].rows) > few:
         return None
     if region.kept() & set(found[0].along):
         return None  # all elements would be made again, of what is brought again

@@ -139,12 +139,15 @@ def _parts(expr: TensorExpr, r: Axis, target: Target, hints: SizeHints) -> list[
     if target.lanes > 1:
         counts = part_counts(CASCADE_PARTS.of_reductions, whole, SPLIT_REDUCTIONS.min_part_elements)
         return part_counts(counts, hints.estimate(r.extent), 2)
-    if whole < SPLIT_REDUCTIONS.few_cores_min_fold_elements or kept >= SPLIT_REDUCTIONS.few_cores_max_parts:
+    if (
+        whole < SPLIT_REDUCTIONS.few_cores_min_reduced_elements
+        or kept >= SPLIT_REDUCTIONS.few_cores_max_parts
+    ):
         return []
     most = min(
         SPLIT_REDUCTIONS.few_cores_max_parts,
         hints.estimate(r.extent),
-        whole // (SPLIT_REDUCTIONS.few_cores_min_fold_elements // 4),
+        whole // (SPLIT_REDUCTIONS.few_cores_min_reduced_elements // 4),
     )
     return [last_power_of_two(most)]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
-from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
+from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
 
@@ -38,6 +38,6 @@ class Vectors:
         """Rows in parts, as vectors take them."""
         return by.chosen(by.take("in_row_parts", form))
 
-    def buckets(self, found: Solution, by: Comparison) -> Sequence[Bucket]:
+    def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """None: loops take any size."""
         return ()

@@ -11,7 +11,7 @@ from tilewright.form.implied import drop_implied
 from tilewright.form.lane_softmax import if_whole
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
-from tilewright.schedule.scheduler import Bucket, Comparison, Lowered, Solution
+from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
 from tilewright.tuning.thresholds import GPU_BLOCKS
@@ -45,7 +45,7 @@ class Blocks:
         padded, plain = by.take("with_unit_row", form), _merged(form, by)
         return plain if padded is form else min(plain, _merged(padded, by), key=lambda x: x.seconds)
 
-    def buckets(self, found: Solution, by: Comparison) -> Sequence[Bucket]:
+    def buckets(self, found: Solution, by: Comparison) -> Sequence[Sized]:
         """For few rows, for rows that registers hold, for rows that begin where no wide access may, and for rows of
         whole accesses."""
         target, hints, tuning = by.target, by.hints, by.tuning

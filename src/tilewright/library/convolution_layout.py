@@ -1,0 +1,135 @@
+"""Convolutions of images whose columns lie innermost, done on images whose channels do: matrix units read channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Graph, Layout, LibraryCall, Op, Operand, Routine, Value
+from tilewright.ir.sizes import dims
+from tilewright.ir.task import Convolution
+
+from .offers.offer import channels_last
+
+Strides = tuple[Expr, ...]
+
+
+class Seconds(Protocol):
+    """Measures calls."""
+
+    def seconds(
+        self, call: LibraryCall, inputs: Sequence[Value], laid: Sequence[Strides | None]
+    ) -> float | None:
+        """Seconds of one run on operands with these strides (None: dense); None where it cannot be run."""
+        ...
+
+    def pass_seconds(self, moved: Sequence[Value]) -> float:
+        """Modelled seconds of a kernel that reads or writes each of these once."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConvolutionOfChannels(Routine):
+    """A convolution whose operands and result have their channels innermost; those that lie otherwise are copied."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+    def bind(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        """What runs."""
+        convolution, last = torch.ops.aten.convolution.default, torch.channels_last
+        window = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
+
+        def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            return convolution(x.contiguous(memory_format=last), w.contiguous(memory_format=last), b, *window)
+
+        return run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """A convolution as it is, and one of channels, each with the strides of its operands."""
+
+    op: Op
+    made: LibraryCall
+    rows: Sequence[Strides | None]
+    channels: Sequence[Strides | None]
+
+
+def lay_channels_innermost(graph: Graph, timer: Seconds) -> Graph:
+    """The graph with all its convolutions done on images whose channels lie innermost, if this is faster in the sum:
+    what `timer` measures of the convolutions, and a copy of each result that leaves the graph."""
+    outside = {v for v in graph.inputs if isinstance(v, Value)}
+    choices = [c for op in graph.ops if (c := _choice(op, graph, outside)) is not None]
+    if not choices:
+        return graph
+    rows = _total(timer.seconds(c.op.call, c.op.inputs, c.rows) for c in choices if c.op.call is not None)
+    channels = _total(timer.seconds(c.made, c.op.inputs, c.channels) for c in choices)
+    kept = graph.kept()
+    leaving = sum(timer.pass_seconds([c.op.output] * 2) for c in choices if c.op.output in kept)
+    if rows is None or channels is None or channels + leaving >= rows:
+        return graph
+    instead = {c.op: replace(c.op, call=c.made) for c in choices}
+    constants, layouts = _with_channels_innermost(graph, {c.op.inputs[1] for c in choices})
+    return replace(
+        graph.with_ops([instead.get(op, op) for op in graph.ops]), constants=constants, layouts=layouts
+    )
+
+
+def _total(times: Iterable[float | None]) -> float | None:
+    """The sum; None if one is not known."""
+    found = list(times)
+    known = [t for t in found if t is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def _choice(op: Op, graph: Graph, outside: AbstractSet[Value]) -> _Choice | None:
+    """Both ways of a convolution of half types whose result has its columns innermost; None for anything else."""
+    call = op.call
+    task = call.task if call is not None else None
+    if call is None or not isinstance(task, Convolution) or not task.dtype.is_half or len(task.shape) != 4:
+        return None
+    x, weight = op.inputs[0], op.inputs[1]
+    dense = dims.dense_strides(task.shape)
+    if (
+        not call.strides
+        or call.strides[0] != dense
+        or (call.args[0], call.args[1]) != (Operand(0), Operand(1))
+    ):
+        return None
+    routine = ConvolutionOfChannels(
+        task.stride, task.padding, task.dilation, task.output_padding, task.groups, task.transposed
+    )
+    rest = (None,) * (len(op.inputs) - 2)
+    wants = (channels_last(x.shape), channels_last(weight.shape), *rest)
+    made = replace(
+        call, function=routine, args=call.args[:3], kwargs=(), strides=(channels_last(task.shape),), wants=wants,
+        lies=(), seen=(), reuses=-1,
+    )  # fmt: skip
+    given = {v: graph.layouts[v].strides for v in (x, weight) if v in graph.layouts}
+    frozen = weight in graph.constants
+    mine = (given.get(x) if x in outside else wants[0], wants[1] if frozen else given.get(weight), *rest)
+    return _Choice(op, made, (given.get(x), given.get(weight), *rest), mine)
+
+
+def _with_channels_innermost(
+    graph: Graph, weights: AbstractSet[Value]
+) -> tuple[Mapping[Value, object], Mapping[Value, Layout]]:
+    """Constants and layouts of the graph, with those of frozen weights as such convolutions read them."""
+    constants, layouts = dict(graph.constants), dict(graph.layouts)
+    for v in weights & constants.keys():
+        held = constants[v]
+        if isinstance(held, Tensor):
+            constants[v] = held.detach().contiguous(memory_format=torch.channels_last)
+            layouts[v] = Layout(channels_last(v.shape))
+    return constants, layouts
