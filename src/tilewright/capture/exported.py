@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
@@ -14,7 +15,9 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
 
-from .aten import decompositions
+from .aliasing.bodies import bodies_with_dropout
+from .aliasing.overlapping import refuse_overlapping_writes
+from .aten import decompositions, undropped
 from .environment import conditions, shape_env
 from .symbols import Ranges
 
@@ -65,8 +68,11 @@ class Exported:
 
 
 def exported(program: ExportedProgram) -> Exported:
-    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers."""
-    with warnings.catch_warnings():
+    """The program in the ops that we declare. Raises UnsupportedError for inputs that are no tensors or numbers, and
+    for writes that torch cannot make functional."""
+    refuse_overlapping_writes(program.graph_module)
+    as_eager = nullcontext() if bodies_with_dropout(program.graph_module) else undropped()
+    with as_eager, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch copies a class of its own that it deprecates
         program = program.run_decompositions(decompositions())
     signature = program.graph_signature

@@ -2,27 +2,22 @@
 
 The second fold of a cascade waits for the first, so each takes a pass over the row. Where the state of both together
 can be merged, a row is cut into parts p that a near cache holds; both folds run over one part after the other, and the
-pairs of the parts are merged:
+pairs of the parts are merged (`rewrite.split.merge_laws`):
 
     mean and spread   s = sum(x), d = sum((x - s/n)^2)
-                      (n, s/n, d) of a row = merge of those of its parts                  (Chan, Golub, LeVeque 1979)
     maximum and sum   m = max(x), d = sum(f(x, m)), where the online law has a rescaling of d
-                      (m, d) of a row = merge of (m_p, d_p): the largest m, each d_p rescaled from m_p to m
-
-Both hold in real arithmetic; in floats the first is more exact than what it replaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.analysis.online.cascade import Link, cascade, part_body
-from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Axis, Expr, axis, call, const, is_const, make, slot, substitute, walk, where
+from tilewright.ir.expr import Axis, Expr, axis, call, const, is_const, make, substitute, walk
 from tilewright.ir.form import Form, Item
-from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
+from tilewright.rewrite.split.merge_laws import means_of_parts
 from tilewright.target import Target
 from tilewright.tuning.thresholds import FORMS
 
@@ -58,14 +53,8 @@ def _part(c: Axis, target: Target) -> int | None:
     extent = dims.static(c.extent)
     if extent is None or 4 * extent <= target.core.capacity:
         return None
-    return next(
-        (
-            n
-            for n in range(min(FORMS.max_part_elements, extent // 4), FORMS.min_part_elements - 1, -1)
-            if extent % n == 0
-        ),
-        None,
-    )
+    sizes = range(min(FORMS.max_part_elements, extent // 4), FORMS.min_part_elements - 1, -1)
+    return next((n for n in sizes if extent % n == 0), None)
 
 
 def _cascade(form: Form, second: Item) -> _Cascade | None:
@@ -79,12 +68,8 @@ def _cascade(form: Form, second: Item) -> _Cascade | None:
         if first.kept != second.kept or first.reduce != second.reduce or first.scan is not None:
             continue
         links = links_of((first, second))
-        if (
-            links is not None
-            and links[1].law is not None
-            and first.reduction
-            and first.reduction.combiner != "add"
-        ):
+        extreme = first.reduction is not None and first.reduction.combiner != "add"
+        if extreme and links is not None and links[1].law is not None:
             return _Cascade(first.id, second.id, leaf, links)
         mean = _mean(form, first, second)
         if mean is not None:
@@ -131,7 +116,7 @@ def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
         if x.links is None:
             count = const(dims.static(q.extent) or 1, dtype)
             near = call("div", of_part, count)
-            whole, results = _moments(dtype), (1, 2)
+            whole, results = means_of_parts(dtype), (1, 2)
             body = tuple(substitute(b, {x.through: near}) for b in second.body)
             pair = (count, near)
         else:
@@ -144,17 +129,12 @@ def _paired(form: Form, cascades: Sequence[_Cascade]) -> Form:
         key = x.through
         table.setdefault(key, make("value", args, dtype, (x.second, results[0])))
         table[make("value", args, dtype, (x.second, 0))] = make("value", args, dtype, (x.second, results[1]))
-    made = range(len(form.items), len(items))
-    merged = {x.second for x in cascades}
-    return replace(
-        form,
-        items=tuple(
-            i
-            if i.id in made or i.id in merged
-            else replace(i, body=tuple(substitute(b, table) for b in i.body))
-            for i in items
-        ),
-    )
+    kept = {*range(len(form.items), len(items)), *(x.second for x in cascades)}
+    return replace(form, items=tuple(i if i.id in kept else _reading(i, table) for i in items))
+
+
+def _reading(item: Item, table: Mapping[Expr, Expr]) -> Item:
+    return replace(item, body=tuple(substitute(b, table) for b in item.body))
 
 
 def _part_of(items: list[Item], fold: Item, body: tuple[Expr, ...], p: Axis, q: Axis) -> Expr:
@@ -162,21 +142,3 @@ def _part_of(items: list[Item], fold: Item, body: tuple[Expr, ...], p: Axis, q: 
     kept = (*fold.kept, p)
     items.append(replace(fold, id=len(items), kept=kept, reduce=(q,), body=body))
     return make("value", tuple(map(axis, kept)), body[0].dtype, (len(items) - 1, 0))
-
-
-def _slots(side: str, dtype: DType, count: int) -> tuple[Expr, ...]:
-    return tuple(slot(side, k, dtype) for k in range(count))
-
-
-def _moments(dtype: DType) -> Reduction:
-    """(count, mean, sum of squared deviations) of parts; large means do not overflow where there was nothing before."""
-    (na, ma, sa), (nb, mb, sb), zero = _slots("a", dtype, 3), _slots("b", dtype, 3), const(0, dtype)
-    n = call("add", na, nb)
-    share = where(call("eq", n, zero), zero, call("div", nb, n))
-    delta = call("sub", mb, ma)
-    moved = call("mul", delta, share)
-    spread = call("add", call("add", sa, sb), call("mul", call("mul", delta, na), moved))
-    return Reduction(
-        "moments of parts", (dtype,) * 3, (dtype,) * 3, (zero,) * 3, _slots("e", dtype, 3),
-        (n, call("add", ma, moved), spread), (na, ma, sa),
-    )  # fmt: skip

@@ -9,7 +9,7 @@ variance makes the error large. Where a machine adds doubles as fast as memory b
 Sums of what is never negative keep their digits, products of blocks have units of their own, and what is made of
 halves, or corrected while it is summed (an online law), stays as it is.
 
-Where a sum is taken in parts (`rewrite.split.wide_parts`), the parts are doubles in memory: rounded there, what cancels
+Where a sum is taken in parts (`rewrite.split.merge_laws`), the parts are doubles in memory: rounded there, what cancels
 between them would be lost after all.
 """
 
@@ -24,7 +24,7 @@ from tilewright.ir.expr import Expr, call, cast, make, transform, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.reduction import Reduction, sum_
 from tilewright.ir.schedule import Schedule
-from tilewright.rewrite.split.wide_parts import IN_DOUBLES, OF_PARTS, SINGLES, TO_DOUBLES, cancels
+from tilewright.rewrite.split.merge_laws import IN_DOUBLES, OF_PARTS, SINGLES, TO_DOUBLES, cancels
 
 
 def with_wide_sums(form: Form, schedule: Schedule) -> Form:

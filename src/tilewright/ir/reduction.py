@@ -188,17 +188,12 @@ def moments(dtype: DType = f32) -> Reduction:
     n = call("add", na, nb)
     share = where(call("eq", n, zero), zero, call("div", nb, n))
     delta = call("sub", mb, ma)
-    mean = call("add", ma, call("mul", delta, share))
-    spread = call("add", call("add", sa, sb), call("mul", call("mul", delta, delta), call("mul", na, share)))
+    moved = call("mul", delta, share)
+    spread = call("add", call("add", sa, sb), call("mul", call("mul", delta, na), moved))
     return Reduction(
-        "moments",
-        (dtype,),
-        (dtype,) * 3,
-        (zero,) * 3,
-        (one, slot("e", 0, dtype), zero),
-        (n, mean, spread),
-        (na, ma, sa),
-    )
+        "moments", (dtype,), (dtype,) * 3, (zero,) * 3, (one, slot("e", 0, dtype), zero),
+        (n, call("add", ma, moved), spread), (na, ma, sa),
+    )  # fmt: skip
 
 
 def logsumexp(dtype: DType = f32) -> Reduction:

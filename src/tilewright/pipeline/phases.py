@@ -169,7 +169,8 @@ def _compile_loops(state: State) -> State:
 
 def _split(state: State) -> State:
     laid = replace(state.graph, layouts=choose_layouts(state.graph))
-    return state.with_graph(split_reductions(laid, state.solver.price, state.target, state.solver.hints))
+    solver, policy = state.solver, state.solver.scheduler.splits
+    return state.with_graph(split_reductions(laid, solver.price, state.target, policy, solver.hints))
 
 
 def _partition(state: State) -> State:

@@ -34,7 +34,7 @@ from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.data_masks.block_lists import BlockList, Cut, block_list, cuts, with_list
 from tilewright.rewrite.data_masks.find import Mask, masks
 from tilewright.rewrite.split.policy import fastest
-from tilewright.rewrite.split.reduction import split_reduction
+from tilewright.rewrite.split.reduction import list_splits
 from tilewright.tuning.thresholds import MASKS
 
 from .solver import Solver
@@ -157,10 +157,8 @@ class _Windows:
 
     def in_fastest_parts(self, ops: tuple[Op, ...]) -> list[tuple[Op, ...]]:
         """Reductions as one kernel, or as two that reduce in parts, if that is modelled as faster."""
-        halves = [
-            split_reduction(op, self.fresh + k, self.solver.target, self.solver.hints)
-            for k, op in enumerate(ops)
-        ]
+        target, policy, hints = self.solver.target, self.solver.scheduler.splits, self.solver.hints
+        halves = [list_splits(op, self.fresh + k, target, policy, hints) for k, op in enumerate(ops)]
         self.fresh += len(ops)
         pairs = [list(zip(*both, strict=True)) for both in zip(*halves, strict=True)]
         ways = ((pair, sum(map(self.seconds, pair))) for pair in pairs)

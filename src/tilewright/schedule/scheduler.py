@@ -11,6 +11,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
 from tilewright.ir.program import TileProgram
 from tilewright.ir.schedule import Schedule
+from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.target import Target
 
 from .table import Tuning
@@ -62,6 +63,8 @@ class Scheduler(Protocol):
     """Kernels cost the same that differ in where they begin by a multiple of so many elements."""
     follows_lists: bool
     """Whether loops by lists of tiles may pay: a jump over a tile is dear."""
+    splits: SplitPolicy
+    """When reductions are taken in parts."""
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """The schedule of a form. Raises IllegalSchedule."""

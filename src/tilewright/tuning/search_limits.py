@@ -169,6 +169,8 @@ class PartCounts:
     little to merge. The number is the same whatever the sizes are, so that a block holds all parts of a column."""
     of_reductions: tuple[int, ...] = (4, 16, 64, 256, 1024)
     """Numbers of parts of a reduction that are tried on a machine whose cores run many blocks at once."""
+    for_few_cores: tuple[int, ...] = (4, 8, 16, 32, 64)
+    """The same where each core runs one thread."""
 
 
 CASCADE_PARTS = PartCounts()

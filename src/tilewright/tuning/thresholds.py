@@ -121,18 +121,19 @@ SPLIT_MOMENTS = load(MomentThresholds, "split_moments")
 
 
 @dataclass(frozen=True, slots=True)
-class ReductionThresholds:
-    """When a reduction over much with few results becomes two."""
+class SplitThresholds:
+    """When a reduction over much with few results becomes two, on a kind of processor."""
 
-    few_cores_min_reduced_elements: int
     min_axis_extent: int
-    few_cores_max_parts: int
     min_part_elements: int
+    min_part_extent: int
+    max_results: int
     part_multiple: int
     min_gain_of_waiting_ratio: float
 
 
-SPLIT_REDUCTIONS = load(ReductionThresholds, "split_reductions")
+CPU_SPLITS = load(SplitThresholds, "cpu_splits")
+GPU_SPLITS = load(SplitThresholds, "gpu_splits")
 
 
 @dataclass(frozen=True, slots=True)

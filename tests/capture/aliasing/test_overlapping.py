@@ -99,3 +99,33 @@ def test_what_is_only_read_is_compiled(steps: Callable[[Tensor, Tensor], Tensor]
     torch.testing.assert_close(
         torch.compile(steps, backend="tilewright", fullgraph=True)(h, rows), steps(h, rows)
     )
+
+
+def in_windows_with_gaps(x: Tensor) -> Tensor:
+    x.unfold(0, 2, 3).mul_(2)
+    return x + 1
+
+
+def in_windows_of_all(x: Tensor) -> Tensor:
+    x.unfold(0, 2, 2).mul_(2)
+    return x + 1
+
+
+class Module(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return in_windows_with_gaps(x)
+
+
+def test_what_no_window_holds_stays_as_it_is() -> None:
+    """Torch takes it for zeros when it makes the write functional."""
+    tilewright.reset()
+    for count, f in ((1, in_windows_with_gaps), (1, in_windows_of_all)):
+        given, x = torch.arange(8.0), torch.arange(8.0)
+        torch.testing.assert_close(torch.compile(f, backend="tilewright")(given), f(x))
+        torch.testing.assert_close(given, x)
+        assert tilewright.stats().fallbacks == count
+
+
+def test_an_exported_program_that_writes_so_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="windows that leave elements out"):
+        tilewright.compile(torch.export.export(Module(), (torch.arange(8.0),)))

@@ -85,7 +85,8 @@ def test_sums_of_unknown_length_have_two_levels_and_no_masked_states(tmp_path: P
     graph = capture(case, True)
     hints = SizeHints(sizes_of(graph, [x.numpy() for x in case.inputs()]))
     solver = Solver(HOPPER, Options(), hints=hints)
-    cover = partition(split_reductions(graph, solver.price, HOPPER, hints), solver.price, hints)
+    split = split_reductions(graph, solver.price, HOPPER, solver.scheduler.splits, hints)
+    cover = partition(split, solver.price, hints)
     solved = [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]
     assert len(solved) == 2
     program = solved[0].program

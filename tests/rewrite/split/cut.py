@@ -34,5 +34,6 @@ def kernels(case: Case, dynamic: bool = False) -> tuple[Graph, list[Scheduled]]:
     graph = capture(case, dynamic)
     hints = SizeHints(sizes_of(graph, [t.numpy() for t in case.inputs()]) if dynamic else {})
     solver = Solver(HOPPER, Options(), hints=hints)
-    cover = partition(split_reductions(graph, solver.price, HOPPER, hints), solver.price, hints)
+    split = split_reductions(graph, solver.price, HOPPER, solver.scheduler.splits, hints)
+    cover = partition(split, solver.price, hints)
     return graph, [solver.solve(s, cover.layouts) for s in cover.steps if isinstance(s, Kernel)]

@@ -29,10 +29,11 @@ from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.partition.cover import partition
 from tilewright.rewrite.split import moments
+from tilewright.rewrite.split.merge_laws import moments_of_chunks
 from tilewright.schedule.solver import Solver
 from tilewright.tuning.thresholds import ROW_CHUNKS
 
-OF_CHUNKS = moments.moments_of_chunks(f32)
+OF_CHUNKS = moments_of_chunks(f32)
 
 
 def constant(value: float) -> np.ndarray:

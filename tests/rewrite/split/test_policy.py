@@ -12,7 +12,7 @@ from tilewright.ir.expr import Axis, axis, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.sizes import dims
-from tilewright.rewrite.split.cut import Cut
+from tilewright.rewrite.split.parts import Cut
 from tilewright.rewrite.split.policy import fastest, part_counts, seconds_of
 
 KERNEL = Kernel((), (Value(0, (dims.integer(4),), f32),))

@@ -16,9 +16,11 @@ from tilewright.interp import FLOATS, run_program
 from tilewright.ir.dtype import DType, f32, f64
 from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Kernel
+from tilewright.ir.sizes import dims
 from tilewright.options import Options
-from tilewright.rewrite.split.reduction import split_reduction
+from tilewright.rewrite.split.reduction import list_splits
 from tilewright.rewrite.split.seen_reads import Inside
+from tilewright.schedule.schedulers import scheduler_of
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS, Target
 
@@ -30,7 +32,9 @@ def halves(case: Case, target: Target) -> tuple[Graph, Op, Op]:
     """The sum of a program in two steps."""
     graph = capture(case, False)
     (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
-    return graph, *split_reduction(op, 1000, target, NO_HINTS, Inside(graph, NO_HINTS))[0]
+    return graph, *list_splits(
+        op, 1000, target, scheduler_of(target).splits, NO_HINTS, Inside(graph, NO_HINTS)
+    )[0]
 
 
 def in_steps(case: Case, x: Tensor) -> np.ndarray:
@@ -87,3 +91,27 @@ def test_products_in_parts_stay_products() -> None:
 def test_a_machine_with_slow_doubles_keeps_singles() -> None:
     _, first, _ = halves(Case("sum", lambda x: x.sum(), ((1 << 16,),)), PRESETS["x86-64-v4"])
     assert first.outputs[0].dtype is f32
+
+
+@pytest.mark.parametrize(
+    ("machine", "shape", "counts"),
+    [
+        ("x86-64-v4", (1 << 14,), [4]),
+        ("x86-64-v4", ((1 << 14) - 1,), []),
+        ("x86-64-v4", (1 << 20,), [64]),
+        ("x86-64-v4", (63, 1 << 14), [4]),
+        ("x86-64-v4", (64, 1 << 14), []),
+        ("sm_90", (1 << 12,), [4, 16, 64]),
+        ("sm_90", (4096, 256), [4]),
+        ("sm_90", (255,), []),
+    ],
+)
+def test_a_scheduler_says_which_parts_are_tried(
+    machine: str, shape: tuple[int, ...], counts: list[int]
+) -> None:
+    """Few cores take the most parts that leave each enough, many blocks any number of them."""
+    target = PRESETS[machine]
+    graph = capture(Case("sum", lambda x: x.sum(-1), (shape,)), False)
+    (op,) = (o for o in graph.ops if o.expr is not None and o.expr.reduction is not None)
+    found = list_splits(op, 1000, target, scheduler_of(target).splits, NO_HINTS)
+    assert [dims.static(part.output.shape[0]) for part, _ in found] == counts

@@ -22,7 +22,7 @@ from tilewright.ir.schedule import Schedule
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
 from tilewright.options import Options
-from tilewright.rewrite.split.reduction import split_reduction
+from tilewright.rewrite.split.reduction import list_splits
 from tilewright.runtime.cuda.kernels import usual
 from tilewright.schedule.gpu.blocks import fit_tile
 from tilewright.schedule.solver import Solver
@@ -117,8 +117,8 @@ def test_argmax_in_parts_finds_the_first_place(rows: int) -> None:
     x = torch.randn(2, 4096)
     x[0, [3000, 3500]] = 9.0
     x[1, [2900 + rows, 4000]] = float("nan")
-    first, second = split_reduction(op, 1000, PRESETS["sm_90"], NO_HINTS)[0]
     solver = Solver(PRESETS["sm_90"], Options())
+    first, second = list_splits(op, 1000, solver.target, solver.scheduler.splits, NO_HINTS)[0]
     parts = solver.solve(Kernel((first,), first.outputs), graph.layouts)
     held = run_program(parts.program, [x.numpy(), None, None], {}, FLOATS)
     whole = solver.solve(Kernel((second,), second.outputs), graph.layouts)

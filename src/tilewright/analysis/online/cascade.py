@@ -42,7 +42,7 @@ def cascade(links: Sequence[Link]) -> Reduction:
         if x.law is None:
             merged.append(x.reduction.merged(a[k : k + 1], b[k : k + 1])[0])
             continue
-        sides = [[_brought(x, x.law, links, side, merged)] for side in (a, b)]
+        sides = [[_side(x, x.law, side, merged)] for side in (a, b)]
         merged.append(x.reduction.merged(*sides)[0])
     finish = tuple(_defined(x, s, a) for x, s in zip(links, a, strict=True))
     name = "cascade of " + ", ".join(x.reduction.name for x in links)
@@ -61,18 +61,25 @@ def part_body(link: Link, links: Sequence[Link], body: Expr, own: Mapping[Expr, 
     return substitute(body, table)
 
 
-def _brought(x: Link, law: Law, links: Sequence[Link], side: Sequence[Expr], joint: Sequence[Expr]) -> Expr:
-    """The state of `x` in a part, with the statistics of both parts."""
+def brought(
+    law: Law, states: Sequence[Expr], before: Sequence[Expr], after: Sequence[Expr],
+    counts: tuple[Expr | None, Expr | None] = (None, None), whole: Expr | None = None,
+) -> Expr:  # fmt: skip
+    """The first of the `states` of a part, whose statistics had the states `before`, where these are `after`. For
+    means: how many elements were `counts`, before and after, of the `whole` number."""
     gaps: list[Expr] = []
-    for number, (g, k) in enumerate(zip(law.statistics, x.statistics, strict=True)):
-        ends: list[Expr] = []
-        for states in (side, joint):
-            count = None if x.count is None else states[x.count]
-            raw = states is side and g.through is g.leaf
-            seen = states[k] if raw else shown(g, states[k], count, x.whole)
-            ends.append(substitute(g.through, {g.leaf: seen}))
-        gaps.append(gap(g, side[k], ends[0], ends[1], law.falls(number)))
-    return law.rescaled(0, [side[k] for k in x.states], gaps)
+    for k, (g, old, new) in enumerate(zip(law.statistics, before, after, strict=True)):
+        seen = old if g.through is g.leaf else shown(g, old, counts[0], whole)
+        was, now = (substitute(g.through, {g.leaf: x}) for x in (seen, shown(g, new, counts[1], whole)))
+        gaps.append(gap(g, old, was, now, law.falls(k)))
+    return law.rescaled(0, states, gaps)
+
+
+def _side(x: Link, law: Law, side: Sequence[Expr], joint: Sequence[Expr]) -> Expr:
+    """The state of `x` in a part, with the statistics of both parts."""
+    before, after = ([states[k] for k in x.statistics] for states in (side, joint))
+    counts = (None, None) if x.count is None else (side[x.count], joint[x.count])
+    return brought(law, [side[k] for k in x.states], before, after, counts, x.whole)
 
 
 def _defined(x: Link, state: Expr, states: Sequence[Expr]) -> Expr:

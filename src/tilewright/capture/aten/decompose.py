@@ -133,6 +133,25 @@ def kept_whole() -> Generator[None]:
             _forget(overload)
 
 
+@contextmanager
+def undropped() -> Generator[None]:
+    """While active, tracing takes dropout that drops nothing for its operand itself, which it is in eager mode. Torch's
+    Python kernel makes a copy, which a later write into either of the two would not reach."""
+    overload = torch.ops.aten.dropout.default
+    kernels = {k: overload.py_kernels[k] for k in _KEYS if k in overload.py_kernels}
+    overload.py_kernels.update(dict.fromkeys(kernels, _dropout))
+    _forget(overload)
+    try:
+        yield
+    finally:
+        overload.py_kernels.update(kernels)
+        _forget(overload)
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    return torch.ops.aten.native_dropout(x, p, train)[0] if train and p else x
+
+
 @cache
 def _gradients() -> tuple[OpOverload, ...]:
     """The backward passes of resampling ops of which torch knows the result's form for constant sizes alone."""

@@ -25,11 +25,12 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tilewright.capture.aliasing.bodies import copy_what_bodies_leave
 from tilewright.capture.aliasing.negated import around_negated, around_zeros, in_memory
 from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import told_apart
-from tilewright.capture.aten import decompositions, kept_whole
+from tilewright.capture.aten import decompositions, kept_whole, undropped
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
@@ -116,6 +117,7 @@ def through_autograd(
     effects = not _free_of_effects()
     as_given, example_inputs = example_inputs, list(map(in_memory, example_inputs))
     refuse_overlapping_writes(gm)
+    copy_what_bodies_leave(gm)
     lay_masks(gm)
     loops = roll_loops(gm)
     given = [*_held(gm), *example_inputs]
@@ -144,7 +146,7 @@ def through_autograd(
         return compile_one
 
     def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
-        with kept_whole(), recurrent_loops(), mended_scans(), _whole_tangents(graph):
+        with kept_whole(), undropped(), recurrent_loops(), mended_scans(), _whole_tangents(graph):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),

@@ -30,8 +30,8 @@ FILLS = (torch.full, torch.full_like, "new_full")
 
 
 def val_of(node: fx.Node) -> object:
-    """What stands for the value of a node while torch captures."""
-    return node.meta.get("example_value")
+    """What stands for the value of a node while torch captures, or in an exported program."""
+    return node.meta["example_value"] if "example_value" in node.meta else node.meta.get("val")
 
 
 @dataclass(frozen=True, slots=True)

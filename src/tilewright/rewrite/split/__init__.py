@@ -2,7 +2,7 @@
 
     sum over r of x(i, r) = sum over p of (sum over r in part p of x(i, r))
 
-For one reduction (`reduction`), for a mean and its squares (`moments`), for several that wait for each other
-(`cascades`, `cascade_parts`). The merge comes from the state of the reduction. All are cut alike (`cut`), in as many
-parts as one policy finds fastest (`policy`).
+Which: one reduction (`reduction`), a mean and its squares (`moments`, of columns in `row_chunks`), several that wait
+for each other (`cascades`, `cascade_parts`), in as many parts as one policy finds fastest (`policy`). How: `parts`. The
+merge comes from the state of the reduction (`merge_laws`).
 """

@@ -1,14 +1,15 @@
-"""Cascades along one axis in parts that run side by side: few rows with much to fold give every core work.
+"""Cascades along one axis in parts that run side by side: few rows with much to reduce give every core work.
 
     r = (+) over j of a(c_j),  t = (x) over j of g(r, c_j)          j = p * Q + q
  => r_p, t_p the same over q, by part p
     r = (+) over p of r_p,  t = (x) over p of M(r_p, r) t_p
 
 M is the rescaling of the online law (Milakov and Gimelshein 2018 for softmax; Flash-Decoding, Dao et al. 2023). What
-lies between a fold and what it reads is computed per part too. Parts are merged in index order.
+lies between a reduction and what it reads is computed per part too. Parts are merged in index order.
 
 Where elements along the axis are results themselves (of few queries, what each key receives), they are made of the
-complete results and of the products in front of the folds, which the parts leave behind: nothing is multiplied twice.
+complete results and of the products in front of the reductions, which the parts leave behind: nothing is multiplied
+twice.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from tilewright.analysis.online.cascade import brought
 from tilewright.analysis.online.find_cascades import Cascade, NotApart, operand_of
 from tilewright.analysis.online.law import Law, derive
-from tilewright.analysis.online.running import Upstream, empty, gap, shown
+from tilewright.analysis.online.running import Upstream, empty, shown
+from tilewright.analysis.online.terms import RunningStatistic
 from tilewright.ir.expr import (
     Axis,
     Expr,
     axes_of,
     axis,
-    call,
     cast,
     const,
     make,
@@ -42,17 +44,18 @@ from tilewright.ir.sizes import dims
 from tilewright.ir.tensor import TensorExpr, output_axes
 from tilewright.rewrite.normal.normalise import normalise
 
-from .cut import Cut
+from .merge_laws import law_of
+from .parts import Bring, Cut, Parts, split_reduction
 
 
 def split_cascade(
     region: Graph, cascade: Cascade, parts: int, even: int = 1
 ) -> tuple[Graph, frozenset[Value]] | None:
-    """The region with the folds of a cascade in so many parts, which begin at multiples of `even` elements; and what
-    the parts leave behind: states of folds, and products of which elements are made that leave the region. None if some
-    fold cannot follow those that it reads."""
+    """The region with the reductions of a cascade in so many parts, which begin at multiples of `even` elements; and
+    what the parts leave behind: states, and products of which elements are made that leave the region. None if some
+    reduction cannot follow those that it reads."""
     try:
-        made = _Parts(region, cascade, parts, even)
+        made = _CascadeParts(region, cascade, parts, even)
         graph = normalise(made.graph())
     except NotApart:
         return None
@@ -62,8 +65,8 @@ def split_cascade(
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
-    """How a fold follows others: by `state` (an op that makes the law's only state), beside `statistic` if there is
-    one; `finish` makes its result of the state (operand 0) and complete results."""
+    """How a reduction follows others: by `state` (an op that makes the law's only state), beside `statistic` if there
+    is one; `finish` makes its result of the state (operand 0) and complete results."""
 
     state: Op
     law: Law
@@ -71,9 +74,9 @@ class _Follower:
     finish: Op | None
 
 
-class _Parts:
+class _CascadeParts:
     """Writes the region with a cascade in parts: `made` are the values of the parts as others see them, `states` those
-    of the folds as they are merged, `left` those of the `borders`."""
+    of the reductions as they are merged, `left` those of the `borders`."""
 
     def __init__(self, region: Graph, cascade: Cascade, parts: int, even: int) -> None:
         self.borders = _borders(region, cascade)
@@ -86,17 +89,17 @@ class _Parts:
         self.states: dict[Value, Value] = {}
         self.left: dict[Value, Value] = {}
         self.ops: list[Op] = []
-        self.fresh = 1 + max(v.id for op in region.ops for v in (*op.inputs, *op.outputs))
+        self.fresh = region.fresh_id()
         laws = _Laws(region, cascade)
-        self.followers = {f: laws.follower(f) for f in cascade.reductions}
-        self.shown = {x.statistic for x in self.followers.values() if x is not None and _raw(x.law)}
+        self.followers = {op: laws.follower(op) for op in cascade.reductions}
+        self.shown = {x.statistic: g for x in self.followers.values() if x is not None for g in _raw(x.law)}
 
     def graph(self) -> Graph:
         later: set[Value] = set()
         for op in self.region.ops:
             assert op.expr is not None
             if op in self.cascade.reductions:
-                self.fold(op, self.cascade.reductions[op])
+                self.split(op, self.cascade.reductions[op])
                 later |= set(op.outputs)
             elif op.output in self.cascade.along:
                 self.part(op, op.expr, op.expr.axes[self.cascade.along[op.output]])
@@ -160,55 +163,45 @@ class _Parts:
 
         return substitute(transform(body, visit), table)
 
-    # -- folds
+    # -- reductions
 
-    def fold(self, op: Op, a: Axis) -> None:
-        """The fold by parts, and the fold of the parts."""
+    def split(self, op: Op, a: Axis) -> None:
+        """The reduction of each part, and what merges them, each brought to the statistic of all."""
         follower = self.followers[op]
         state = op if follower is None else follower.state
         expr = state.expr
         assert expr is not None and expr.reduction is not None
         body = tuple(self.moved(state, b, a) for b in expr.body)
-        if self.inside is not None:
-            body = tuple(
-                _guarded(self.inside, b, n) for b, n in zip(body, expr.reduction.identity, strict=True)
-            )
-        only = replace(expr.reduction, finish=(slot("a", 0, expr.reduction.state[0]),))
-        made = TensorExpr((self.p, *expr.axes), body, (self.q,), only)
-        part = self.emit(op, op.name, self.inputs(state), made)
+        parts = Parts(expr.axes, (self.p,), (self.q,), self.inside)
+        beside, bring = self.statistic(follower)
+        each, whole = split_reduction(body, parts, law_of(expr.reduction), bring, factors=True)
+        part = self.emit(op, op.name, self.inputs(state), each)
         self.states[op.output] = self.made[op.output] = part
         if op.output in self.shown:
-            own = _own(part)
-            seen = where(_nothing(own, expr.reduction.combiner), const(0, part.dtype), own)
-            self.made[op.output] = self.emit(
-                op, "shown", (part,), TensorExpr(output_axes(part.shape), (seen,))
-            )
-        self.merge(op, part, follower)
-
-    def merge(self, op: Op, part: Value, follower: _Follower | None) -> None:
-        """The fold of the parts, each brought to the statistic of all."""
-        expr = op.expr if follower is None else follower.state.expr
-        assert expr is not None
-        body = own = read(0, (axis(self.p), *map(position, expr.axes)), part.dtype)
-        inputs = (part,)
-        if follower is not None and follower.statistic is not None:
-            states = self.states[follower.statistic]
-            inputs = (part, states, follower.statistic)
-            place = follower.law.statistics[0].leaf.args
-            before = read(1, (axis(self.p), *place), states.dtype)
-            body = _brought(follower.law, own, before, read(2, place, states.dtype))
-        whole = TensorExpr(expr.axes, (body,), (self.p,), expr.reduction)
-        finish = None if follower is None else follower.finish
-        if finish is None:
+            axes = output_axes(part.shape)
+            own = read(0, tuple(map(position, axes)), part.dtype)
+            seen = TensorExpr(axes, (shown(self.shown[op.output], own, None, None),))
+            self.made[op.output] = self.emit(op, "shown", (part,), seen)
+        inputs = (part, *beside)
+        if follower is None or follower.finish is None:
             self.ops.append(Op(op.name, inputs, op.outputs, expr=whole, origin=op.origin))
             return
         total = self.emit(op, op.name, inputs, whole)
-        self.ops.append(replace(finish, inputs=(total, *finish.inputs[1:])))
+        self.ops.append(replace(follower.finish, inputs=(total, *follower.finish.inputs[1:])))
+
+    def statistic(self, follower: _Follower | None) -> tuple[tuple[Value, ...], Bring]:
+        """The statistic of a part and of all, and what brings states from one to the other."""
+        if follower is None or follower.statistic is None:
+            return (), tuple
+        law, whole = follower.law, follower.statistic
+        part, place = self.states[whole], law.statistics[0].leaf.args
+        before, after = read(1, (axis(self.p), *place), part.dtype), read(2, place, part.dtype)
+        return (part, whole), lambda states: (brought(law, states, (before,), (after,)),)
 
 
 def _borders(region: Graph, cascade: Cascade) -> frozenset[Value]:
-    """Folds over other axes from which values along the cascade's axis are made that leave the region; rounded, where
-    that is how all readers see them. Raises NotApart if one has more elements than any value that leaves."""
+    """Reductions over other axes from which values along the cascade's axis are made that leave the region; rounded,
+    where that is how all readers see them. Raises NotApart if one has more elements than any value that leaves."""
     producer, consumers = region.producer(), region.consumers()
     found: set[Value] = set()
     kept = [v for v in region.kept() if v in cascade.along]
@@ -244,45 +237,16 @@ def _rounded(region: Graph, values: Collection[Value]) -> Graph:
     return region.with_ops([change(op) for op in region.ops])
 
 
-def _guarded(inside: Expr, body: Expr, neutral: Expr) -> Expr:
-    """`body` where `inside` holds, else `neutral`; the factors of a product one by one, so that it stays one."""
-    if body.op == "mul" and neutral.value == 0:
-        return call("mul", *(_guarded(inside, f, neutral) for f in body.args))
-    if body.op == "where" and body.args[0] is inside:
-        return body
-    return where(inside, body, neutral)
-
-
-def _own(v: Value) -> Expr:
-    """A value's own element where an op has its shape."""
-    return read(0, tuple(map(position, output_axes(v.shape))), v.dtype)
-
-
-def _nothing(state: Expr, combiner: str | None) -> Expr:
-    """Whether an extreme has seen nothing but its identity."""
-    return call("eq", state, const(-math.inf if combiner == "maximum" else math.inf, state.dtype))
-
-
-def _brought(law: Law, own: Expr, before: Expr, after: Expr) -> Expr:
-    """The state `own`, whose statistic stood at `before`, where it stands at `after`."""
-    gaps: list[Expr] = []
-    for k, g in enumerate(law.statistics):
-        old = substitute(g.through, {g.leaf: before})
-        new = substitute(g.through, {g.leaf: shown(g, after, None, None)})
-        gaps.append(gap(g, before, old, new, law.falls(k)))
-    return law.rescaled(0, [own], gaps)
-
-
 class _Laws:
-    """The online law of folds, their bodies taken down to what they read of folds and of memory."""
+    """The online law of reductions, their bodies taken down to what they read of reductions and of memory."""
 
     def __init__(self, region: Graph, cascade: Cascade) -> None:
         self.producer = region.producer()
-        self.folds = {f.output: (f, a) for f, a in cascade.reductions.items()}
+        self.members = {op.output: (op, a) for op, a in cascade.reductions.items()}
         self.values = {v.id: v for op in region.ops for v in (*op.inputs, *op.outputs)}
 
     def follower(self, op: Op) -> _Follower | None:
-        """How a fold of the cascade follows others; None if it reads none. Raises NotApart if it cannot."""
+        """How a reduction of the cascade follows others; None if it reads none. Raises NotApart if it cannot."""
         assert op.expr is not None and op.expr.reduction is not None
         body = self.composed(op, op.expr.body[0])
         leaves = [x for x in dict.fromkeys(walk(body)) if self.member(x) is not None]
@@ -305,7 +269,7 @@ class _Laws:
     def upstream(self, leaf: Expr, r: Axis) -> Upstream:
         value = self.member(leaf)
         assert value is not None
-        first, a = self.folds[value]
+        first, a = self.members[value]
         assert first.expr is not None and first.expr.reduction is not None
         table = {axis(b): x for b, x in zip(first.expr.axes, leaf.args, strict=True)} | {axis(a): axis(r)}
         own = substitute(self.composed(first, first.expr.body[0]), table)
@@ -343,8 +307,8 @@ class _Laws:
         return replace(op, inputs=tuple(inputs), expr=replace(expr, body=changed))
 
     def member(self, leaf: Expr) -> Value | None:
-        """The fold of the cascade whose result a leaf is."""
-        return next((v for v in self.folds if leaf.op == "value" and leaf.value == (v.id, 0)), None)
+        """The reduction of the cascade whose result a leaf is."""
+        return next((v for v in self.members if leaf.op == "value" and leaf.value == (v.id, 0)), None)
 
     def composed(self, op: Op, body: Expr) -> Expr:
         """`body` with what pointwise ops make put in."""
@@ -365,6 +329,6 @@ class _Laws:
         return transform(body, visit)
 
 
-def _raw(law: Law) -> bool:
-    """Whether the statistic is read as it is, infinite where there is nothing."""
-    return any(g.through is g.leaf for g in law.statistics)
+def _raw(law: Law) -> list[RunningStatistic]:
+    """The statistics that are read as they are, infinite where there is nothing."""
+    return [g for g in law.statistics if g.through is g.leaf]

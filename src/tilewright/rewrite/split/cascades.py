@@ -1,4 +1,4 @@
-"""Folds that wait for each other, of few rows over much, together in parts that run side by side.
+"""Reductions that wait for each other, of few rows over much, together in parts that run side by side.
 
 A softmax over a long row is a maximum and a sum that waits for it. Split each on its own, they read the row twice and
 keep what lies between; in parts that have a maximum of their own, both run in one pass (`rewrite.split.cascade_parts`
@@ -8,7 +8,6 @@ made of: then nothing along the row has to be kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,24 +25,21 @@ from tilewright.tuning.search_limits import CASCADE_PARTS
 from tilewright.tuning.thresholds import SPLIT_CASCADES
 
 from .cascade_parts import split_cascade
-from .policy import fastest, part_counts, seconds_of
+from .policy import fastest_split, part_counts
 
 
 def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> tuple[Graph, frozenset[Op]]:
-    """The graph with folds that wait for each other in parts where that is modelled as faster, and the ops that are
-    new. Rows that keep many of the `cores` busy are left alone."""
-    if not any(_waits(op, graph.producer()) for op in graph.ops):
+    """The graph with reductions that wait for each other in parts where that is modelled as faster, and the ops that
+    are new. Rows that keep many of the `cores` busy are left alone."""
+    if not waiting_reductions(graph):
         return graph, frozenset()
     found = _read_where_made(graph, hints)
-    fresh = 1 + max((v.id for op in found.ops for v in (*op.inputs, *op.outputs)), default=0)
+    fresh = found.fresh_id()
+    few = cores // SPLIT_CASCADES.min_cores_per_row
     made: set[Op] = set()
     for op in reversed(found.ops):
-        region = _region(found, op)
-        parts = (
-            _fastest(region, price, cores // SPLIT_CASCADES.min_cores_per_row, hints)
-            if region is not None and op not in made
-            else None
-        )
+        region = None if op in made else _region(found, op)
+        parts = None if region is None else _fastest(region, price, few, hints)
         if region is None or parts is None:
             continue
         ops = _numbered(parts, region, fresh)
@@ -54,26 +50,39 @@ def split_cascades(graph: Graph, price: Price, cores: int, hints: SizeHints) -> 
     return (found, frozenset(made)) if made else (graph, frozenset())
 
 
-def _waits(op: Op, producer: Mapping[Value, Op]) -> bool:
-    """Whether a fold reads, through pointwise ops, another one over as many elements with as many results."""
-    if not _is_fold(op):
-        return False
-    return any(_is_fold(o) and o is not op for o in _behind(op, producer))
+def waiting_reductions(graph: Graph) -> frozenset[Op]:
+    """The reductions that wait for one over as many elements with as many results, through pointwise ops, and those
+    that are waited for."""
+    before: dict[Value, frozenset[Op]] = {}
+    found: set[Op] = set()
+    for op in graph.ops:
+        if op.expr is None:
+            continue
+        behind = frozenset[Op]().union(*(before.get(v, frozenset()) for v in op.inputs))
+        if op.expr.reduction is not None:
+            same = {o for o in behind if _are_alike(o, op)}
+            found |= same | ({op} if same else set())
+            behind = frozenset({op})
+        before |= dict.fromkeys(op.outputs, behind)
+    return frozenset(found)
 
 
-def _is_fold(op: Op) -> bool:
+def _is_reduction(op: Op) -> bool:
     return op.expr is not None and op.expr.reduction is not None and op.expr.scan is None
 
 
-def extents(fold: Op) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-    """How far a fold goes, and its results."""
-    assert fold.expr is not None
-    kept = tuple(n for n in fold.expr.shape if n is not dims.ONE)
-    return tuple(a.extent for a in fold.expr.reduce), kept
+def _are_alike(a: Op, b: Op) -> bool:
+    """Whether two reductions are over as many elements with as many results."""
+
+    def extents(op: Op) -> tuple[list[Expr], list[Expr]]:
+        assert op.expr is not None
+        return [r.extent for r in op.expr.reduce], [n for n in op.expr.shape if n is not dims.ONE]
+
+    return extents(a) == extents(b)
 
 
 def _behind(op: Op, producer: Mapping[Value, Op]) -> set[Op]:
-    """A fold, the folds like it that it waits for, and the pointwise ops that lead to them."""
+    """A reduction, those like it that it waits for, and the pointwise ops that lead to them."""
     seen = {op}
     todo = [op]
     while todo:
@@ -81,18 +90,19 @@ def _behind(op: Op, producer: Mapping[Value, Op]) -> set[Op]:
             o = producer.get(v)
             if o is None or o in seen or o.expr is None or o.kernel >= 0:
                 continue
-            if o.expr.is_pointwise or (_is_fold(o) and extents(o) == extents(op)):
+            if o.expr.is_pointwise or (_is_reduction(o) and _are_alike(o, op)):
                 seen.add(o)
                 todo.append(o)
     return seen
 
 
 def _region(graph: Graph, op: Op) -> Graph | None:
-    """The folds that `op` waits for and itself, with what leads to them, as a graph; None if it waits for none."""
-    producer = graph.producer()
-    if not _waits(op, producer):
+    """The reductions that `op` waits for and itself, with what leads to them, as a graph; None if it waits for none."""
+    if not _is_reduction(op):
         return None
-    inside = _behind(op, producer)
+    inside = _behind(op, graph.producer())
+    if not any(_is_reduction(o) for o in inside if o is not op):
+        return None
     ops = [o for o in graph.ops if o in inside]
     made = {v for o in ops for v in o.outputs}
     outside = {v for o in graph.ops if o not in inside for v in o.inputs} | graph.kept()
@@ -103,11 +113,11 @@ def _region(graph: Graph, op: Op) -> Graph | None:
 
 
 def _with_rows_made(region: Graph) -> Graph:
-    """The region in which folds of its inputs read copies of them, which other kernels never see: a cascade is found by
-    the values that its folds share."""
-    folded = dict.fromkeys(v for op in region.ops if _is_fold(op) for v in op.inputs if v in region.inputs)
-    last = max((v.id for op in region.ops for v in (*op.inputs, *op.outputs)), default=0)
-    same = {v: Value(last + 1 + k, v.shape, v.dtype) for k, v in enumerate(folded)}
+    """The region in which reductions of its inputs read copies of them, which other kernels never see: a cascade is
+    found by the values that its reductions share."""
+    reductions = [op for op in region.ops if _is_reduction(op)]
+    reduced = dict.fromkeys(v for op in reductions for v in op.inputs if v in region.inputs)
+    same = {v: Value(region.fresh_id() + k, v.shape, v.dtype) for k, v in enumerate(reduced)}
     copies = [
         Op("copy", (v,), (made,), expr=TensorExpr(axes, (read(0, tuple(map(position, axes)), v.dtype),)))
         for v, made in same.items()
@@ -123,14 +133,12 @@ def _fastest(region: Graph, price: Price, few: int, hints: SizeHints) -> Graph |
         return None
     if region.kept() & set(found[0].along):
         return None  # all elements would be made again, of what is brought again
-    whole = seconds_of([Kernel(region.ops, _owed(region))], region.layouts, price)
-    if whole == math.inf:
-        return None
     extent = hints.estimate(found[0].extent)
     counts = part_counts(CASCADE_PARTS.of_long_rows, extent, SPLIT_CASCADES.min_part_elements)
-    made = [split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts]
-    ways = ((m[0], seconds_of(_kernels(*m), region.layouts, price)) for m in made if m is not None)
-    return fastest(ways, whole / SPLIT_CASCADES.min_gain_ratio)
+    made = (split_cascade(region, found[0], n, SPLIT_CASCADES.part_multiple) for n in counts)
+    ways = ((m[0], _kernels(*m)) for m in made if m is not None)
+    whole = Kernel(region.ops, _owed(region))
+    return fastest_split(whole, ways, region.layouts, price, SPLIT_CASCADES.min_gain_ratio)
 
 
 def _owed(region: Graph) -> tuple[Value, ...]:

@@ -1,186 +1,114 @@
-"""The role *split*, as a rewrite: a fold over much with few results becomes two, so that its parts run side by side.
+"""The role *split*, as a rewrite: a reduction over much with few results becomes two, so that its parts run side by
+side (`parts` has the law).
 
-    s[i] = sum over r < N of f(i, r)
- => t[p, i] = sum over q < Q of (f(i, p*Q + q) where p*Q + q < N)        Q = ceil(N / P)
-    s[i] = sum over p < P of t[p, i]
-
-Where many threads share a grid point, neighbouring axes that are one in memory are folded as one: r above. The parts
-are merged in index order, and P follows from the sizes alone, so the result does not depend on threads.
+Where many threads share a grid point, neighbouring axes that are one in memory are reduced as one. How many parts
+there are follows from the sizes alone, and they are merged in index order, so the result does not depend on threads.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.ir.expr import Axis, Expr, axis, read, slot, substitute, walk, where
-from tilewright.ir.graph import Graph, Layout, Op, Value
+from tilewright.ir.expr import Expr, axis, substitute
+from tilewright.ir.graph import Graph, Op
 from tilewright.ir.kernel import Kernel, Price
-from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes import dims
-from tilewright.ir.sizes.rounding import last_power_of_two
 from tilewright.ir.tensor import TensorExpr
 from tilewright.target import Target
-from tilewright.tuning.search_limits import CASCADE_PARTS
-from tilewright.tuning.thresholds import SPLIT_REDUCTIONS
 
-from .cascades import extents, split_cascades
-from .cut import Cut
+from .cascades import split_cascades, waiting_reductions
+from .merge_laws import IN_WIDE_PARTS, MergeLaw, has_neutral, law_of, may_cancel
 from .moments import split_moments
-from .policy import fastest, part_counts, seconds_of
+from .parts import Cut, Parts, split_reduction
+from .policy import SplitPolicy, fastest_split, part_counts, seconds_of
 from .seen_reads import Inside, joined_axes
-from .wide_parts import may_cancel, with_wide_parts
 
 
-def split_reductions(graph: Graph, price: Price, target: Target, hints: SizeHints) -> Graph:
-    """Split each fold whose two kernels are modelled as faster than one; where many threads share a grid point, a mean
-    and the squares of the distances from it together."""
+def split_reductions(
+    graph: Graph, price: Price, target: Target, policy: SplitPolicy, hints: SizeHints
+) -> Graph:
+    """Split each reduction whose two kernels are modelled as faster than one; before them, if the policy says so, a
+    mean and the squares of the distances from it together, and reductions that wait for each other."""
 
-    fresh, inside = _fresh(graph), Inside(graph, hints)
+    def halves(op: Op, times: float = 1) -> tuple[Op, Op] | None:
+        """The fastest halves, None if none are `times` as fast as the whole."""
+        ways = [(h, _alone(*h)) for h in list_splits(op, fresh, target, policy, hints, inside)]
+        whole = Kernel((op,), op.outputs)
+        return fastest_split(whole, ways, graph.layouts, price, times) if ways else None
 
     def least(op: Op, before: tuple[Op, ...]) -> float:
-        first, *merge = _best(
-            op, split_reduction(op, fresh, target, hints, inside), graph.layouts, price
-        ) or (op,)
-        kernels = [Kernel((*before, first), first.outputs), *(Kernel((h,), h.outputs) for h in merge)]
-        return sum(price(k, graph.layouts) for k in kernels)
+        first, *merge = halves(op) or (op,)
+        return seconds_of([Kernel((*before, first), first.outputs), *_alone(*merge)], graph.layouts, price)
 
+    fresh, inside = graph.fresh_id(), Inside(graph, hints)
     parts: frozenset[Op] = frozenset()
-    if target.lanes > 1:
+    if policy.together:
         graph, parts = split_moments(graph, price, least, target.cores, hints)
         graph, more = split_cascades(graph, price, target.cores, hints)
         parts |= more
-    fresh, inside = _fresh(graph), Inside(graph, hints)
-    waiting = find_cascaded(graph) if target.lanes > 1 else frozenset[Op]()
+    fresh, inside = graph.fresh_id(), Inside(graph, hints)
+    waiting = waiting_reductions(graph)
     ops: list[Op] = []
     for op in graph.ops:
-        times = SPLIT_REDUCTIONS.min_gain_of_waiting_ratio if op in waiting else 1
-        splits = [] if op in parts else split_reduction(op, fresh, target, hints, inside)
-        halves = _best(op, splits, graph.layouts, price, times)
-        if halves is not None:
-            fresh += len(halves[0].outputs)
-            ops += halves
-        else:
-            ops.append(op)
+        times = policy.limits.min_gain_of_waiting_ratio if op in waiting else 1
+        made = (op,) if op in parts else halves(op, times) or (op,)
+        fresh += len(made[0].outputs) if len(made) > 1 else 0
+        ops += made
     return graph.with_ops(ops)
 
 
-def find_cascaded(graph: Graph) -> frozenset[Op]:
-    """The folds that wait for a fold over as many elements with as many results, through pointwise ops, and those that
-    are waited for."""
-    before: dict[Value, frozenset[Op]] = {}
-    found: set[Op] = set()
-    for op in graph.ops:
-        if op.expr is None:
-            continue
-        folds = frozenset[Op]().union(*(before.get(v, frozenset()) for v in op.inputs))
-        if op.expr.reduction is not None:
-            same = {f for f in folds if extents(f) == extents(op)}
-            found |= same | ({op} if same else set())
-            folds = frozenset({op})
-        before |= dict.fromkeys(op.outputs, folds)
-    return frozenset(found)
+def _alone(*ops: Op) -> list[Kernel]:
+    return [Kernel((op,), op.outputs) for op in ops]
 
 
-def _fresh(graph: Graph) -> int:
-    return 1 + max((v.id for op in graph.ops for v in op.outputs), default=0)
-
-
-def _best(
-    op: Op, splits: Sequence[tuple[Op, Op]], layouts: Mapping[Value, Layout], price: Price, times: float = 1
-) -> tuple[Op, Op] | None:
-    """The fastest of `splits`, None if none is `times` as fast as the whole."""
-    if not splits:
-        return None
-    whole = seconds_of([Kernel((op,), op.outputs)], layouts, price)
-    if whole == math.inf:
-        return None
-    ways = ((h, seconds_of([Kernel((x,), x.outputs) for x in h], layouts, price)) for h in splits)
-    return fastest(ways, whole / times)
-
-
-def split_reduction(
-    op: Op, fresh: int, target: Target, hints: SizeHints, inside: Inside | None = None
+def list_splits(
+    op: Op, fresh: int, target: Target, policy: SplitPolicy, hints: SizeHints, inside: Inside | None = None
 ) -> list[tuple[Op, Op]]:
-    """The halves of a fold (their partial results numbered from `fresh`) for each number of parts worth a try; none if
-    it is too small, ordered, or its reduction has no neutral element. `inside` says how its elements lie in memory."""
+    """The halves of a reduction (their partial results numbered from `fresh`) for each number of parts worth a try;
+    none if it is too small, ordered, or has no neutral element. `inside` says how its elements lie in memory."""
     expr = op.expr
     if expr is None or expr.reduction is None or expr.scan is not None or op.kernel >= 0:
         return []
-    neutral = _neutral(expr.reduction)
-    if neutral is None:
+    if not has_neutral(expr.reduction):
         return []
     term = expr.body[0]
     summed = (lambda: term) if inside is None else (lambda: inside.whole(inside.body(op)))
-    wide = target.wide_sums and may_cancel(expr, summed)
-    if inside is not None and target.lanes > 1 and len(expr.reduce) > 1 and len(expr.body) == 1:
+    law = IN_WIDE_PARTS if target.wide_sums and may_cancel(expr, summed) else law_of(expr.reduction)
+    if inside is not None and policy.together and len(expr.reduce) > 1 and len(expr.body) == 1:
         expr = _joined(expr, inside.wide_offsets(op))
-    long = [a for a in expr.reduce if hints.estimate(a.extent) >= SPLIT_REDUCTIONS.min_axis_extent]
-    r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
-    even = SPLIT_REDUCTIONS.part_multiple if target.lanes > 1 and dims.static(r.extent) is None else 1
-    cuts = (Cut.into(r, count, even) for count in _parts(expr, r, target, hints))
-    return [_halves(op, expr, cut, neutral, fresh, wide=wide) for cut in cuts]
+    return [_halves(op, expr, cut, law, fresh) for cut in _cuts(expr, policy, hints)]
 
 
 def _joined(expr: TensorExpr, offsets: Sequence[Expr]) -> TensorExpr:
-    """The same fold over fewer axes, if elements lie so in all that it reads."""
-    table = joined_axes(expr.reduce, offsets)
-    reduce = dict.fromkeys(x.value for e in table.values() for x in walk(e) if isinstance(x.value, Axis))
+    """The same reduction over fewer axes, if elements lie so in all that it reads."""
+    table, reduce = joined_axes(expr.reduce, offsets)
     if len(reduce) == len(expr.reduce):
         return expr
-    return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=tuple(reduce))
+    return replace(expr, body=tuple(substitute(b, table) for b in expr.body), reduce=reduce)
 
 
-def _parts(expr: TensorExpr, r: Axis, target: Target, hints: SizeHints) -> list[int]:
-    whole = hints.estimate(dims.prod(a.extent for a in expr.reduce))
-    kept = hints.estimate(dims.prod(expr.shape))
-    if target.lanes > 1:
-        counts = part_counts(CASCADE_PARTS.of_reductions, whole, SPLIT_REDUCTIONS.min_part_elements)
-        return part_counts(counts, hints.estimate(r.extent), 2)
-    if (
-        whole < SPLIT_REDUCTIONS.few_cores_min_reduced_elements
-        or kept >= SPLIT_REDUCTIONS.few_cores_max_parts
-    ):
-        return []
-    most = min(
-        SPLIT_REDUCTIONS.few_cores_max_parts,
-        hints.estimate(r.extent),
-        whole // (SPLIT_REDUCTIONS.few_cores_min_reduced_elements // 4),
-    )
-    return [last_power_of_two(most)]
+def _cuts(expr: TensorExpr, policy: SplitPolicy, hints: SizeHints) -> Iterator[Cut]:
+    """The ways to cut the first long axis, or the longest one."""
+    limits, whole = policy.limits, hints.estimate(dims.prod(a.extent for a in expr.reduce))
+    if hints.estimate(dims.prod(expr.shape)) > limits.max_results:
+        return
+    long = [a for a in expr.reduce if hints.estimate(a.extent) >= limits.min_axis_extent]
+    r = long[0] if long else max(expr.reduce, key=lambda a: hints.estimate(a.extent))
+    counts = part_counts(policy.counts, whole, limits.min_part_elements)
+    counts = part_counts(counts, hints.estimate(r.extent), limits.min_part_extent)
+    multiple = limits.part_multiple if dims.static(r.extent) is None else 1
+    for count in counts if policy.tries_all else counts[-1:]:
+        yield Cut.into(r, count, multiple)
 
 
-def _neutral(reduction: Reduction) -> tuple[Expr, ...] | None:
-    """Elements whose state is the identity, where such elements exist."""
-    return reduction.identity if reduction.lifted(reduction.identity) == reduction.identity else None
-
-
-def _halves(
-    op: Op, expr: TensorExpr, cut: Cut, neutral: tuple[Expr, ...], fresh: int, *, wide: bool
-) -> tuple[Op, Op]:
-    assert expr.reduction is not None
-    r = cut.whole
-    p, q, inside = cut.part, cut.element, cut.inside
-    assert p is not None and q is not None
-    body = [substitute(b, {axis(r): cut.place}) for b in expr.body]
-    if inside is not None:
-        body = [where(inside, b, n) for b, n in zip(body, neutral, strict=True)]
-    state = replace(expr.reduction, finish=_slots(expr.reduction))
-    reduce = tuple(q if a == r else a for a in expr.reduce)
-    partial = TensorExpr((p, *expr.axes), tuple(body), reduce, state)
-    index = [dims.ZERO if a.extent is dims.ONE else axis(a) for a in expr.axes]
-    parts_read = tuple(read(k, (axis(p), *index), t) for k, t in enumerate(state.results))
-    merge = TensorExpr(expr.axes, parts_read, (p,), expr.reduction)
-    if wide:
-        partial, merge = with_wide_parts(partial, merge)
-    assert partial.reduction is not None
-    kinds = partial.reduction.results
-    values = tuple(Value(fresh + k, partial.shape, t) for k, t in enumerate(kinds))
+def _halves(op: Op, expr: TensorExpr, cut: Cut, law: MergeLaw, fresh: int) -> tuple[Op, Op]:
+    assert cut.part is not None and cut.element is not None
+    elements = tuple(cut.element if a == cut.whole else a for a in expr.reduce)
+    parts = Parts(expr.axes, (cut.part,), elements, cut.inside)
+    body = [substitute(b, {axis(cut.whole): cut.place}) for b in expr.body]
+    partial, merge = split_reduction(body, parts, law)
+    values = parts.values(fresh, partial.dtypes)
     first = Op(f"{op.name}_part", op.inputs, values, expr=partial, origin=op.origin)
     return first, Op(op.name, values, op.outputs, expr=merge, origin=op.origin)
-
-
-def _slots(reduction: Reduction) -> tuple[Expr, ...]:
-    return tuple(slot("a", k, t) for k, t in enumerate(reduction.state))

@@ -5,6 +5,7 @@ Row (p * M + m) * ROW_CHUNKS.rows + k is element k of chunk m of part p, of whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.dtype import DType
@@ -18,19 +19,25 @@ class Rows:
     """Rows in `parts` (one axis, or none), these in chunks, these in elements. What a chunk of known rows lacks is
     None: all its rows are there."""
 
-    extent: Expr
+    whole: Axis
     parts: tuple[Axis, ...]
     chunk: Axis
 
     @classmethod
-    def of(cls, extent: Expr, count: int) -> Rows:
+    def of(cls, whole: Axis, count: int) -> Rows:
         """`count` parts, each of whole steps of chunks unless they come out even."""
+        extent = whole.extent
         known = dims.divisible(extent, count * ROW_CHUNKS.rows * ROW_CHUNKS.even_multiple)
         even = dims.ONE if known else dims.integer(ROW_CHUNKS.odd_multiple)
         step = dims.mul(dims.integer(count * ROW_CHUNKS.rows), even)
         chunks = dims.mul(dims.ceildiv(extent, step), even)
         parts = (Axis("p", dims.integer(count)),) if count > 1 else ()
-        return cls(extent, parts, Axis("m", chunks))
+        return cls(whole, parts, Axis("m", chunks))
+
+    @property
+    def extent(self) -> Expr:
+        """All rows."""
+        return self.whole.extent
 
     @property
     def number(self) -> Expr:
@@ -85,3 +92,32 @@ class Rows:
         if self.full is None:
             return length
         return dims.maximum(dims.minimum(length, dims.sub(self.extent, start)), dims.ZERO)
+
+
+def chunk_moments(elements: Sequence[Expr], start: Expr, rows: Rows, halves: bool) -> tuple[Expr, ...]:
+    """A chunk of `elements` as one element of `merge_laws.moments_of_chunks`. The sum of a few halves is exact; else
+    each element counts from `start`."""
+    dtype = start.dtype
+    one, zero, weight = const(1, dtype), const(0, dtype), rows.weight(dtype)
+    inside = [rows.inside(k) for k in range(len(elements))]
+    xs = [x if i is None else where(i, x, zero) for i, x in zip(inside, elements, strict=True)]
+
+    def distances(place: Expr) -> list[Expr]:
+        """From what is the same for all elements; 0 for one that is none, without reading it under another mask."""
+        places = [place if i is None else call("mul", place, where(i, one, zero)) for i in inside]
+        return [call("sub", x, p) for x, p in zip(xs, places, strict=True)]
+
+    whole = _total(xs)
+    mean = call("mul", whole, call("div", one, call("maximum", weight, one)))
+    squares = _total([call("mul", d, d) for d in distances(mean)])
+    moved = call("sub", whole, call("mul", weight, start)) if halves else _total(distances(start))
+    found = (weight, moved, squares, whole)
+    return found if rows.some is None else tuple(where(rows.some, e, zero) for e in found)
+
+
+def _total(values: Sequence[Expr]) -> Expr:
+    """The sum of a power of two of values, as a tree."""
+    found = list(values)
+    while len(found) > 1:
+        found = [call("add", x, y) for x, y in zip(found[::2], found[1::2], strict=True)]
+    return found[0]

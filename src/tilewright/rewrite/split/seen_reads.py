@@ -1,7 +1,7 @@
-"""What folds read, seen through the pointwise ops before them, and neighbouring axes as one.
+"""What reductions read, seen through the pointwise ops before them, and neighbouring axes as one.
 
-A fold of [n, h, w, c] over n, h and w, of elements that lie one behind the other in all memory that is read, is a fold
-of one long axis: it has as many parts as a machine wants, whatever n is.
+A sum of [n, h, w, c] over n, h and w, of elements that lie one behind the other in all memory that is read, is a sum
+over one long axis: it has as many parts as a machine wants, whatever n is.
 """
 
 from __future__ import annotations
@@ -104,19 +104,17 @@ def _is_pointwise(op: Op) -> bool:
     return op.expr is not None and op.expr.is_pointwise and op.kernel < 0
 
 
-def joined_axes(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> dict[Expr, Expr]:
-    """Each axis as an index expression over fewer axes: neighbours that lie one behind the other in all memory that is
-    read are one axis."""
-    table: dict[Expr, Expr] = {}
-    group: list[Axis] = []
-
+def joined_axes(reduce: Sequence[Axis], offsets: Sequence[Expr]) -> tuple[dict[Expr, Expr], tuple[Axis, ...]]:
+    """Each axis as an index expression over fewer axes, and these: neighbours that lie one behind the other in all
+    memory that is read are one axis."""
+    groups: list[list[Axis]] = []
     for a in reduce:
-        if group and not _follows(group[-1], a, offsets):
-            as_one(group, f"m{len(table)}", table)
-            group = []
-        group.append(a)
-    as_one(group, f"m{len(table)}", table)
-    return table
+        if groups and _follows(groups[-1][-1], a, offsets):
+            groups[-1].append(a)
+        else:
+            groups.append([a])
+    table: dict[Expr, Expr] = {}
+    return table, tuple(as_one(group, f"m{len(table)}", table) for group in groups)
 
 
 def as_one(group: Sequence[Axis], name: str, table: dict[Expr, Expr]) -> Axis:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import types
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -144,6 +145,7 @@ class TracedWay:
         return result, short
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        _refuse_modes()
         given = by_name(self.target, args, kwargs)
         with self._settings(self.oblivious), mark_dynamic(self.naming.place_of(given)):
             try:
@@ -167,6 +169,13 @@ class TracedWay:
                 raise InputError(
                     f"a dim that `dims` names is fixed by the program: {_first_reason(error)}", phase="capture",
                     hint="leave it out of `dims`",
+                ) from error  # fmt: skip
+            except RuntimeError as error:
+                if not str(error).startswith(_NOT_TRACED):
+                    raise
+                raise UnsupportedError(
+                    "torch has marked this program's code as not to be compiled", phase="capture",
+                    hint="tilewright.reset() makes torch forget that, and what else it has compiled",
                 ) from error  # fmt: skip
 
     @contextmanager
@@ -218,6 +227,21 @@ class TracedWay:
         return short
 
 
+_NOT_TRACED = "torch.compile with fullgraph=True found no compiled frames"
+
+
+def _refuse_modes() -> None:
+    """Raise UnsupportedError under a mode that wants to see each op: torch would compile nothing, now or later."""
+    for place in range(torch._C._len_torch_dispatch_stack()):
+        mode = torch._C._get_dispatch_stack_at(place)
+        unseen = getattr(mode, "ignore_compile_internals", None)  # of torch 2.13 on
+        if not mode.is_infra_mode() and not (unseen is not None and unseen()):
+            raise UnsupportedError(
+                f"a {type(mode).__name__} is active, which wants to see each op", phase="capture",
+                hint="call what you compiled under it, not what became of it",
+            )  # fmt: skip
+
+
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
@@ -225,11 +249,23 @@ def _on_its_own_account(
     target: Callable[..., object], backend: Callable[..., object]
 ) -> Callable[..., object]:
     """`target` through Dynamo. Targets may share their code (modules of one class), and torch gives up on code that was
-    compiled too often: what is compiled here must not count for what the user compiles, nor the other way round."""
+    compiled too often: what is compiled here must not count for what the user compiles, nor the other way round.
+
+    What has no code of the user's (torch's own modules), torch enters through one function for all of them. Once it
+    met that function under a mode or transform, it compiles none of them any more: so we bring another one."""
     if _ISOLATES:
         apart: dict[str, Any] = {"isolate_recompiles": True}
+        target = target if _is_users(target) else _with_own_code(target)
         return torch.compile(target, backend=backend, fullgraph=True, **apart)
     return torch.compile(_with_own_code(target), backend=backend, fullgraph=True)
+
+
+def _is_users(target: Callable[..., object]) -> bool:
+    """Whether torch enters a function of the user's to run `target`."""
+    runs = target.forward if isinstance(target, torch.nn.Module) else target
+    return isinstance(runs, (types.FunctionType, types.MethodType)) and not torch._dynamo.trace_rules.check(
+        runs
+    )
 
 
 def _with_own_code(target: Callable[..., object]) -> Callable[..., object]:

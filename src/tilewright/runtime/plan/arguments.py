@@ -1,11 +1,15 @@
 """What a call is given: which sizes it has, whether it fits, and the caller's own tensors for results."""
 
+# What torch offers to compilers it names with underscores.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
@@ -19,6 +23,33 @@ from tilewright.plan.data import Part as Where
 from .tensors import copy_into, memory_range, repeats_memory, torch_dtype
 
 Argument = Tensor | int | float | bool
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_modes = torch._C._len_torch_dispatch_stack
+_mode_of = torch._C._get_dispatch_mode
+
+
+def check_surroundings(args: Sequence[object]) -> None:
+    """Raise UnsupportedError where something around a call wants what kernels do not do: follow tangents, or only say
+    of results what they would be. Cheap where nothing is around."""
+    if forward_ad._current_level >= 0:
+        check_tangents(args)
+    if _modes() and _mode_of(_FAKE) is not None:
+        _refuse_fake("under FakeTensorMode")
+
+
+def check_real(args: Sequence[object]) -> None:
+    """Raise UnsupportedError for a tensor that has no memory: kernels would read some that is not theirs."""
+    if any(isinstance(t, FakeTensor) for t in args):
+        _refuse_fake("with a fake tensor")
+
+
+def _refuse_fake(how: str) -> None:
+    raise UnsupportedError(
+        f"a compiled graph was called {how}", phase="run",
+        hint="its results are numbers in memory: call the program that is not compiled, or real tensors",
+    )  # fmt: skip
 
 
 def check_tangents(args: Sequence[object]) -> None:

@@ -1,8 +1,5 @@
 """The callable: checks what it is given, finds the sizes, runs the plan. Safe to call from several threads."""
 
-# Torch names the level of forward-mode differentiation with an underscore.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import math
@@ -13,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from tilewright.errors import InputError
 from tilewright.ir.expr import Expr
@@ -29,7 +25,8 @@ from .arguments import (
     check_apart,
     check_out,
     check_placed,
-    check_tangents,
+    check_real,
+    check_surroundings,
     check_tensor,
     reader_of,
     solve,
@@ -249,8 +246,7 @@ class Executable:
         quick: Quick = first
 
         def run(args: list[Argument]) -> list[Result]:
-            if forward_ad._current_level >= 0:
-                check_tangents(args)
+            check_surroundings(args)
             made = quick(args)
             return self(args) if made is None else made
 
@@ -262,8 +258,7 @@ class Executable:
 
         `out` are tensors for the outputs that are tensors, in order (None: made here). Raises InputError for inputs
         that do not fit."""
-        if forward_ad._current_level >= 0:
-            check_tangents(args)
+        check_surroundings(args)
         bound = self._recent if self._fixed else None
         if bound is None:
             bound = self._bind(args)
@@ -326,7 +321,8 @@ class Executable:
         else:
             try:
                 key = tuple([
-                    (a.shape, a.dtype, a.is_cpu or a.device) if isinstance(a, Tensor) else (type(a), a) for a in args
+                    (a.shape, a.dtype, a.is_cpu or a.device, a.__class__) if isinstance(a, Tensor) else (type(a), a)
+                    for a in args
                 ])  # fmt: skip
             except TypeError as error:
                 raise InputError(f"an input cannot be used: {error}", phase="input") from error
@@ -345,6 +341,7 @@ class Executable:
         bound.retain(True)
 
     def _miss(self, key: tuple[object, ...], args: Sequence[Argument]) -> Bound:
+        check_real(args)  # once: Dynamo's guards and our keys know the class of each tensor
         sizes = solve(self.plan.bindings, args, self._readers) if self.guards.trusted else self._checked(args)
         bound = self.bound(sizes)
         STATS.plan_misses += 1

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from tilewright.analysis.size_hints import SizeHints
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Schedule
+from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
+from tilewright.tuning.search_limits import CASCADE_PARTS
+from tilewright.tuning.thresholds import CPU_SPLITS
 
 from .cost import vector_seconds
 from .matmul import matmul_schedule
@@ -21,6 +24,7 @@ class Vectors:
 
     begin_multiple = 1
     follows_lists = False
+    splits = SplitPolicy(CPU_SPLITS, CASCADE_PARTS.for_few_cores, tries_all=False, together=False)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """Register tiles of a product, or else vectors."""

@@ -11,10 +11,12 @@ from tilewright.form.implied import drop_implied
 from tilewright.form.lane_softmax import if_whole
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.rewrite.split.policy import SplitPolicy
 from tilewright.schedule.scheduler import Comparison, Lowered, Sized, Solution
 from tilewright.schedule.table import Tuning
 from tilewright.target import Target
-from tilewright.tuning.thresholds import GPU_BLOCKS
+from tilewright.tuning.search_limits import CASCADE_PARTS
+from tilewright.tuning.thresholds import GPU_BLOCKS, GPU_SPLITS
 
 from .blocks import block_schedule, buckets, misalignment, row_buckets
 from .cost import block_seconds
@@ -26,6 +28,7 @@ class Blocks:
 
     begin_multiple = GPU_BLOCKS.begin_multiple
     follows_lists = True
+    splits = SplitPolicy(GPU_SPLITS, CASCADE_PARTS.of_reductions, tries_all=True, together=True)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
         """Blocks whose lengths are powers of two."""

@@ -1,4 +1,4 @@
-"""Which folds are split on a GPU: not those that share a pass with others."""
+"""Which reductions are split on a GPU: not those that share a pass with others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.support.corpus import Case
 from tests.support.one_kernel import capture
 from torch import Tensor
 
-from tilewright.rewrite.split.reduction import find_cascaded
+from tilewright.rewrite.split.cascades import waiting_reductions
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(2092, torch.float16), (129, torch.float32)])
-def test_folds_that_wait_for_each_other_stay_together(rows: int, dtype: torch.dtype) -> None:
-    """Halves of each would bring the rows a second time, or what lies between the folds to memory."""
+def test_reductions_that_wait_for_each_other_stay_together(rows: int, dtype: torch.dtype) -> None:
+    """Halves of each would bring the rows a second time, or what lies between them to memory."""
     x = torch.empty(rows, 128255 if rows < 1024 else 128256, dtype=dtype)  # never touched
 
     def spread(x: Tensor) -> Tensor:
@@ -25,9 +25,9 @@ def test_folds_that_wait_for_each_other_stay_together(rows: int, dtype: torch.dt
     assert kernel.schedule.reductions.online
 
 
-def test_folds_over_other_elements_do_not_wait() -> None:
+def test_reductions_over_other_elements_do_not_wait() -> None:
     graph = capture(Case("two", lambda x: (x.sum(1) * 2).sum(), ((64, 256),)), False)
     first, second = (op for op in graph.ops if op.expr is not None and op.expr.reduction is not None)
-    assert not find_cascaded(graph) & {first, second}
+    assert not waiting_reductions(graph) & {first, second}
     graph = capture(Case("two", lambda x: (x - x.sum(1, keepdim=True)).exp().sum(1), ((64, 256),)), False)
-    assert len(find_cascaded(graph)) == 2
+    assert len(waiting_reductions(graph)) == 2
