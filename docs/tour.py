@@ -14,6 +14,7 @@ from tilewright.accuracy import compare, in_float64
 from tilewright.form.classes import make_form
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, ViewStep
+from tilewright.ir.program import TileProgram
 from tilewright.pipeline.trace import Trace
 from tilewright.plan import Plan
 from tilewright.plan.reports import KernelReport
@@ -137,6 +138,13 @@ def levels(compiled: tilewright.CompiledModel, trace: Trace, found: Cover) -> No
 
 def code(compiled: tilewright.CompiledModel, trace: Trace) -> None:
     """What is built and launched."""
+    say(
+        "TileProgram, legalised: the instructions that are selected",
+        "The same programs for this machine: how products go through registers, which accesses are turned there, in "
+        "which order sums are added.",
+    )
+    for program in cast(Sequence[TileProgram], trace["legalise"]):
+        show(program.show())
     say(
         "Source: the emitted C++",
         "The tile program, printed statement by statement; emit decides nothing. Vector types and functions come "

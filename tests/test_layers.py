@@ -85,6 +85,8 @@ DEFINITIONS: Mapping[str, str] = {
     "lower.descriptors.LONGEST": "a fact of tensor descriptors",
     "lower.descriptors.WIDEST": "a fact of tensor descriptors",
     "lower.evaluate.TINIEST": "follows from the exponents of float32",
+    "lower.legalise.cpu.MIN_TRANSPOSED_LANES": "a fact of the vector headers",
+    "lower.legalise.gpu.SHORTEST_SIDE": "a fact of Triton's products",
     "lower.variants.ALIGNMENT": "what a variant promises; 16 bytes are the widest access",
     "lower.variants.NARROW_LIMIT": "the end of int32, less a block",
     "plan.portable.FORMAT": "the version of a file format",

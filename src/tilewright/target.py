@@ -15,14 +15,12 @@ from enum import IntEnum
 from typing import Literal
 
 from .errors import InputError
+from .ir.selection import Precision
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 Language = Literal["cpp", "triton"]
-Precision = Literal["ieee", "tf32", "bf16x6"]
-"""What a matrix unit reads of fp32: all of it; 10 bits of fraction; three pieces of bf16, which hold all of it, and six
-of their nine products."""
 
 
 COARSE = ("tanh",)

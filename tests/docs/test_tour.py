@@ -15,6 +15,7 @@ HEADINGS = (
     "Schedule of kernel 0",
     "TileProgram of kernel 0",
     "Tile-graph: the memory level of every edge",
+    "TileProgram, legalised",
     "Source: the emitted C++",
     "Plan: what runs",
     "Trace: the phases",

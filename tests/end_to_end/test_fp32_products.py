@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.triton_harness import build
+from tests.support.triton_harness import build, print_triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.pipeline.backends import cuda
@@ -107,7 +106,7 @@ def test_matrix_units_run_them(tmp_path: Path) -> None:
         (kernel, *_) = (k for k in compiled(tf32=coarse).kernels if "tl.dot" in k.source)
         target = preset("sm_90").rounding_singles() if coarse else preset("sm_90")
         program = kernel.program
-        built = build(tmp_path / str(coarse), emit_triton(program, (), target, variants(program)[0], "k0"))
+        built = build(tmp_path / str(coarse), print_triton(program, (), target, variants(program)[0], "k0"))
         assert ("tf32" in built.text) == coarse and ("bf16" in built.text) != coarse
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import Job, interpret, same_as_interpreter
+from tests.support.triton_harness import Job, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.form.merge_selects import merge_selects
 from tilewright.ir.dtype import bool_, f32, i64
 from tilewright.ir.expr import Axis, axis, call, cast, const, read, walk, where
@@ -71,7 +70,7 @@ def test_a_merged_load_is_as_wide_as_the_others() -> None:
     """A product with a condition's number tells Triton how far neighbours stay neighbours; a choice does not."""
     device = compiled(_rotary, _inputs((64, 32, 128), torch.float16))
     (kernel,) = device.kernels
-    text = emit_triton(kernel.program, device.symbols, preset("sm_90"), Variant(True, False), "k").text
+    text = print_triton(kernel.program, device.symbols, preset("sm_90"), Variant(True, False), "k").text
     assert text.count("tl.load(") == 4
     assert not [line for line in text.splitlines() if "tl.load(" in line and "tl.where" in line]
 

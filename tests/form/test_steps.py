@@ -11,7 +11,7 @@ from tilewright.analysis.size_hints import NO_HINTS
 from tilewright.errors import IllegalSchedule
 from tilewright.form.steps import STEPS
 from tilewright.ir.schedule import Schedule
-from tilewright.ir.schedule_text import parse
+from tilewright.ir.text.schedule import parse
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver, form_of, replay
 from tilewright.target import PRESETS

@@ -30,12 +30,15 @@ from tilewright.ir.program import (
     Update,
     Var,
 )
+from tilewright.ir.selection import Access, MatrixMultiply, MicroKernel
+from tilewright.lower.legalise.cpu import legalise_for_cpu
+from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS
 
 OTHER = Axis("other", integer(3))
-STATEMENTS = (*get_args(Stmt), TileProgram, Descriptor, GridAxis, Buffer)
+STATEMENTS = (*get_args(Stmt), TileProgram, Descriptor, GridAxis, Buffer, Access, MatrixMultiply, MicroKernel)
 SILENT = {
     "notes": "are told to people, and no part of a program",
     "place": "parameters and scratch stand in different lists",
@@ -52,6 +55,8 @@ def others(x: object) -> Iterator[object]:
             yield not x
         case int():
             yield x + 1
+        case str():
+            yield f"other {x}"
         case None:
             yield const(True, bool_)
         case Expr():
@@ -86,6 +91,8 @@ def changes(x: object) -> Iterator[object]:
             for k, s in enumerate(value):
                 for y in others(s):
                     yield replace(x, **{f.name: value[:k] + (y,) + value[k + 1 :]})  # type: ignore[type-var]
+        elif isinstance(x, MicroKernel) and f.name == "factor":
+            yield replace(x, factor=(value or 0) + 1)
         elif not (isinstance(x, Buffer) and f.name != "size"):
             for y in others(value):
                 yield replace(x, **{f.name: y})  # type: ignore[type-var]
@@ -97,8 +104,10 @@ def test_a_change_of_any_field_changes_the_text(machine: str) -> None:
     tried: set[type] = set()
     for case in CASES:
         graph = capture(case, False)
-        program = solver.solve(one_kernel(graph), graph.layouts).program
-        assert isinstance(program, TileProgram)
+        made = solver.solve(one_kernel(graph), graph.layouts).program
+        assert isinstance(made, TileProgram)
+        legalise = legalise_for_gpu if machine.startswith("sm") else legalise_for_cpu
+        program = legalise(made, PRESETS[machine])
         text = program.show()
         tried |= {type(s) for s in program.statements()}
         for other in changes(program):
@@ -117,6 +126,9 @@ BUFFER = Buffer("p0", i64, integer(64))
     [
         Load(X, BUFFER, integer(0), descriptor=ROWS, at=(integer(2),)),
         Dot(X, X, X, Axis("k", integer(4)), 8),
+        Dot(X, X, X, Axis("k", integer(4)), 8, MatrixMultiply("turned", "bf16x6")),
+        Dot(X, X, X, Axis("k", integer(4)), 8, MicroKernel(6, 4, "scaled", 3)),
+        Load(X, BUFFER, integer(0), access=Access("dense", Axis("k", integer(4)))),
         Check(const(True, bool_), 1, (Axis("k", integer(4)),)),
         Branch(const(True, bool_), (Compute(X, integer(1)),), (Compute(X, integer(2)),)),
     ],

@@ -22,7 +22,7 @@ from tilewright.ir.schedule import (
     Sized,
     Tiling,
 )
-from tilewright.ir.schedule_text import parse
+from tilewright.ir.text.schedule import parse
 from tilewright.options import Options
 from tilewright.schedule.solver import Solver
 from tilewright.target import PRESETS

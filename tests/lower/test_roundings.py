@@ -10,9 +10,9 @@ import torch
 from tests.support.corpus import Case
 from tests.support.lowered import execute
 from tests.support.one_kernel import capture, one_kernel
+from tests.support.triton_harness import print_triton
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp import FLOATS
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Expr, walk
@@ -77,7 +77,7 @@ def test_printed() -> None:
     made = Solver(PRESETS["sm_90"], Options()).solve(one_kernel(graph), graph.layouts)
     symbols = sorted(map(str, graph.symbols()))
     for program in made.programs:
-        text = emit_triton(program, symbols, PRESETS["sm_90"], variants(program)[0], "k0").text
+        text = print_triton(program, symbols, PRESETS["sm_90"], variants(program)[0], "k0").text
         stores = [line for line in text.splitlines() if "tl.store" in line]
         assert stores and all(line.count(".to(tl.float16)") == 1 for line in stores)
         assert ".to(tl.float16).to(tl.float32)" not in text

@@ -86,6 +86,9 @@ class Interpreter(CpuBackend):
         numbers = [next(k for k, p in enumerate(programs) if p is s.program) for s in scheduled]
         return Kernels(scheduled, self.units[-1], numbers, len(programs))
 
+    def legalise(self, program: TileProgram, target: Target) -> TileProgram:
+        return program
+
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
         return program.show()
 

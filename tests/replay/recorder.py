@@ -13,8 +13,8 @@ from unittest import mock
 
 from torch import Tensor, fx
 
-from tilewright.emit.cpp.unit import emit_units
-from tilewright.emit.triton.kernel import emit_triton
+from tests.support.cpp_harness import print_units
+from tests.support.triton_harness import print_triton
 from tilewright.ir.expr import Expr
 from tilewright.ir.form import Form
 from tilewright.ir.kernel import Cover, Kernel, LibraryStep, Scheduled, Step
@@ -81,9 +81,9 @@ def sources(programs: Sequence[TileProgram], names: Sequence[str], target: Targe
     """What is printed for one kernel."""
     if target.language == "triton":
         return [
-            emit_triton(p, names, target, v, f"k{n}").text for n, p in enumerate(programs) for v in usual(p)
+            print_triton(p, names, target, v, f"k{n}").text for n, p in enumerate(programs) for v in usual(p)
         ]
-    return [source.text for source in emit_units(programs, names, target)]
+    return [source.text for source in print_units(programs, names, target)]
 
 
 def shown_step(step: Step) -> str:

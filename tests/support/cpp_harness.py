@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.emit.cpp.unit import INCLUDE, emit_units
+from tilewright.emit.cpp.unit import INCLUDE, emit_unit, emit_units
+from tilewright.emit.source import Source
 from tilewright.interp.algebra import STORAGE
 from tilewright.interp.program import run_program
 from tilewright.ir.program import TileProgram
+from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.target import PRESETS, Target
 
 FLAGS = """-std=c++17 -O2 -fno-math-errno -fno-trapping-math -fwrapv -ffp-contract=off -fPIC -shared
@@ -77,6 +79,24 @@ class Unit:
         return error.value
 
 
+def print_unit(programs: Sequence[TileProgram], symbols: Sequence[str], target: Target) -> Source:
+    """As `emit_unit`, of programs that are legalised first."""
+    return emit_unit([legalise_for_cpu(p, target) for p in programs], symbols, target)
+
+
+def print_units(
+    programs: Sequence[TileProgram],
+    symbols: Sequence[str],
+    target: Target,
+    *,
+    exact: bool = False,
+    units: int | None = None,
+) -> tuple[Source, ...]:
+    """As `emit_units`, of programs that are legalised first."""
+    legal = [legalise_for_cpu(p, target, exact=exact) for p in programs]
+    return emit_units(legal, symbols, target, exact=exact, units=units)
+
+
 Build = Callable[..., Unit]
 
 
@@ -89,14 +109,17 @@ def build(
     exact: bool = False,
     run_here: bool = False,
     units: int = 1,
+    as_written: bool = False,
 ) -> Unit:
-    """Emit, compile and load. With `run_here` a target beyond this machine is replaced by its own."""
+    """Emit, compile and load. With `run_here` a target beyond this machine is replaced by its own. `as_written`: no
+    instructions are selected before."""
     target = target or host_target()
     if run_here and target.vector_bytes > host_target().vector_bytes:
         target = host_target()
     for p in programs:
         p.verify()
-    sources = emit_units(programs, symbols, target, exact=exact, units=units)
+    printed = emit_units if as_written else print_units
+    sources = printed(programs, symbols, target, exact=exact, units=units)
     paths = [folder / f"unit{k}.cpp" for k in range(len(sources))]
     for path, source in zip(paths, sources, strict=True):
         path.write_text(source.text)

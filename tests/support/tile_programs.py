@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.ir.dtype import DType, bool_, f32, i64
-from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer, symbol
+from tilewright.ir.dtype import DType, bool_, f16, f32, i64
+from tilewright.ir.expr import Axis, Expr, axis, both, call, cast, const, integer, symbol
 from tilewright.ir.program import (
     Buffer,
     Collapse,
@@ -220,7 +220,75 @@ def dot_tiles(rows: int, cols: int, depth: int, tile: int, lane_tile: int) -> Ti
     return TileProgram((x, y, z), (GridAxis(gc, gc.extent), GridAxis(gr, gr.extent)), (outer,), lane=c)
 
 
+def matrices(dtype: DType, swapped: bool, tile: int = 16) -> TileProgram:
+    """z = x @ y in blocks of `tile` x 2 `tile`, `tile` deep; `swapped` binds the axis of y's columns first."""
+    r, c, k = Axis("r", integer(2 * tile)), Axis("c", integer(4 * tile)), Axis("k", integer(3 * tile))
+    gr, gc = Axis("gr", integer(2)), Axis("gc", integer(2))
+    var = Vars()
+    x, y, z = (
+        Buffer(name, t, dims.mul(a.extent, b.extent))
+        for name, t, a, b in (("x", dtype, r, k), ("y", dtype, k, c), ("z", f32, r, c))
+    )
+    acc, a, b = var(f32, r, c), var(dtype, r, k), var(dtype, k, c)
+    step = (
+        Load(a, x, dims.add(dims.mul(axis(r), k.extent), axis(k))),
+        Load(b, y, dims.add(dims.mul(axis(k), c.extent), axis(c))),
+        Dot(acc, a, b, k),
+    )
+    body: tuple[Stmt, ...] = (
+        Declare((acc,), (const(0, f32),)),
+        Loop(k, dims.ZERO, k.extent, tile, step),
+        Store(z, dims.add(dims.mul(axis(r), c.extent), axis(c)), value_of(acc), (r, c)),
+    )
+    for of, g, step_of in (
+        ((r, gr, tile), (c, gc, 2 * tile)) if swapped else ((c, gc, 2 * tile), (r, gr, tile))
+    ):
+        start = dims.mul(axis(g), integer(step_of))
+        body = (Loop(of, start, dims.add(start, integer(step_of)), step_of, body),)
+    grid = (GridAxis(gr, gr.extent), GridAxis(gc, gc.extent))
+    return TileProgram((x, y, z), grid, body, lane=c, warps=4, stages=3)
+
+
+COLUMNS = 64
+
+
+def _at(row: Axis, column: Axis, pitch: int) -> Expr:
+    """The offset of an element of a dense matrix."""
+    return dims.add(dims.mul(axis(row), integer(pitch)), axis(column))
+
+
+def scaled_product(
+    rows: int, depth: int, tile: int, across: bool = False, half: bool = False, step: int = 16
+) -> TileProgram:
+    """z of x [rows, depth] and y, in one grid point with blocks of `tile` rows and steps of `step` along the depth: in
+    each step the columns of z are multiplied by the first row of y, then x y is added. `across`: x is stored as [depth,
+    rows]. `half`: in fp16."""
+    r, c, k = Axis("r", integer(rows)), Axis("c", integer(COLUMNS)), Axis("k", integer(depth))
+    var, dtype = Vars(), f16 if half else f32
+    x, y = Buffer("x", dtype, integer(rows * depth)), Buffer("y", f32, integer(depth * COLUMNS))
+    z = Buffer("z", f32, integer(rows * COLUMNS))
+    acc, b, factor = var(f32, r, c), var(f32, k, c), var(f32, c)
+    a = var(dtype, r, k)
+    mask = both(below(r, r.extent) if rows % tile else None, below(k, k.extent) if depth % step else None)
+    zero = const(0.0, f32)
+    body: tuple[Stmt, ...] = (
+        Load(factor, y, axis(c)),
+        Load(a, x, _at(k, r, rows) if across else _at(r, k, depth), mask, const(0.0, dtype)),
+        Load(b, y, _at(k, c, COLUMNS), below(k, k.extent) if depth % step else None, zero),
+        Update((acc,), (call("mul", value_of(acc), value_of(factor)),)),
+        Dot(acc, a, b, k),
+    )
+    inner: tuple[Stmt, ...] = (
+        Declare((acc,), (zero,)),
+        Loop(k, dims.ZERO, k.extent, step, body),
+        Store(z, _at(r, c, COLUMNS), value_of(acc), (r, c), below(r, r.extent) if rows % tile else None),
+    )
+    columns = Loop(c, dims.ZERO, c.extent, COLUMNS, (Loop(r, dims.ZERO, r.extent, tile, inner),))
+    return TileProgram((x, y, z), (), (columns,), lane=c)
+
+
 __all__ = [
+    "COLUMNS",
     "M",
     "N",
     "Vars",
@@ -229,8 +297,10 @@ __all__ = [
     "column_sum",
     "dot_tiles",
     "elementwise",
+    "matrices",
     "peeled",
     "row_sum",
+    "scaled_product",
     "size",
     "softmax",
 ]

@@ -21,11 +21,12 @@ from tilewright.interp.program import run_program
 from tilewright.ir.dtype import DType, bool_
 from tilewright.ir.program import Buffer, TileProgram
 from tilewright.ir.sizes import dims
+from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant
 from tilewright.runtime.cuda.job import Facts
 from tilewright.runtime.cuda.job import Job as BuildJob
 from tilewright.runtime.cuda.triton_compat import compile_job
-from tilewright.target import preset
+from tilewright.target import Target, preset
 
 GUARD = 128
 """Elements before and after every buffer that nobody may touch."""
@@ -46,7 +47,7 @@ class Job:
     def source(self) -> TritonSource:
         """The printed kernel."""
         self.program.verify()
-        return emit_triton(
+        return print_triton(
             self.program, self.symbols or tuple(self.sizes), preset("sm_90"), self.variant, "k0"
         )
 
@@ -193,6 +194,13 @@ class Built:
         for count in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], 0x(\w+)", self.text):
             found[8 * int(count, 16)] += 1
         return found
+
+
+def print_triton(
+    program: TileProgram, symbols: Sequence[str], target: Target, variant: Variant, name: str
+) -> TritonSource:
+    """As `emit_triton`, of a program that is legalised first."""
+    return emit_triton(legalise_for_gpu(program, target), symbols, variant, name)
 
 
 MACHINES: dict[str, tuple[str, int | str, int]] = {

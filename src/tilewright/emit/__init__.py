@@ -1,4 +1,4 @@
 """TileProgram to text: C++ for CPUs, Triton for GPUs. The printers decide nothing.
 
-In: tile programs. Out: a `Source` with entry points. `native` holds the headers that printed C++ includes.
+In: legalised tile programs. Out: a `Source` with entry points. `native` holds the headers that printed C++ includes.
 """

@@ -4,6 +4,7 @@ In every array, dimension 0 runs over grid points and each block axis of the pro
 size 1 where the value does not depend on it. Grid points whose loops or branches differ are run one after the other.
 What a program must not look at is filled with poison (NaN, or the lowest integer): scratch memory at the start of a
 grid point, lanes of a masked load without `other`. Races between grid points are not modelled.
+Fields of `ir/selection` are not looked at: a merge adds neighbours first, whatever order was selected.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from .dtype import DType
 from .expr import Axis, Expr, make, show, walk
 from .identity import TOLD
 from .reduction import Reduction
+from .selection import Access, MatrixMultiply, MicroKernel
 from .sizes import dims
 
 
@@ -80,7 +81,8 @@ class Load:
     data has been clamped and `Check`ed before. `ahead` is an offset that a grid point soon reads: fetching it early is
     only a hint, may lie outside the buffer, and changes nothing. With a `descriptor`, the block of it at the indices
     `at` is the same value (of a dim with a tile, the index is the block axis, which begins there): another way to
-    load it, where the machine has it and addresses are aligned."""
+    load it, where the machine has it and addresses are aligned. A half `as_stored` is held as what it is: only products
+    of blocks read it. `access`: how the block moves (None: along the vector axis)."""
 
     var: Var
     buffer: Buffer
@@ -90,6 +92,8 @@ class Load:
     ahead: Expr | None = None
     descriptor: Descriptor | None = None
     at: tuple[Expr, ...] = ()
+    as_stored: bool = False
+    access: Access | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class Store:
     axes: tuple[Axis, ...] = ()
     mask: Expr | None = None
     stream: Expr | None = None
+    access: Access | None = None
 
     @property
     def unrounded(self) -> Expr:
@@ -123,10 +128,12 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Make `vars` a mutable state with these initial values. Only `Update` and `Dot` change it."""
+    """Make `vars` a mutable state with these initial values. Only `Update` and `Dot` change it. A statement that is
+    `absorbed` is part of the product behind it."""
 
     vars: tuple[Var, ...]
     values: tuple[Expr, ...]
+    absorbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,7 @@ class Update:
     values: tuple[Expr, ...]
     mask: Expr | None = None
     fused: bool = True
+    absorbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +155,15 @@ class Collapse:
     """vars = the merge, in a fixed order, of the states `parts` over their block axes `axes` (which `vars` lack).
 
     Several axes at once is for machines whose threads share a grid point: each thread merges what it holds before any
-    speaks to another one."""
+    speaks to another one. On others the order is that of the axis, `pairwise` (registers, then their lanes), or in
+    blocks of `block` elements, one after the other."""
 
     vars: tuple[Var, ...]
     parts: tuple[Var, ...]
     reduction: Reduction
     axes: tuple[Axis, ...]
+    pairwise: bool = False
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +179,14 @@ class Prefix:
 @dataclass(frozen=True, slots=True)
 class Dot:
     """acc[m, n] += sum over k of a[m, k] * b[k, n]: the block axes of `acc` are those of `a` and `b` without `k`. With
-    a `chain`, the sum is one of sums of so many products."""
+    a `chain`, the sum is one of sums of so many products. `method` says how (None: multiply and add)."""
 
     acc: Var
     a: Var
     b: Var
     k: Axis
     chain: int = 0
+    method: MatrixMultiply | MicroKernel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +203,14 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Loop:
     """for base in range(start, stop, tile): bind `axis` to base .. base+tile-1; run `body`. Sequential. Bounds are
-    scalars, and may be values computed from data."""
+    scalars, and may be values computed from data. The loads of `stages` steps are under way at once."""
 
     axis: Axis
     start: Expr
     stop: Expr
     tile: int
     body: tuple[Stmt, ...]
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +245,7 @@ class TileProgram:
     `reciprocals`, lanes that one number divides are multiplied by its reciprocal, kept in two parts.
     With `contracted`, a product and the sum that it goes into may round once anywhere: what another kernel, or a
     reduction, made of the product may then differ from it. Unless `aligned`, no code is made that relies on aligned
-    pointers."""
+    pointers. With `odd_steps`, where a block begins says nothing of how what lies behind it is aligned."""
 
     params: tuple[Buffer, ...]
     grid: tuple[GridAxis, ...]
@@ -246,11 +259,12 @@ class TileProgram:
     reciprocals: bool = False
     aligned: bool = True
     contracted: bool = False
+    odd_steps: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False, metadata=TOLD)
 
     def statements(self) -> Iterator[Stmt]:
         """Every statement, outer before inner."""
-        yield from _each(self.body)
+        yield from walk_statements(self.body)
 
     def loops(self) -> list[Loop]:
         """Every loop, outer before inner."""
@@ -278,35 +292,21 @@ class TileProgram:
         _verify(self.body, set(), set(), set(), bound, known)
 
 
-def _each(body: Sequence[Stmt]) -> Iterator[Stmt]:
+def walk_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements of a body and of what is inside them, outer before inner."""
     for s in body:
         yield s
         if isinstance(s, Loop):
-            yield from _each(s.body)
+            yield from walk_statements(s.body)
         elif isinstance(s, Branch):
-            yield from _each(s.body)
-            yield from _each(s.orelse)
+            yield from walk_statements(s.body)
+            yield from walk_statements(s.orelse)
 
 
 def is_binding(s: Loop) -> bool:
     """Whether a loop has one step."""
     length = dims.static(dims.sub(s.stop, s.start))
     return length is not None and 0 < length <= s.tile
-
-
-def streams(s: Loop) -> bool:
-    """Whether this is an innermost loop that loads; one that only binds an axis is none."""
-    inner = list(_each(s.body))
-    loops = [x for x in inner if isinstance(x, Loop)]
-    return all(map(is_binding, loops)) and any(isinstance(x, Load) for x in inner)
-
-
-def usual_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """The statements that most grid points run: what a branch does else is for the last one."""
-    for s in body:
-        yield s
-        if isinstance(s, (Loop, Branch)):
-            yield from usual_statements(s.body)
 
 
 def expressions(s: Stmt) -> list[Expr]:
@@ -392,7 +392,8 @@ def _verify(
             _verify(s.orelse, known, blocks, states, bound, buffers)
 
 
-_DECIDED = ("lane", "grain", "warps", "stages", "beside", "reciprocals", "aligned", "contracted")
+_DECIDED = ("lane", "grain", "warps", "stages", "beside", "reciprocals", "aligned", "contracted",
+            "odd_steps")  # fmt: skip
 """Fields of a program that are told where they have another value than the default."""
 
 
@@ -418,6 +419,10 @@ def _block(s: Load) -> str:
     return f" as block ({of(s.at)}) of {' x '.join(map(str, d.tile))} in {whole}"
 
 
+def _told(selected: object) -> str:
+    return "" if selected is None else f" {selected}"
+
+
 def _suffix(mask: Expr | None) -> str:
     return "" if mask is None else f" if {show(mask)}"
 
@@ -433,24 +438,31 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
             case Load():
                 other = "" if s.other is None else f" else {show(s.other)}"
                 ahead = "" if s.ahead is None else f" fetching [{show(s.ahead)}]"
-                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}"
+                how = f"{' as stored' if s.as_stored else ''}{_told(s.access)}"
+                read = f"{s.buffer.name}[{show(s.offset)}]{_suffix(s.mask)}{other}{ahead}{_block(s)}{how}"
                 lines.append(f"{pad}{_defined([s.var])} = {read}")
             case Compute():
                 lines.append(f"{pad}{_defined([s.var])} = {show(s.expr)}")
             case Store():
                 past = "" if s.stream is None else f" past the caches{_suffix(_unless_sure(s.stream))}"
+                how = f"{past}{_told(s.access)}"
                 over = f"<{_names(s.axes)}>" if s.axes else ""
                 lines.append(
-                    f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{past}"
+                    f"{pad}{s.buffer.name}{over}[{show(s.offset)}] = {show(s.value)}{_suffix(s.mask)}{how}"
                 )
             case Declare():
-                lines.append(f"{pad}state {_defined(s.vars)} = {', '.join(map(show, s.values))}")
+                values = f"{', '.join(map(show, s.values))}{' absorbed' if s.absorbed else ''}"
+                lines.append(f"{pad}state {_defined(s.vars)} = {values}")
             case Update():
                 values = f"{', '.join(map(show, s.values))}{_suffix(s.mask)}{'' if s.fused else ' rounding products'}"
+                values += " absorbed" if s.absorbed else ""
                 lines.append(f"{pad}{', '.join(map(repr, s.vars))} := {values}")
             case Collapse():
                 of = ", ".join(map(repr, s.parts))
-                lines.append(f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}")
+                order = " pairwise" if s.pairwise else f" in blocks of {s.block}" if s.block else ""
+                lines.append(
+                    f"{pad}{_defined(s.vars)} = {s.reduction.name} of {of} over {_names(s.axes)}{order}"
+                )
             case Prefix():
                 of = ", ".join(map(repr, s.parts))
                 lines.append(
@@ -458,13 +470,14 @@ def _show(body: Sequence[Stmt], depth: int, lines: list[str]) -> None:
                 )
             case Dot():
                 sums = f" in sums of {s.chain}" if s.chain else ""
-                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}")
+                lines.append(f"{pad}{s.acc} += dot({s.a}, {s.b}) over {s.k.name}{sums}{_told(s.method)}")
             case Check():
                 over = f" over {_names(s.axes)}" if s.axes else ""
                 lines.append(f"{pad}check {show(s.condition)}{_suffix(s.mask)} error {s.code}{over}")
             case Loop():
                 step = f" step {s.tile}" if s.tile != 1 else ""
-                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}")
+                stages = f" in {s.stages} stages" if s.stages != 1 else ""
+                lines.append(f"{pad}for {s.axis.name} in {show(s.start)} .. {show(s.stop)}{step}{stages}")
                 _show(s.body, depth + 1, lines)
             case Branch():
                 lines.append(f"{pad}if {show(s.condition)}")

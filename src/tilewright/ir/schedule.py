@@ -1,6 +1,6 @@
 """The decisions for one kernel, as a frozen value: how classes are tiled, how reductions run, what is kept on chip.
 
-A field at its default is not printed, every other is: `schedule_text.parse` reads what `str` prints."""
+A field at its default is not printed, every other is: `text/schedule.parse` reads what `str` prints."""
 
 from __future__ import annotations
 

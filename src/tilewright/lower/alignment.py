@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tilewright.ir.expr import axes_of
-from tilewright.ir.program import Load, Store, TileProgram, usual_statements
+from tilewright.ir.program import Load, Store, TileProgram
 from tilewright.ir.sizes import dims
+
+from .variants import usual_statements
 
 
 def alignment_pays(program: TileProgram) -> bool:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Expr, Symbol, axes_of, axis, conjuncts, substitute, walk
 from tilewright.ir.program import (
+    Branch,
     Buffer,
     Descriptor,
     Load,
     Loop,
+    Stmt,
     Store,
     TileProgram,
     expressions,
-    usual_statements,
 )
 from tilewright.ir.sizes import dims
 from tilewright.tuning.search_limits import FACTS
@@ -96,6 +97,14 @@ def _without_negative(e: Expr) -> Expr:
     terms = dims.linear(e).items()
     kept = [dims.mul(dims.integer(c), *m) for m, c in terms if c > 0 or not m or not all(map(natural, m))]
     return dims.add(*kept) if kept else dims.ZERO
+
+
+def usual_statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
+    """The statements that most grid points run: what a branch does else is for the last one."""
+    for s in body:
+        yield s
+        if isinstance(s, (Loop, Branch)):
+            yield from usual_statements(s.body)
 
 
 def natural(e: Expr) -> bool:

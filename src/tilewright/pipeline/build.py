@@ -97,8 +97,12 @@ class Backend(LoopBackend, Protocol):
     def built(
         self, builder: Builder, steps: Sequence[PlacedKernel], symbols: Sequence[Expr], *, once: bool
     ) -> Kernels:
-        """Some kernels, at least one, in one unit: scheduled, printed, built (or recalled) and loaded; each of these
-        goes by the builder's `run`. `once` and errors are as in `Builder.built`."""
+        """Some kernels, at least one, in one unit: scheduled, legalised, printed, built (or recalled) and loaded; each
+        of these goes by the builder's `run`. `once` and errors are as in `Builder.built`."""
+        ...
+
+    def legalise(self, program: TileProgram, target: Target) -> TileProgram:
+        """A program with the instructions of the target selected, as it is printed: see `lower/legalise`."""
         ...
 
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:

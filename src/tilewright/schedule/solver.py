@@ -22,11 +22,12 @@ from tilewright.ir.identity import identity
 from tilewright.ir.kernel import Bucket, Kernel, Note, Scheduled
 from tilewright.ir.program import Dot, Stmt, TileProgram
 from tilewright.ir.schedule import Schedule
+from tilewright.ir.selection import Precision
 from tilewright.lower.legality import check_roles
 from tilewright.lower.lower import lower
 from tilewright.options import Options
 from tilewright.partition.greedy import Afar
-from tilewright.target import MemoryKind, Precision, Target
+from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import SCHEDULES
 
 from .equal_kernels import at_first_step

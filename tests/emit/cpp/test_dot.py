@@ -6,63 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.cpp_harness import build, host_target, same_as_interpreter
-from tests.support.tile_programs import Vars, below
+from tests.support.cpp_harness import build, host_target, print_unit, same_as_interpreter
+from tests.support.tile_programs import COLUMNS, scaled_product
 
-from tilewright.emit.cpp.unit import emit_unit
 from tilewright.form.product_chains import limit_product_chains
 from tilewright.ir.dtype import f16, f32
-from tilewright.ir.expr import Axis, Expr, axis, both, call, const, integer, make
+from tilewright.ir.expr import make
 from tilewright.ir.form import Form, Item
-from tilewright.ir.program import Buffer, Declare, Dot, Load, Loop, Stmt, Store, TileProgram, Update, value_of
+from tilewright.ir.program import Dot, TileProgram
 from tilewright.ir.reduction import sum_
 from tilewright.ir.sizes import dims
 from tilewright.target import preset
 
-COLUMNS = 64
-
-
-def at(row: Axis, column: Axis, pitch: int) -> Expr:
-    """The offset of an element of a dense matrix."""
-    return dims.add(dims.mul(axis(row), integer(pitch)), axis(column))
-
-
-def product(
-    rows: int, depth: int, tile: int, across: bool = False, half: bool = False, step: int = 16
-) -> TileProgram:
-    """z of x [rows, depth] and y, in one grid point with blocks of `tile` rows and steps of `step` along the depth: in
-    each step the columns of z are multiplied by the first row of y, then x y is added. `across`: x is stored as [depth,
-    rows]. `half`: in fp16."""
-    r, c, k = Axis("r", integer(rows)), Axis("c", integer(COLUMNS)), Axis("k", integer(depth))
-    var, dtype = Vars(), f16 if half else f32
-    x, y = Buffer("x", dtype, integer(rows * depth)), Buffer("y", f32, integer(depth * COLUMNS))
-    z = Buffer("z", f32, integer(rows * COLUMNS))
-    acc, b, factor = var(f32, r, c), var(f32, k, c), var(f32, c)
-    a = var(dtype, r, k)
-    mask = both(below(r, r.extent) if rows % tile else None, below(k, k.extent) if depth % step else None)
-    zero = const(0.0, f32)
-    body: tuple[Stmt, ...] = (
-        Load(factor, y, axis(c)),
-        Load(a, x, at(k, r, rows) if across else at(r, k, depth), mask, const(0.0, dtype)),
-        Load(b, y, at(k, c, COLUMNS), below(k, k.extent) if depth % step else None, zero),
-        Update((acc,), (call("mul", value_of(acc), value_of(factor)),)),
-        Dot(acc, a, b, k),
-    )
-    inner: tuple[Stmt, ...] = (
-        Declare((acc,), (zero,)),
-        Loop(k, dims.ZERO, k.extent, step, body),
-        Store(z, at(r, c, COLUMNS), value_of(acc), (r, c), below(r, r.extent) if rows % tile else None),
-    )
-    columns = Loop(c, dims.ZERO, c.extent, COLUMNS, (Loop(r, dims.ZERO, r.extent, tile, inner),))
-    return TileProgram((x, y, z), (), (columns,), lane=c)
-
-
 CASES = [
-    product(32, 32, 16),
-    product(21, 37, 16),
-    product(21, 37, 16, across=True),
-    product(33, 20, 32, half=True),
-    product(1, 1, 16),
+    scaled_product(32, 32, 16),
+    scaled_product(21, 37, 16),
+    scaled_product(21, 37, 16, across=True),
+    scaled_product(33, 20, 32, half=True),
+    scaled_product(1, 1, 16),
 ]
 
 
@@ -74,6 +35,14 @@ def test_products_agree_with_the_interpreter(tmp_path: Path, name: str) -> None:
         x, y, _ = (dims.static(b.size) or 0 for b in program.params)
         left = random.standard_normal(x).astype(np.float16 if program.params[0].dtype is f16 else np.float32)
         same_as_interpreter(unit, number, program, [left, random.standard_normal(y).astype(np.float32), None])
+
+
+def test_products_are_right_as_they_are_written(tmp_path: Path) -> None:
+    program = scaled_product(21, 37, 16)
+    unit = build(tmp_path, [program], as_written=True)
+    random = np.random.default_rng(2)
+    left, right = (random.standard_normal(n).astype(np.float32) for n in (21 * 37, 37 * COLUMNS))
+    same_as_interpreter(unit, 0, program, [left, right, None])
 
 
 def sums(
@@ -91,7 +60,7 @@ def sums(
 @pytest.mark.parametrize("depth", [204, 256])
 def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
     """A block that holds a class whole sums it in one step."""
-    whole = product(16, depth, 16, step=256)
+    whole = scaled_product(16, depth, 16, step=256)
     program = limit_product_chains(whole, sums(whole), 32)
     unit = build(tmp_path, [program], target=host_target(), run_here=True)
     random = np.random.default_rng(3)
@@ -105,9 +74,13 @@ def test_many_products_are_not_one_chain(tmp_path: Path, depth: int) -> None:
 
 def test_a_class_in_pieces_is_one_chain() -> None:
     """Passes may cut it in other pieces, and must round alike."""
-    for program in (product(16, 200, 16), product(16, 200, 16, step=64), product(16, 24, 16, step=32)):
+    for program in (
+        scaled_product(16, 200, 16),
+        scaled_product(16, 200, 16, step=64),
+        scaled_product(16, 24, 16, step=32),
+    ):
         assert limit_product_chains(program, sums(program), 32) == program
-    whole = product(16, 200, 16, step=256)
+    whole = scaled_product(16, 200, 16, step=256)
     assert limit_product_chains(whole, sums(whole), 0) == whole
     for scores in (sums(whole, summed=False, read=True, stored=True), sums(whole, summed=False)):
         assert limit_product_chains(whole, scores, 32) == whole, (
@@ -119,7 +92,7 @@ def test_a_class_in_pieces_is_one_chain() -> None:
 
 
 def test_inputs_are_read_in_place_and_sums_are_scaled_on_the_way() -> None:
-    text = emit_unit([CASES[0]], (), preset("x86-64-v4")).text
+    text = print_unit([CASES[0]], (), preset("x86-64-v4")).text
     assert "Start::scaled" in text and "dot<" in text
     assert text.count("load<float") == 2  # the factor and the lane side; never the other one
-    assert "alignas(64) float" in emit_unit([CASES[3]], (), preset("x86-64-v4")).text
+    assert "alignas(64) float" in print_unit([CASES[3]], (), preset("x86-64-v4")).text

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.corpus import Case, columns
-from tests.support.cpp_harness import build, host_target
+from tests.support.cpp_harness import build, host_target, print_unit
 from tests.support.one_kernel import check, solved
 
-from tilewright.emit.cpp.unit import emit_unit
 from tilewright.ir.program import Stmt, TileProgram, Update, rewrite_body
 
 SQUARES = Case("squares", lambda x, y: (x * y).sum(-1), ((5, 130), (5, 130)))
@@ -55,7 +54,7 @@ def test_the_printer_does_as_it_is_told(
 ) -> None:
     graph, made = solved(case, False)
     programs = [made.program, other(made.program)]
-    texts = [emit_unit([p], (), host_target()).text for p in programs]
+    texts = [print_unit([p], (), host_target()).text for p in programs]
     assert [bool(re.search(told, t)) for t in texts] == [True, False]
     unit = build(tmp_path, programs)
     for number in (0, 1):

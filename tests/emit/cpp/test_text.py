@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.cpp_harness import FLAGS
+from tests.support.cpp_harness import FLAGS, print_unit
 from tests.support.tile_programs import M, N, dot_tiles, elementwise, row_sum, softmax
 
 from tilewright.emit.cpp.expr import float_literal
-from tilewright.emit.cpp.unit import INCLUDE, emit_unit
+from tilewright.emit.cpp.unit import INCLUDE
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import f16, f32
 from tilewright.ir.expr import Axis, axis, call, cast, const, integer
@@ -58,12 +58,12 @@ GOLDENS: dict[str, Callable[[], TileProgram]] = {
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(name, emit_unit([GOLDENS[name]()], ("n", "m"), WIDE).text)
+    golden(name, print_unit([GOLDENS[name]()], ("n", "m"), WIDE).text)
 
 
 def test_entries_and_determinism() -> None:
     programs = [make() for make in GOLDENS.values()]
-    first, second = (emit_unit(programs, ("n", "m"), WIDE) for _ in range(2))
+    first, second = (print_unit(programs, ("n", "m"), WIDE) for _ in range(2))
     assert first == second
     assert first.language == "cpp" and first.entries == ("k0", "k1", "k2")
     assert re.findall(r"#include (.*)", first.text) == ['"kernel.h"']
@@ -78,7 +78,7 @@ def test_names_of_a_model_do_not_reach_the_text() -> None:
     v = Var(0, f32, (c,))
     body = (Load(v, x, axis(c)), Store(y, axis(c), value_of(v), (c,)))
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, body),), lane=c, notes=(odd,))
-    assert "system" not in emit_unit([program], (), WIDE).text
+    assert "system" not in print_unit([program], (), WIDE).text
 
 
 def test_numbers_beyond_the_largest_single_are_infinite() -> None:
@@ -97,15 +97,15 @@ def test_what_cannot_be_printed_is_refused() -> None:
     to_one_place = (Load(v, x, axis(c)), Store(y, integer(0), value_of(v), (c,)))
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, to_one_place),), lane=c)
     with pytest.raises(UnsupportedError, match="one place"):
-        emit_unit([program], (), WIDE)
+        print_unit([program], (), WIDE)
     unknown = TileProgram((x, y), (GridAxis(Axis("g", N), N),), (Compute(w, const(1, f32)),))
     with pytest.raises(KeyError):
-        emit_unit([unknown], ("m",), WIDE)
+        print_unit([unknown], ("m",), WIDE)
 
 
 def assembly(programs: list[TileProgram], folder: Path) -> dict[str, list[str]]:
     """The instructions of each kernel."""
-    (folder / "unit.cpp").write_text(emit_unit(programs, ("n", "m"), WIDE).text)
+    (folder / "unit.cpp").write_text(print_unit(programs, ("n", "m"), WIDE).text)
     flags = [f for f in FLAGS if f != "-shared"]
     out = folder / "unit.s"
     subprocess.run(
@@ -175,7 +175,7 @@ def test_one_value_may_be_stored_once_for_all_lanes() -> None:
     v = Var(0, f32)
     body = (Load(v, x, integer(0)), Store(y, integer(0), value_of(v), (c,), call("lt", axis(c), integer(20))))
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 16, body),), lane=c)
-    assert "if ((20 - a0) > 0) put(b1, v0);" in emit_unit([program], (), WIDE).text
+    assert "if ((20 - a0) > 0) put(b1, v0);" in print_unit([program], (), WIDE).text
 
 
 def test_a_value_is_rounded_once_when_it_is_stored() -> None:
@@ -185,5 +185,5 @@ def test_a_value_is_rounded_once_when_it_is_stored() -> None:
     def narrowed(s: Stmt) -> list[Stmt] | None:
         return [replace(s, value=call("narrow", value_of(v), dtype=f16))] if isinstance(s, Store) else None
 
-    text = emit_unit([replace(program, body=rewrite_body(program.body[:1], narrowed))], (), WIDE).text
+    text = print_unit([replace(program, body=rewrite_body(program.body[:1], narrowed))], (), WIDE).text
     assert "convert<half>" not in text and "store(b1 + a1, v1);" in text

@@ -9,9 +9,8 @@ import pytest
 import torch
 from tests.support.attention_kernels import attention
 from tests.support.triton_corpus import entry
-from tests.support.triton_harness import build
+from tests.support.triton_harness import build, print_triton
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import MemoryKind, preset
 
@@ -32,7 +31,7 @@ SLOW = [
 def test_build(kind: str, d: int, dtype: torch.dtype, dynamic: bool, tmp_path: Path) -> None:
     e = entry(attention(kind, "causal", 2048, 2048, d, heads=(1, 32), dtype=dtype, dynamic=dynamic), dynamic)
     program = e.scheduled.program
-    source = emit_triton(program, e.symbols, preset("sm_90"), variants(program)[0], "k0")
+    source = print_triton(program, e.symbols, preset("sm_90"), variants(program)[0], "k0")
     built = build(tmp_path, source, "sm_90")
     shared = preset("sm_90").level(MemoryKind.SHARED)
     assert shared is not None and built.facts.shared <= shared.capacity

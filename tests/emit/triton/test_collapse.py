@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture, one_kernel, sizes_of
-from tests.support.triton_harness import Job, interpret, same_as_interpreter
+from tests.support.triton_harness import Job, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.program import Collapse, Loop, Update
@@ -55,7 +54,7 @@ def test_a_block_of_two_axes_is_summed_at_once(tmp_path: Path) -> None:
     graph = capture(case, False)
     program = Solver(HOPPER, Options()).solve(one_kernel(graph), graph.layouts).program
     assert re.search(
-        r"tl\.sum\(v\d+, None\)", emit_triton(program, [], HOPPER, variants(program)[0], "k0").text
+        r"tl\.sum\(v\d+, None\)", print_triton(program, [], HOPPER, variants(program)[0], "k0").text
     )
     (x,) = case.inputs()
     job = Job(program, [x.numpy(), None], {})

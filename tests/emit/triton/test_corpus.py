@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from tests.support.corpus import CASES, Case, layer_norm, rms
 from tests.support.triton_corpus import BY_NAME, Entry, entries, entry
-from tests.support.triton_harness import Built, build, interpret
+from tests.support.triton_harness import Built, build, interpret, print_triton
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Branch
 from tilewright.ir.schedule import Role, Schedule
 from tilewright.lower.variants import Variant, variants
@@ -77,7 +76,7 @@ def test_wide_indices_give_the_same(quick: list[Entry], tmp_path: Path) -> None:
 def made(e: Entry, folder: Path, machine: str = "sm_90", variant: Variant | None = None) -> Built:
     """Build the most special variant of a kernel."""
     program = e.scheduled.program
-    source = emit_triton(program, e.symbols, preset(machine), variant or variants(program)[0], "k0")
+    source = print_triton(program, e.symbols, preset(machine), variant or variants(program)[0], "k0")
     return build(folder / f"{e.case.name}{bool(e.symbols)}{machine}", source, machine)
 
 

@@ -15,9 +15,9 @@ from tests.support.attention_kernels import attention
 from tests.support.corpus import Case
 from tests.support.tile_programs import M, N, Vars
 from tests.support.triton_corpus import Entry, entries, entry
-from tests.support.triton_harness import Job, build, interpret, same_as_interpreter
+from tests.support.triton_harness import Job, build, interpret, print_triton, same_as_interpreter
 
-from tilewright.emit.triton.kernel import TritonSource, emit_triton
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.ir.dtype import DType, f16, f64, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, const, integer, symbol
 from tilewright.ir.program import Buffer, Descriptor, GridAxis, Load, Loop, Store, TileProgram, Var, value_of
@@ -41,7 +41,7 @@ FORCED = Tuning(tuple(tuning.Entry(kind, 2, 128, 64, 64, 4, 3, True) for kind in
 
 
 def source(program: TileProgram, target: str = "sm_90", variant: Variant = FAST) -> TritonSource:
-    return emit_triton(program, ("n", "m"), preset(target), variant, "k0")
+    return print_triton(program, ("n", "m"), preset(target), variant, "k0")
 
 
 def copied(
@@ -155,7 +155,7 @@ def test_strides_that_no_variant_makes_multiples() -> None:
     head = dims.mul(dims.floordiv(axis(H), integer(2)), symbol("w"))
     program = copied(dims.add(head, dims.mul(axis(R), integer(64)), axis(C)))
     assert descriptors(program)
-    assert "d0.load" not in emit_triton(program, ("n", "m", "w"), preset("sm_90"), FAST, "k0").text
+    assert "d0.load" not in print_triton(program, ("n", "m", "w"), preset("sm_90"), FAST, "k0").text
 
 
 # --- meaning -----------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_machine_code(kind: str, operands: int, tmp_path: Path) -> None:
     program = e.scheduled.program
     schedule = e.scheduled.schedule
     assert isinstance(schedule, Schedule) and schedule.memory.descriptors
-    made = emit_triton(program, e.symbols, preset("sm_90"), variants(program)[0], "k0")
+    made = print_triton(program, e.symbols, preset("sm_90"), variants(program)[0], "k0")
     assert sum(a.descriptor is not None for a in made.arguments) == operands
     built = build(tmp_path / "sm_90", made)
     assert len(re.findall(r"cp\.async\.bulk\.tensor", built.text)) >= operands
@@ -228,7 +228,7 @@ def test_machine_code(kind: str, operands: int, tmp_path: Path) -> None:
     assert re.search(r"wgmma\.mma_async", built.text) and not built.facts.spills
     assert len(built.facts.boxes) == operands and built.facts.hidden == 2
     assert all(b.shape[0] == 1 and b.shape[-1] <= 64 for b in built.facts.boxes)
-    older = emit_triton(program, e.symbols, preset("sm_80"), variants(program)[0], "k0")
+    older = print_triton(program, e.symbols, preset("sm_80"), variants(program)[0], "k0")
     assert "bulk.tensor" not in build(tmp_path / "sm_80", older, "sm_80").text
 
 

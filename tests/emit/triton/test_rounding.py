@@ -7,9 +7,10 @@ import pytest
 import torch
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture, one_kernel
+from tests.support.triton_harness import print_triton
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import TritonSource, emit_triton
+from tilewright.emit.triton.kernel import TritonSource
 from tilewright.lower.variants import variants
 from tilewright.options import Options
 from tilewright.runtime.cuda.build import job_of
@@ -28,7 +29,7 @@ def source_of(case: Case, machine: str = "sm_90") -> TritonSource:
     target = preset(machine)
     graph = capture(case, False)
     program = Solver(target, Options()).solve(one_kernel(graph), graph.layouts).program
-    return emit_triton(program, (), target, variants(program)[0], "k0")
+    return print_triton(program, (), target, variants(program)[0], "k0")
 
 
 def residue(x: Tensor, y: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emit.triton.blocks import blocked
-from tests.support.tile_programs import M, N, Vars, dot_tiles, elementwise, row_sum, softmax
-from tests.support.triton_harness import Job, build, interpret, same_as_interpreter
+from tests.support.tile_programs import M, N, Vars, dot_tiles, elementwise, matrices, row_sum, softmax
+from tests.support.triton_harness import Job, build, interpret, print_triton, same_as_interpreter
 
-from tilewright.emit.triton.kernel import Argument, TritonSource, emit_triton
+from tilewright.emit.triton.kernel import Argument, TritonSource
 from tilewright.errors import UnsupportedError, VerifyError
 from tilewright.ir.dtype import DTYPES, DType, bool_, f16, f32, f64, i32, i64
 from tilewright.ir.expr import Axis, Expr, axis, call, cast, const, integer
@@ -24,7 +24,6 @@ from tilewright.ir.program import (
     Collapse,
     Compute,
     Declare,
-    Dot,
     GridAxis,
     Load,
     Loop,
@@ -46,7 +45,7 @@ FAST = Variant(aligned=True, wide=False)
 
 
 def text(program: TileProgram, variant: Variant = FAST) -> str:
-    return emit_triton(program, ("n", "m"), GPU, variant, "k0").text
+    return print_triton(program, ("n", "m"), GPU, variant, "k0").text
 
 
 def row_norm() -> TileProgram:
@@ -100,17 +99,17 @@ def test_goldens_mean_what_they_say(tmp_path: Path) -> None:
 
 
 def test_what_the_builder_is_told() -> None:
-    source = emit_triton(row_norm(), ("batch", "n", "m"), GPU, FAST, "k7")
+    source = print_triton(row_norm(), ("batch", "n", "m"), GPU, FAST, "k7")
     assert source.entry == "k7" and "def k7(p0, p1, n2, error):" in source.text
     assert source.arguments == (
         Argument("pointer", "p0", "*fp16", 0, True), Argument("pointer", "p1", "*fp16", 1, True),
         Argument("size", "n2", "i32", 2, True), Argument("error", "error", "*i32", 0, False),
     )  # fmt: skip
     assert source.divisible == (0, 1, 2) and (source.warps, source.stages) == (4, 1)
-    generic = emit_triton(row_norm(), ("batch", "n", "m"), GPU, GENERIC, "k7")
+    generic = print_triton(row_norm(), ("batch", "n", "m"), GPU, GENERIC, "k7")
     assert generic.signature == {"p0": "*fp16", "p1": "*fp16", "n2": "i64", "error": "*i32"}
     assert generic.divisible == () and "tl.int64" in generic.text
-    assert isinstance(source, TritonSource) and source == emit_triton(
+    assert isinstance(source, TritonSource) and source == print_triton(
         row_norm(), ("batch", "n", "m"), GPU, FAST, "k7"
     )
 
@@ -124,7 +123,7 @@ def test_names_of_a_model_do_not_reach_the_text() -> None:
     program = TileProgram((x, y), (), (Loop(c, dims.ZERO, integer(32), 32, body),), lane=c, notes=(odd,))
     assert "os" not in text(program)
     sizes = elementwise(N, (f32,), f32, lambda a: a)
-    assert "def k0(p0, p1, n0, error)" in emit_triton(sizes, ("n",), GPU, FAST, "k0").text
+    assert "def k0(p0, p1, n0, error)" in print_triton(sizes, ("n",), GPU, FAST, "k0").text
 
 
 def single(expr: Callable[[Expr], Expr], dtype: DType = f32, tile: int = 32) -> TileProgram:
@@ -142,7 +141,7 @@ def test_what_cannot_be_printed_is_refused() -> None:
     with pytest.raises(VerifyError, match="scratch"):
         text(softmax(N, M))
     with pytest.raises(VerifyError, match="cpp"):
-        emit_triton(single(lambda x: x), (), preset("x86-64"), FAST, "k0")
+        print_triton(single(lambda x: x), (), preset("x86-64"), FAST, "k0")
     with pytest.raises(UnsupportedError, match="true division"):
         text(single(lambda x: call("div", x, x), i32))
     with pytest.raises(UnsupportedError, match="block of"):
@@ -150,7 +149,7 @@ def test_what_cannot_be_printed_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="sqrt on i32"):
         text(single(lambda x: call("sqrt", x), i32))
     with pytest.raises(KeyError):
-        emit_triton(row_norm(), ("n",), GPU, FAST, "k0")
+        print_triton(row_norm(), ("n",), GPU, FAST, "k0")
 
 
 def test_a_value_is_rounded_once_when_it_is_stored() -> None:
@@ -277,35 +276,6 @@ def checks() -> TileProgram:
     return TileProgram((index, table, y), (), (Loop(c, dims.ZERO, integer(32), 32, body),), lane=c)
 
 
-def matrices(dtype: DType, swapped: bool, tile: int = 16) -> TileProgram:
-    """z = x @ y in blocks of `tile` x 2 `tile`, `tile` deep; `swapped` binds the axis of y's columns first."""
-    r, c, k = Axis("r", integer(2 * tile)), Axis("c", integer(4 * tile)), Axis("k", integer(3 * tile))
-    gr, gc = Axis("gr", integer(2)), Axis("gc", integer(2))
-    var = Vars()
-    x, y, z = (
-        Buffer(name, t, dims.mul(a.extent, b.extent))
-        for name, t, a, b in (("x", dtype, r, k), ("y", dtype, k, c), ("z", f32, r, c))
-    )
-    acc, a, b = var(f32, r, c), var(dtype, r, k), var(dtype, k, c)
-    step = (
-        Load(a, x, dims.add(dims.mul(axis(r), k.extent), axis(k))),
-        Load(b, y, dims.add(dims.mul(axis(k), c.extent), axis(c))),
-        Dot(acc, a, b, k),
-    )
-    body: tuple[Stmt, ...] = (
-        Declare((acc,), (const(0, f32),)),
-        Loop(k, dims.ZERO, k.extent, tile, step),
-        Store(z, dims.add(dims.mul(axis(r), c.extent), axis(c)), value_of(acc), (r, c)),
-    )
-    for of, g, step_of in (
-        ((r, gr, tile), (c, gc, 2 * tile)) if swapped else ((c, gc, 2 * tile), (r, gr, tile))
-    ):
-        start = dims.mul(axis(g), integer(step_of))
-        body = (Loop(of, start, dims.add(start, integer(step_of)), step_of, body),)
-    grid = (GridAxis(gr, gr.extent), GridAxis(gc, gc.extent))
-    return TileProgram((x, y, z), grid, body, lane=c, warps=4, stages=3)
-
-
 def large_integers() -> TileProgram:
     """Sum and maximum of 64-bit data, which 32 bits do not hold, and the place of the maximum, which they do."""
     c = Axis("c", M)
@@ -417,7 +387,7 @@ def test_a_failed_check_sets_the_error_word(tmp_path: Path) -> None:
 def test_statements_build(tmp_path: Path) -> None:
     built = {j.name: build(tmp_path / str(k), j.source()) for k, j in enumerate(statement_jobs())}
     assert "mma.sync" in built["f16 False"].text
-    large = emit_triton(matrices(f16, False, 64), (), GPU, FAST, "k0")
+    large = print_triton(matrices(f16, False, 64), (), GPU, FAST, "k0")
     assert "tl.dot(v1, tl.trans(v2), v0)" in large.text
     whole = build(tmp_path / "large", large)
     assert "wgmma" in whole.text and "mma.sync" not in whole.text and 16 not in whole.accesses

@@ -19,11 +19,10 @@ from tests.end_to_end.attention.data_masks import (
     softmax,
 )
 from tests.support.absent_gpu import Device, compiled
-from tests.support.triton_harness import build, interpret, same_as_interpreter
+from tests.support.triton_harness import build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.form.classes import make_form
 from tilewright.interp.program import run_program
 from tilewright.ir.dtype import bool_
@@ -278,7 +277,7 @@ def test_printed(function: programs.Function, tmp_path: Path) -> None:
     assert isinstance(last.schedule, Schedule)
     form = make_form(last.kernel, made.cover.layouts)
     program = lower(form, last.schedule.changed(stages=4))
-    source = emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0")
+    source = print_triton(program, (), preset("sm_90"), variants(program)[0], "k0")
     facts = build(tmp_path / "code", source)
     assert "wgmma" in facts.text and not facts.facts.spills
     assert max(map(int, _waits(facts.text))) >= 4, "two operands of two further steps"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.support.absent_gpu import compiled
+from tests.support.triton_harness import print_triton
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import preset
 
@@ -17,7 +17,7 @@ def test_no_two_programs_are_the_same_code() -> None:
     made = compiled(WORKLOADS["keyformer"]().eval(), given, [(1,), (1,), (1,), (2, 3)])
     assert made.symbols
     texts = [
-        emit_triton(program, made.symbols, preset("sm_90"), variants(program)[0], "kernel").text
+        print_triton(program, made.symbols, preset("sm_90"), variants(program)[0], "kernel").text
         for k in made.kernels
         for program in k.programs
     ]

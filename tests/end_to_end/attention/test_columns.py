@@ -10,12 +10,11 @@ import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.end_to_end.attention.split_keys import inner
 from tests.support.absent_gpu import Device, compiled
-from tests.support.triton_harness import build, interpret, same_as_interpreter
+from tests.support.triton_harness import build, interpret, print_triton, same_as_interpreter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilewright import accuracy
 from tilewright.analysis.predicate import constant_under
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.dtype import f32
 from tilewright.ir.expr import axes_of, const
 from tilewright.lower.variants import variants
@@ -39,7 +38,7 @@ def test_any_of_what_is_hidden_is_false() -> None:
     """A probability 0 is not at least a positive number; that the number is one follows from its interval."""
     made, _ = cores("corm", 256, 64)
     (columns,) = [k for k in made.kernels if len(k.kernel.outputs) == 1]
-    text = emit_triton(columns.program, (), preset("sm_90"), variants(columns.program)[0], "k0").text
+    text = print_triton(columns.program, (), preset("sm_90"), variants(columns.program)[0], "k0").text
     assert "tl.int1" not in text and text.count("tl.reduce") == 1
     assert constant_under(const(0.0, f32), {}) == 0.0
 
@@ -68,7 +67,7 @@ def test_machine_code_takes_functions_of_one_instruction(tmp_path: Path) -> None
     assert len(made.kernels) == 2
     logarithms = 0
     for n, k in enumerate(made.kernels):
-        source = emit_triton(k.program, (), preset("sm_90"), variants(k.program)[0], "k0")
+        source = print_triton(k.program, (), preset("sm_90"), variants(k.program)[0], "k0")
         built = build(tmp_path / str(n), source)
         assert not built.facts.spills
         powers = re.findall(r"ex2\.approx(\.ftz)?\.f32", built.text)

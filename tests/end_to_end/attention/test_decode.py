@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from tests.end_to_end.attention.split_keys import parts, repeated, right, statements
 from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import build
+from tests.support.triton_harness import build, print_triton
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Dot, Load, Loop
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import variants
@@ -122,7 +121,7 @@ def test_machine_code(kv: int, queries: int, tmp_path: Path) -> None:
     first, second = (k.program for k in made.kernels)
     texts: list[str] = []
     for program in (first, second):
-        source = emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0")
+        source = print_triton(program, (), preset("sm_90"), variants(program)[0], "k0")
         built = build(tmp_path / str(len(texts)), source)
         assert not built.facts.spills
         texts.append(built.text)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.support.absent_gpu import compiled
+from tests.support.triton_harness import print_triton
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.lower.variants import variants
 from tilewright.target import preset
 
@@ -41,7 +41,7 @@ def test_one_pass(name: str) -> None:
 
     made = compiled(attention, draw(40, 56), [(2,)] * 3)
     (kernel,) = made.kernels
-    text = emit_triton(kernel.program, made.symbols, preset("sm_90"), variants(kernel.program)[0], "k0").text
+    text = print_triton(kernel.program, made.symbols, preset("sm_90"), variants(kernel.program)[0], "k0").text
     assert text.count("tl.range(") == 2 and text.count("tl.dot(") == 4, (
         "whole tiles, then those of the diagonal"
     )

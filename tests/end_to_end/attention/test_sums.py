@@ -10,9 +10,9 @@ import torch
 from benchmarks.attention.workloads import WORKLOADS, Sizes
 from tests.support.absent_gpu import compiled
 from tests.support.fp64_rule import Tensors, built, wrong
+from tests.support.triton_harness import print_triton
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Dot, Loop, Stmt, Update
 from tilewright.ir.sizes import dims
 from tilewright.lower.variants import variants
@@ -52,7 +52,7 @@ def test_products_of_singles_are_summed_by_blocks(dtype: torch.dtype) -> None:
     (kernel,) = compiled(WORKLOADS["vanilla"]("bhsd").eval(), given).kernels
     steps = pairwise(kernel.program.statements())
     apart = [b for a, b in steps if isinstance(a, Dot) and isinstance(b, Update) and a.acc not in b.vars]
-    text = emit_triton(kernel.program, (), preset("sm_90"), variants(kernel.program)[0], "k0").text
+    text = print_triton(kernel.program, (), preset("sm_90"), variants(kernel.program)[0], "k0").text
     single = dtype is torch.float32
     assert kernel.schedule.reductions.blockwise == bool(apart) == ("bf16x6" in text) == single
 

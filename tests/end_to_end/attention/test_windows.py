@@ -23,11 +23,10 @@ from tests.end_to_end.attention.data_masks import (
 )
 from tests.support.absent_gpu import compiled
 from tests.support.fp64_rule import built, wrong
-from tests.support.triton_harness import build, interpret, same_as_interpreter
+from tests.support.triton_harness import build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Axis, axis, integer
 from tilewright.ir.program import Branch, Buffer, Load, Loop, TileProgram, Var, value_of
@@ -253,7 +252,7 @@ def test_printed(function: Function, tmp_path: Path) -> None:
         same_as_interpreter(job, outcome, rtol=2e-3, atol=2e-3)
     program = made.kernels[-1].program
     assert not variants(program)[0].wide
-    facts = build(tmp_path / "code", emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0"))
+    facts = build(tmp_path / "code", print_triton(program, (), preset("sm_90"), variants(program)[0], "k0"))
     assert "wgmma" in facts.text and "cp.async" in facts.text and not facts.facts.spills
 
 

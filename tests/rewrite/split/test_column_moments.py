@@ -12,12 +12,11 @@ import torch
 from tests.rewrite.split.cut import HOPPER, cut, kernels
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture, sizes_of
-from tests.support.triton_harness import Job, build, interpret, same_as_interpreter
+from tests.support.triton_harness import Job, build, interpret, print_triton, same_as_interpreter
 from torch import Tensor
 
 from tilewright import accuracy
 from tilewright.analysis.size_hints import SizeHints
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp import EXACT, exact_random
 from tilewright.interp.evaluate import over_slots
 from tilewright.interp.exact import equal
@@ -230,9 +229,9 @@ def test_large_columns_are_read_once_without_a_division_per_element(dynamic: boo
     program = readers[0].program
     if len(readers) > 1:  # of the first row alone
         last = readers[1].program
-        text = emit_triton(last, [str(s) for s in graph.symbols()], HOPPER, variants(last)[0], "k1").text
+        text = print_triton(last, [str(s) for s in graph.symbols()], HOPPER, variants(last)[0], "k1").text
         assert text.count(f"tl.load(p{readers[1].params.index(x)}") == 1 and "for " not in text
-    source = emit_triton(program, [str(s) for s in graph.symbols()], HOPPER, variants(program)[0], "k0")
+    source = print_triton(program, [str(s) for s in graph.symbols()], HOPPER, variants(program)[0], "k0")
     loops = [s for s in program.loops() if any(isinstance(u, Update) for u in s.body)]
     assert len(loops) == 1 + dynamic
     assert source.text.count("tl.load(p0") == 1 + ROW_CHUNKS.rows * len(loops)  # the first row, too

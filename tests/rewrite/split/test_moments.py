@@ -12,11 +12,10 @@ import torch
 from tests.rewrite.split.cut import HOPPER, cut, kernels
 from tests.support.corpus import Case
 from tests.support.one_kernel import capture
-from tests.support.triton_harness import Job, build, interpret
+from tests.support.triton_harness import Job, build, interpret, print_triton
 from torch import Tensor
 
 from tilewright.analysis.size_hints import NO_HINTS
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.interp.graph import run_graph
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
@@ -146,7 +145,7 @@ def test_a_large_input_is_read_once(case: Case, dynamic: bool, tmp_path: Path) -
     readers = [s for s in made if x in s.params]
     assert len(made) == 2 and len(readers) == 1
     program = readers[0].program
-    source = emit_triton(program, [str(s) for s in graph.symbols()], HOPPER, variants(program)[0], "k0")
+    source = print_triton(program, [str(s) for s in graph.symbols()], HOPPER, variants(program)[0], "k0")
     assert source.text.count("tl.load(p0") == 1 and "for " not in source.text.split("def k0")[1]
     built = build(tmp_path, source)
     assert built.accesses[128] and not built.facts.spills, built.accesses

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.corpus import Case
-from tests.support.cpp_harness import host_target
+from tests.support.cpp_harness import host_target, print_unit
 from tests.support.lowered import form_of
 from tests.support.one_kernel import build_cases, check
 
 from tilewright.analysis.size_hints import NO_HINTS
-from tilewright.emit.cpp.unit import emit_unit
 from tilewright.ir.expr import axis
 from tilewright.ir.form import Form
 from tilewright.ir.schedule import Role, Schedule
@@ -75,7 +74,7 @@ def test_loads_are_turned_where_that_is_no_more_work(case: Case) -> None:
     made = vector_schedule(form, WIDE, NO_HINTS)
     (out,) = form.outputs
     assert made.tiling.lane is not None and dims.coefficient(out.offset, axis(made.tiling.lane)) is dims.ONE
-    text = emit_unit([lower(form, made)], (), WIDE).text
+    text = print_unit([lower(form, made)], (), WIDE).text
     assert "load_transposed(b0 + " in text and "transpose(rows" not in text
 
 

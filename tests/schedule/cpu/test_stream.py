@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.corpus import Case
-from tests.support.cpp_harness import build, host_target
+from tests.support.cpp_harness import build, host_target, print_unit
 from tests.support.lowered import form_of
 from tests.support.one_kernel import capture, check, one_kernel, sizes_of
 
 from tilewright.analysis.size_hints import NO_HINTS
-from tilewright.emit.cpp.unit import emit_unit
 from tilewright.interp.algebra import Floats
 from tilewright.interp.evaluate import Evaluator
 from tilewright.ir.expr import Expr, is_const
@@ -85,7 +84,7 @@ def test_results_on_both_sides(case: Case, tmp_path: Path) -> None:
     target = near(written(case, 2))
     made = Solver(target, Options()).solve(one_kernel(graph), graph.layouts)
     symbols = sorted({repr(s) for s in graph.symbols()})
-    text = emit_unit([made.program], symbols, target).text
+    text = print_unit([made.program], symbols, target).text
     assert re.search(r"store_stream\(.*, .*>= \d+\);", text) and re.search(r"if \(.*\) store_fence", text)
     unit = build(tmp_path, [made.program], symbols)
     for scale in (1, 2, 3):

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import build
+from tests.support.triton_harness import build, print_triton
 from torch import Tensor
 
 from tilewright.analysis.contraction import contraction
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.form.classes import make_form
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Role, Schedule
@@ -51,7 +50,7 @@ def estimate(scheduled: Scheduled) -> int:
 
 def shared(scheduled: Scheduled, folder: Path) -> int:
     program = scheduled.program
-    return build(folder, emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0")).facts.shared
+    return build(folder, print_triton(program, (), preset("sm_90"), variants(program)[0], "k0")).facts.shared
 
 
 def capacity() -> int:

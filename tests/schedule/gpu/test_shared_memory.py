@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from tests.support import absent_gpu
 from tests.support.absent_gpu import compiled
-from tests.support.triton_harness import build
+from tests.support.triton_harness import build, print_triton
 from torch import Tensor
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.schedule import Schedule
 from tilewright.lower.variants import variants
@@ -49,7 +48,7 @@ def norms(channels: int, side: int = 16) -> list[Tensor]:
 
 
 def needed(made: Scheduled, machine: str, folder: Path) -> int:
-    source = emit_triton(made.program, (), preset(machine), variants(made.program)[0], "k0")
+    source = print_triton(made.program, (), preset(machine), variants(made.program)[0], "k0")
     return build(folder, source, machine).facts.shared
 
 

@@ -11,9 +11,8 @@ import torch
 from tests.support.corpus import Case
 from tests.support.one_kernel import one_kernel
 from tests.support.triton_corpus import entry
-from tests.support.triton_harness import build, interpret
+from tests.support.triton_harness import build, interpret, print_triton
 
-from tilewright.emit.triton.kernel import emit_triton
 from tilewright.ir.program import Branch, Loop, Prefix
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.host import number
@@ -44,7 +43,7 @@ def test_odd_sizes_have_the_widest_accesses(dynamic: bool, tmp_path: Path) -> No
     made = entry(FLAT, dynamic)
     program = made.scheduled.program
     assert variants(program)[0] == Variant(True, False) and aligning(program) == ()
-    built = build(tmp_path, emit_triton(program, made.symbols, preset("sm_90"), variants(program)[0], "k0"))
+    built = build(tmp_path, print_triton(program, made.symbols, preset("sm_90"), variants(program)[0], "k0"))
     half, tile = 16, next(s.tile for s in program.loops())
     per_thread = tile // (32 * program.warps) * half // 128
     assert built.accesses[128] == 3 * per_thread, "two loads and a store of whole blocks"
@@ -118,7 +117,7 @@ def test_halves_of_rows_of_any_even_length(tmp_path: Path) -> None:
     made = entry(HALVED, True)
     program = made.scheduled.program
     aligned = variants(program)[0]
-    source = emit_triton(program, made.symbols, preset("sm_90"), aligned, "k0")
+    source = print_triton(program, made.symbols, preset("sm_90"), aligned, "k0")
     assert aligned.aligned and "tl.multiple_of(" in source.text
     built = build(tmp_path / "built", source)
     assert built.accesses[128] >= 4, built.accesses
@@ -147,7 +146,7 @@ def test_rows_that_nothing_aligns_share_addresses(tmp_path: Path) -> None:
     rows = Halves("rows", lambda x: torch.softmax(x.float(), -1).half(), ((33, 4095),))
     made = entry(rows, False)
     program = made.scheduled.program
-    built = build(tmp_path, emit_triton(program, (), preset("sm_90"), variants(program)[0], "k0"))
+    built = build(tmp_path, print_triton(program, (), preset("sm_90"), variants(program)[0], "k0"))
     accesses = len(re.findall(r"(?:ld|st)\.global\.b16 ", built.text))
     known = len(re.findall(r"add\.s64\s+%rd\d+, %rd\d+, \d+;", built.text))
     assert accesses >= 16 and known >= accesses // 3, "constants that the assembler puts into the accesses"

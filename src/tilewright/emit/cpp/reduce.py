@@ -9,7 +9,6 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.program import Collapse, Var, value_of
 from tilewright.ir.reduction import Reduction
 from tilewright.ir.sizes.dims import ONE
-from tilewright.tuning.thresholds import CPP_TEXT
 
 from .expr import INFIX, TRUTH, Expressions, typed
 from .scope import Lines, Place, Scope, Style, Unit, bare, count_uses
@@ -28,8 +27,8 @@ def along(s: Collapse) -> Axis:
 def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
     """Print `s`: registers first (pairwise, or in order for tuples), then the lanes of the last one."""
     printer = body.printer
-    dims = body.dims(s.vars[0].axes)
-    across = along(s) == body.program.lane and body.lanes(body.dims(s.axes)) > 1
+    dims = body.blocks.dims(s.vars[0].axes)
+    across = along(s) == body.program.lane and body.blocks.lanes(body.blocks.dims(s.axes)) > 1
     for v in s.vars:
         if body.place(v, dims, array=True).array:
             body.declare_array(v, dims)
@@ -43,7 +42,7 @@ def collapse(body: Body, s: Collapse, helpers: Helpers) -> None:
 
 def _registers(body: Body, s: Collapse, part: Var) -> list[str]:
     """The registers of one state along the collapsed axis, for the open unit."""
-    count = dict(body.counts(body.printer.places[part.id].dims)).get(along(s), 1)
+    count = body.blocks.registers(body.printer.places[part.id].dims, along(s))
     outer = body.printer.unit
     found: list[str] = []
     for k in range(count):
@@ -56,14 +55,14 @@ def _registers(body: Body, s: Collapse, part: Var) -> list[str]:
 
 def _across_lanes(body: Body, s: Collapse, helpers: Helpers) -> None:
     op, truth = s.reduction.combiner, s.vars[0].dtype.name == "bool"
-    function = (TRUTHS if truth else ACROSS).get(op or "")
     registers = [_registers(body, s, part) for part in s.parts]
-    if function is not None and op is not None and len(registers[0]) <= CPP_TEXT.max_inline_tree_registers:
+    if s.pairwise and op is not None:
+        function = (TRUTHS if truth else ACROSS)[op]
         body.define(s.vars[0], f"{function}({bare(_tree(op, truth, registers[0]))})")
         return
     helper = helpers.number(s.reduction)
     names = [body.printer.fresh() for _ in s.parts]
-    lanes = str(body.lanes(body.dims(s.axes)))
+    lanes = str(body.blocks.lanes(body.blocks.dims(s.axes)))
     for name, part, own in zip(names, s.parts, registers, strict=True):
         body.lines.put(f"{body.printer.style.vector(part.dtype, lanes)} {name} = {own[0]};")
     for k in range(1, len(registers[0])):
@@ -92,7 +91,7 @@ def _in_order(body: Body, s: Collapse) -> None:
     """Merge along an axis that is not vectorised: a loop over its index."""
     printer, unit = body.printer, body.printer.unit
     dims = printer.places[s.parts[0].id].dims
-    count = dict(body.counts(dims)).get(along(s), 1)
+    count = body.blocks.registers(dims, along(s))
     u = f"u{body.axis_name(along(s))[1:]}"
     for v, part in zip(s.vars, s.parts, strict=True):
         printer.unit = Unit(
@@ -113,14 +112,14 @@ def _in_order(body: Body, s: Collapse) -> None:
 
 def begin(body: Body, s: Collapse) -> None:
     """Print the states in which a run merges the values of `s` as it makes them, with nothing merged yet."""
-    dims = body.dims(s.vars[0].axes)
+    dims = body.blocks.dims(s.vars[0].axes)
     for v in s.vars:
         if body.place(v, dims, array=True).array:
             body.declare_array(v, dims)
-    sums = _block_sum(body, s)
+    sums = Var(-1 - s.vars[0].id, s.vars[0].dtype, s.vars[0].axes) if s.block else None
     if sums is not None:
-        body.printer.places[sums.id] = Place(f"w{s.vars[0].id}", sums, dims, bool(body.counts(dims)))
-        sizes = "".join(f"[{n}]" for _, n in body.counts(dims))
+        body.printer.places[sums.id] = Place(f"w{s.vars[0].id}", sums, dims, bool(body.blocks.counts(dims)))
+        sizes = "".join(f"[{n}]" for _, n in body.blocks.counts(dims))
         body.lines.put(f"{typed(sums, body.printer.style, body.unit(dims))} w{s.vars[0].id}{sizes};")
     with body.nest(dims, unroll=False):
         for v, e in zip(s.vars, s.reduction.identity, strict=True):
@@ -130,29 +129,17 @@ def begin(body: Body, s: Collapse) -> None:
     body.printer.states |= {v.id for v in (*s.vars, *((sums,) if sums is not None else ()))}
 
 
-def _block_sum(body: Body, s: Collapse) -> Var | None:
-    """The state of a block of values that a long float sum adds up apart, if `s` is one: a single chain would round as
-    often as there are values, each time by the size of the whole."""
-    (first, *others), part = s.vars, s.parts[0]
-    count = dict(body.counts(body.dims(part.axes))).get(along(s), 1)
-    if others or count <= CPP_TEXT.max_chain or s.reduction.combiner != "add" or not first.dtype.is_float:
-        return None
-    return Var(-1 - first.id, first.dtype, first.axes)
-
-
 def merge(body: Body, s: Collapse) -> None:
-    """Print the merge of this unit's parts of `s` into its results so far."""
-    sums = body.printer.places.get(-1 - s.vars[0].id)
-    if sums is None:
+    """Print the merge of this unit's parts of `s` into its results so far; in blocks, into the sum of the block."""
+    if not s.block:
         _merge(body, s)
         return
+    sums = body.printer.places[-1 - s.vars[0].id]
     _merge(body, replace(s, vars=(sums.var,)))
-    index, count = body.printer.unit.index[along(s)], dict(body.counts(body.dims(s.parts[0].axes)))[along(s)]
-    block = 4
-    while block * block < count:
-        block *= 2
-    last = "" if count % block == 0 else f" || {index} == {count - 1}"
-    with body.lines.block(f"if ({index} % {block} == {block - 1}{last})"):
+    index = body.printer.unit.index[along(s)]
+    count = body.blocks.registers(body.blocks.dims(s.parts[0].axes), along(s))
+    last = "" if count % s.block == 0 else f" || {index} == {count - 1}"
+    with body.lines.block(f"if ({index} % {s.block} == {s.block - 1}{last})"):
         _merge(body, replace(s, parts=(sums.var,)))
         body.lines.put(
             f"{body.printer.access(sums.var.id)} = {body.value(s.reduction.identity[0], sums.var)};"

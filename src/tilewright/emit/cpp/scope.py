@@ -21,8 +21,6 @@ class Style:
 
     lanes: int
     exact: bool = False
-    registers: int = 16
-    """Vector registers of the machine."""
 
     def memory(self, dtype: DType) -> str:
         """The C++ type of an element in memory."""
@@ -35,14 +33,6 @@ class Style:
     def vector(self, dtype: DType, lanes: str) -> str:
         """The C++ type of `lanes` values in registers."""
         return f"mask<{lanes}>" if dtype.kind is Kind.BOOL else f"vec<{CPP[dtype.compute.name]}, {lanes}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """A bound axis: the C++ variable that holds its first value, and how many values it stands for."""
-
-    name: str
-    tile: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import gcd, prod
+from math import prod
 
 from tilewright.errors import UnsupportedError
 from tilewright.ir.dtype import i64
@@ -30,13 +30,13 @@ from tilewright.ir.program import (
     uses,
     value_of,
 )
+from tilewright.ir.selection import IN_PLACE, Access, MicroKernel
+from tilewright.lower.legalise.blocks import Dims, blocks_of
 from tilewright.tuning.thresholds import CPP_TEXT
 
 from .expr import Expressions, typed
 from .memory import Memory
-from .scope import Binding, Lines, Place, Scope, Unit, bare, count_uses
-
-Dims = tuple[tuple[Axis, int], ...]
+from .scope import Lines, Place, Scope, Unit, bare, count_uses
 
 
 @dataclass(slots=True)
@@ -45,8 +45,6 @@ class Run:
 
     dims: Dims
     body: list[Stmt] = field(default_factory=list)
-    turned: bool = False
-    """Whether memory is contiguous along the other axis (see `Special.turns`)."""
     merges: list[Collapse] = field(default_factory=list)
     """Merges over an axis of `dims`, not the vector axis, of values made here."""
 
@@ -54,27 +52,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Special:
     """What other files print: merges over an axis (at once, or `begin` and `merge` inside the run that makes parts),
-    accesses that turn a block in registers, products of blocks. `products` finds those among statements; the loads
-    `in_place`, by the number of their value, are part of the products."""
+    accesses along another axis than the vector axis, products of blocks."""
 
     collapse: Callable[[Body, Collapse], None]
     begin: Callable[[Body, Collapse], None]
     merge: Callable[[Body, Collapse], None]
-    turns: Callable[[Body, Stmt, Dims], bool]
-    turn: Callable[[Body, Load | Store, Dims], None]
-    products: Callable[[Sequence[Stmt]], Mapping[Dot, Start]]
-    dot: Callable[[Body, Dot, Start], None]
-    in_place: Mapping[int, Load]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What the sums of a product start from: `kind` of `native/dot.h`, and the statement that says so, which is then
-    not printed. `factor` multiplies the block before."""
-
-    kind: str
-    statement: Stmt | None = None
-    factor: Var | None = None
+    turn: Callable[[Body, Load | Store, Dims, Access], None]
+    dot: Callable[[Body, Dot, MicroKernel], None]
 
 
 class Body:
@@ -91,14 +75,14 @@ class Body:
         self.special = special
         self.printer = printer
         self.memory = memory
-        self.axes: dict[Axis, Binding] = {}
+        self.blocks = blocks_of(program, printer.style.lanes)
+        self.axes: dict[Axis, str] = {}
+        """The first values of the axes that are bound."""
         self.names: dict[Axis, str] = {}
-        self.tiles: dict[Axis, int] = {}
-        self.starts: Mapping[Dot, Start] = {}
-        for loop in program.loops():
-            self.tiles[loop.axis] = max(loop.tile, self.tiles.get(loop.axis, 1))
+        loads = (s for s in program.statements() if isinstance(s, Load) and s.access == IN_PLACE)
+        self.in_place = {s.var.id: s for s in loads}
+        """What products read where it lies, by the number of the value."""
         self.uses: dict[int, int] = {}
-        self.made = {v.id: v for s in program.statements() for v in defines(s)}
         for s in program.statements():
             for v in set(uses(s)) | _updated(s):
                 self.uses[v] = self.uses.get(v, 0) + 1
@@ -110,49 +94,22 @@ class Body:
 
     # --- shapes ------------------------------------------------------------
 
-    def dims(self, axes: Sequence[Axis]) -> Dims:
-        """The block axes among `axes` with their tiles here, the vector axis last."""
-        out: list[tuple[Axis, int]] = []
-        for a in sorted(axes, key=lambda a: a == self.program.lane):
-            bound = self.axes.get(a)
-            tile = bound.tile if bound is not None else self.tiles.get(a, 1)
-            if tile > 1:
-                out.append((a, tile))
-        return tuple(out)
-
-    def spans(self, value: int) -> bool:
-        """Whether a value is a block of several elements here, printed already or not."""
-        place = self.printer.places.get(value)
-        return bool(self.dims(self.made[value].axes) if place is None else place.dims)
-
-    def lanes(self, dims: Dims) -> int:
-        """Elements of one register of a block (1: the block is made of scalars)."""
-        if not dims or dims[-1][0] != self.program.lane:
-            return 1
-        return gcd(dims[-1][1], self.printer.style.lanes)
-
-    def counts(self, dims: Dims) -> Dims:
-        """Registers along each axis of a block, axes with only one left out."""
-        lanes = self.lanes(dims)
-        out = [(a, t // lanes if lanes > 1 and a == self.program.lane else t) for a, t in dims]
-        return tuple((a, n) for a, n in out if n > 1)
-
     def axis_name(self, axis: Axis) -> str:
         """Our name of an axis."""
         return self.names.setdefault(axis, f"a{len(self.names)}")
 
     def place(self, var: Var, dims: Dims, array: bool) -> Place:
         """Give `var` its name and remember where it lives."""
-        made = Place(f"v{var.id}", var, dims, array and bool(self.counts(dims)))
+        made = Place(f"v{var.id}", var, dims, array and bool(self.blocks.counts(dims)))
         self.printer.places[var.id] = made
         return made
 
     def unit(self, dims: Dims) -> Unit:
         """The unit of a block whose loops are open: `u<n>` are loop variables, `x<n>` values of block axes."""
-        lanes = self.lanes(dims)
-        values = {a: b.name for a, b in self.axes.items()}
+        lanes = self.blocks.lanes(dims)
+        values = dict(self.axes)
         index: dict[Axis, str] = {}
-        for a, _ in self.counts(dims):
+        for a, _ in self.blocks.counts(dims):
             number = self.axis_name(a)[1:]
             index[a] = f"u{number}"
             if a in values:
@@ -164,7 +121,7 @@ class Body:
         """Open the loops over the registers of a block (none for one register), with their unit and scope. They are
         unrolled (`inner`: the innermost one, if it is short)."""
         outer_unit, outer_scope = self.printer.unit, self.printer.scope
-        counts, unit, lanes = self.counts(dims), self.unit(dims), self.lanes(dims)
+        counts, unit, lanes = self.blocks.counts(dims), self.unit(dims), self.blocks.lanes(dims)
         self.printer.unit = unit
         if counts:
             self.printer.scope = Scope(outer_scope, frozenset(a for a, _ in counts))
@@ -180,7 +137,7 @@ class Body:
         for a, _ in counts:
             if a in self.axes:
                 step = f" * {lanes}" if lanes > 1 and a == unit.lane else ""
-                self.lines.put(f"const i64 {unit.values[a]} = {self.axes[a].name} + {unit.index[a]}{step};")
+                self.lines.put(f"const i64 {unit.values[a]} = {self.axes[a]} + {unit.index[a]}{step};")
         yield
         self._drop_unused(first, [unit.values[a] for a, _ in counts if a in self.axes])
         for _ in counts:
@@ -202,11 +159,11 @@ class Body:
         """The block over which a statement without a body works."""
         match s:
             case Load() | Compute():
-                return self.dims(s.var.axes)
+                return self.blocks.dims(s.var.axes)
             case Declare() | Update():
-                return self.dims(s.vars[0].axes)
+                return self.blocks.dims(s.vars[0].axes)
             case Store() | Check():
-                return self.dims(s.axes)
+                return self.blocks.dims(s.axes)
             case _:
                 return ()
 
@@ -214,10 +171,11 @@ class Body:
         """Statements in groups that may share loops, in an order with the same meaning."""
         out: list[Run] = []
         open_: Run | None = None
-        absorbed = [start.statement for start in self.starts.values()]
         for s in body:
-            if any(s is x for x in absorbed) or (isinstance(s, Load) and s.var.id in self.special.in_place):
-                continue
+            if (isinstance(s, (Declare, Update)) and s.absorbed) or (
+                isinstance(s, Load) and s.access == IN_PLACE
+            ):
+                continue  # part of a product
             if isinstance(s, Collapse) and self.merged_into(out, s):
                 continue
             if isinstance(s, (Loop, Branch, Collapse, Dot)):
@@ -225,8 +183,8 @@ class Body:
                 open_ = None
                 continue
             dims = self.statement_dims(s)
-            if self.special.turns(self, s, dims):
-                out.append(Run(dims, [s], True))
+            if isinstance(s, (Load, Store)) and s.access is not None:
+                out.append(Run(dims, [s]))
                 open_ = None
                 continue
             if (
@@ -248,8 +206,8 @@ class Body:
         made = {p.id for p in s.parts}
         for run in runs:
             values = {d.id for r in run.body if isinstance(r, Compute) for d in defines(r)}
-            if made <= values and self.program.lane not in s.axes and not run.turned:
-                if set(s.axes) <= dict(self.counts(run.dims)).keys():
+            if made <= values and self.program.lane not in s.axes:
+                if set(s.axes) <= dict(self.blocks.counts(run.dims)).keys():
                     run.merges.append(s)
                     return True
         return False
@@ -257,8 +215,7 @@ class Body:
     def body(self, body: Sequence[Stmt]) -> None:
         """Print the statements of one block of the program, in a scope of their own."""
         printer = self.printer
-        counts, scope, outer = printer.counts, printer.scope, self.starts
-        self.starts = self.special.products(body)
+        counts, scope = printer.counts, printer.scope
         printer.counts = count_uses([e for s in body for e in expressions(s)])
         printer.scope = Scope(scope)
         printer.unit = self.unit(())
@@ -271,17 +228,17 @@ class Body:
                     self.branch(first)
                 case Collapse():
                     self.special.collapse(self, first)
-                case Dot() if first in self.starts:
-                    self.special.dot(self, first, self.starts[first])
+                case Dot(method=MicroKernel() as kernel):
+                    self.special.dot(self, first, kernel)
                 case Dot():
                     self.dot(first)
-                case Load() | Store() if run.turned:
-                    self.special.turn(self, first, run.dims)
+                case Load(access=Access() as access) | Store(access=Access() as access):
+                    self.special.turn(self, first, run.dims, access)
                 case _:
                     self.run(run)
                     continue
             printer.scope.forget(printer.states)
-        printer.counts, printer.scope, self.starts = counts, scope, outer
+        printer.counts, printer.scope = counts, scope
 
     def run(self, run: Run) -> None:
         """Print one run."""
@@ -296,7 +253,7 @@ class Body:
             kept = self.uses.get(v.id, 0) > inside.get(v.id, 0)
             if self.place(v, run.dims, kept).array:
                 self.declare_array(v, run.dims)
-        registers = prod(n for _, n in self.counts(run.dims))
+        registers = prod(n for _, n in self.blocks.counts(run.dims))
         arrays = any(
             self.printer.places[v].array for s in run.body for v in (*uses(s), *(d.id for d in defines(s)))
         )
@@ -306,7 +263,7 @@ class Body:
                 self.simple(s)
             for s in run.merges:
                 self.special.merge(self, s)
-        if self.counts(run.dims):
+        if self.blocks.counts(run.dims):
             self.printer.scope.forget(self.printer.states)
 
     def _leave_at_tail(self, run: Run) -> None:
@@ -327,7 +284,7 @@ class Body:
 
     def declare_array(self, var: Var, dims: Dims) -> None:
         """Print the array of registers that holds a block."""
-        sizes = "".join(f"[{n}]" for _, n in self.counts(dims))
+        sizes = "".join(f"[{n}]" for _, n in self.blocks.counts(dims))
         self.lines.put(f"{typed(var, self.printer.style, self.unit(dims))} v{var.id}{sizes};")
 
     def define(self, var: Var, text: str, mutable: bool = False) -> None:
@@ -411,9 +368,11 @@ class Body:
             stop = limit
         step = f"{name}++" if s.tile == 1 else f"{name} += {s.tile}"
         with self.lines.block(f"for (i64 {name} = {start}; {name} < {stop}; {step})"):
-            self.axes[s.axis] = Binding(name, s.tile)
+            outer, self.blocks = self.blocks, self.blocks.inside(s)
+            self.axes[s.axis] = name
             self.body(s.body)
             del self.axes[s.axis]
+            self.blocks = outer
         self.printer.unit = self.unit(())
 
     def branch(self, s: Branch) -> None:
@@ -430,14 +389,14 @@ class Body:
 
     def dot(self, s: Dot) -> None:
         """Print a product of blocks, summed over one axis, as a loop over registers."""
-        dims = self.dims(s.acc.axes)
-        steps = dict(self.dims((s.k,))).get(s.k, 1)
+        dims = self.blocks.dims(s.acc.axes)
+        steps = dict(self.blocks.dims((s.k,))).get(s.k, 1)
         spans = s.k in s.a.axes and steps > 1
         u = f"u{self.axis_name(s.k)[1:]}"
         if spans:
             self.lines.put(f"for (i64 {u} = 0; {u} < {steps}; {u}++) {{")
             self.lines.depth += 1
-        with self.nest(dims, prod(n for _, n in self.counts(dims)) <= CPP_TEXT.max_unrolled_registers):
+        with self.nest(dims, prod(n for _, n in self.blocks.counts(dims)) <= CPP_TEXT.max_unrolled_registers):
             unit = self.printer.unit
             if spans:
                 self.printer.unit = unit = replace(unit, index={**unit.index, s.k: u})

@@ -12,52 +12,14 @@ from contextlib import contextmanager
 from math import prod
 
 from tilewright.ir.dtype import DType, Kind
-from tilewright.ir.expr import Axis, Expr, axes_of
-from tilewright.ir.program import Load, Stmt, Store
-from tilewright.ir.sizes import dims as index
+from tilewright.ir.expr import Axis
+from tilewright.ir.program import Load, Store
+from tilewright.ir.selection import Access
+from tilewright.lower.legalise.blocks import Dims, step_along
 from tilewright.tuning.thresholds import CPP_TEXT
 
 from .scope import Place, Scope, Unit, bare
-from .statements import Body, Dims
-
-
-def turned_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
-    """The axis along which `s` reads or writes a block over `dims` contiguously, if it is not the vector axis."""
-    lanes = body.lanes(dims)
-    if not isinstance(s, (Load, Store)) or len(dims) != 2 or lanes < 4:
-        return None
-    (a, tile), (lane, _) = dims
-    plain = not isinstance(s, Load) or s.other is None or s.other.op == "const"
-    if tile % lanes or not plain or a not in body.axes or lane not in body.axes:
-        return None
-    values = body.printer.facts(s.offset)[1] | (
-        set[int]() if s.mask is None else body.printer.facts(s.mask)[1]
-    )
-    if any(map(body.spans, values)):
-        return None
-    along, across = _step(s.offset, a), _step(s.offset, lane)
-    fits = along is index.ONE and across is not None and across is not index.ONE and across is not index.ZERO
-    return a if fits else None
-
-
-def dense_axis(body: Body, s: Stmt, dims: Dims) -> Axis | None:
-    """The axis along which `s` reads a block of numbers contiguously, if whole vectors cover it."""
-    lanes = body.printer.style.lanes
-    if (
-        not isinstance(s, Load)
-        or len(dims) != 2
-        or body.lanes(dims) > 1
-        or lanes < 4
-        or not s.var.dtype.is_float
-    ):
-        return None
-    dense = [a for a, tile in dims if tile % lanes == 0 and _step(s.offset, a) is index.ONE]
-    values = body.printer.facts(s.offset)[1] | (
-        set[int]() if s.mask is None else body.printer.facts(s.mask)[1]
-    )
-    if not dense or s.var.dtype.compute.bytes != 4 or any(map(body.spans, values)):
-        return None
-    return dense[0] if all(a in body.axes for a, _ in dims) else None
+from .statements import Body
 
 
 def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
@@ -70,7 +32,7 @@ def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
     kind = printer.style.scalar(s.var.dtype)
     lines.put(f"alignas(64) {kind} v{s.var.id}[{rows}][{tile}];")
     u, w = (f"u{body.axis_name(x)[1:]}" for x in (row, along))
-    values = {x: b.name for x, b in body.axes.items()}
+    values = dict(body.axes)
     values[row], values[along] = f"({values[row]} + {u})", f"({values[along]} + {w})"
     outer_unit, outer_scope = printer.unit, printer.scope
     with lines.block(f"for (i64 {u} = 0; {u} < {rows}; {u}++)"):
@@ -81,11 +43,6 @@ def load_dense(body: Body, s: Load, dims: Dims, along: Axis) -> None:
     printer.unit, printer.scope = outer_unit, outer_scope
 
 
-def _step(offset: Expr, of: Axis) -> Expr | None:
-    leaf = next((x for x in axes_of(offset) if x.value == of), None)
-    return index.ZERO if leaf is None else index.coefficient(offset, leaf)
-
-
 class Turn:
     """Prints one such access."""
 
@@ -93,7 +50,7 @@ class Turn:
         self.body = body
         self.dims = dims
         (self.a, self.tile), (self.lane, self.width) = dims
-        self.count = body.lanes(dims)
+        self.count = body.blocks.lanes(dims)
         self.lanes = str(self.count)
         number_a, number_lane = (body.axis_name(x)[1:] for x in (self.a, self.lane))
         self.row = f"u{number_a}"
@@ -102,7 +59,7 @@ class Turn:
     def straight(self) -> Unit:
         """The unit of one register along the lane axis: `a` at position `q * lanes + j`."""
         base = self._place("j", self.row, self.tile)
-        values = {x: b.name for x, b in self.body.axes.items()}
+        values = dict(self.body.axes)
         values[self.a] = f"{values[self.a]} + {base}"
         column = self._place("", self.column, self.width)
         values[self.lane] += f" + {column}" if column else ""
@@ -113,7 +70,7 @@ class Turn:
 
     def turned(self, base: str = "j") -> Unit:
         """The unit of one register along `a`: the lane axis at position `u * lanes + base`."""
-        values = {x: b.name for x, b in self.body.axes.items()}
+        values = dict(self.body.axes)
         row = self._place("", self.row, self.tile)
         values[self.a] += f" + {row}" if row else ""
         column = self._place(base, self.column, self.width)
@@ -164,7 +121,7 @@ class Turn:
             self.body.declare_array(s.var, self.dims)
         few = (
             isinstance(s, Load)
-            and prod(n for _, n in self.body.counts(self.dims)) <= CPP_TEXT.max_unrolled_registers
+            and prod(n for _, n in self.body.blocks.counts(self.dims)) <= CPP_TEXT.max_unrolled_registers
         )
         with self.body.lines.block(""), self.loop(self.column, self.width // self.count, unroll=few):
             if isinstance(s, Load):
@@ -190,7 +147,7 @@ class Turn:
     def load_transposed(self, s: Load) -> bool:
         """Print the load of a tile that is whole, a fixed distance from row to row, and not converted, at once."""
         printer, buffer = self.body.printer, s.buffer
-        step = _step(s.offset, self.lane)
+        step = step_along(s.offset, self.lane)
         number = buffer.dtype.kind is not Kind.BOOL and buffer.dtype.compute is buffer.dtype
         if s.mask is not None or step is None or not number or buffer.dtype is not s.var.dtype:
             return False
@@ -229,15 +186,9 @@ class Turn:
         printer.unit, printer.scope = outer_unit, outer_scope
 
 
-def turns(body: Body, s: Stmt, dims: Dims) -> bool:
-    """Whether `turn` prints `s`."""
-    return turned_axis(body, s, dims) is not None or dense_axis(body, s, dims) is not None
-
-
-def turn(body: Body, s: Load | Store, dims: Dims) -> None:
+def turn(body: Body, s: Load | Store, dims: Dims, access: Access) -> None:
     """Print an access along another axis than the lanes."""
-    along = dense_axis(body, s, dims)
-    if along is not None and isinstance(s, Load):
-        load_dense(body, s, dims, along)
+    if access.kind == "dense" and isinstance(s, Load) and access.along is not None:
+        load_dense(body, s, dims, access.along)
     else:
         Turn(body, dims).run(s)

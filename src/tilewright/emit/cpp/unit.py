@@ -18,13 +18,13 @@ from tilewright.ir.sizes.dims import symbols_of
 from tilewright.target import Target
 from tilewright.tuning.thresholds import CPP_TEXT
 
-from .dot import dot, read_in_place, starts
+from .dot import dot
 from .expr import Expressions
 from .memory import Memory
 from .reduce import Helpers, begin, collapse, merge
-from .scope import Binding, Lines, Style, Unit, bare
+from .scope import Lines, Style, Unit, bare
 from .statements import Body, Special
-from .transpose import turn, turns
+from .transpose import turn
 
 INCLUDE = Path(__file__).parents[1] / "native"
 """The folder of the headers that generated code includes."""
@@ -53,7 +53,7 @@ def emit_units(
 
     `units` is how many (None: as many as the target has cores, if there are kernels enough). The first one holds the
     table of all kernels."""
-    style = Style(1 if exact else max(1, target.vector_bytes // 4), exact, target.vector_registers)
+    style = Style(1 if exact else max(1, target.vector_bytes // 4), exact)
     order = {name: k for k, name in enumerate(symbols)}
     count = units or max(1, min(target.cores, len(programs) // CPP_TEXT.min_kernels_per_unit))
     linkage = "static " if count == 1 else ""
@@ -188,16 +188,7 @@ class _Kernel:
             printer = Expressions(self.style, self._symbols(found), lines)
             printer.reciprocals = program.reciprocals
             memory = Memory(printer, self._buffers(used, printer))
-            special = Special(
-                lambda b, s: collapse(b, s, self.helpers),
-                begin,
-                merge,
-                turns,
-                turn,
-                lambda b: dict(starts(b, program.lane)),
-                dot,
-                read_in_place(program, self.style),
-            )
+            special = Special(lambda b, s: collapse(b, s, self.helpers), begin, merge, turn, dot)
             body = Body(program, printer, memory, special)
             self._grid(body)
             if any(e.op == "const" for e in memory.streams):
@@ -242,7 +233,7 @@ class _Kernel:
             rest = f"begin / {' / '.join(f'e{j}' for j in reversed(range(k, len(grid))))}"
         with lines.block("for (i64 point = begin; point < end; point++)"):
             for g, name in zip(grid, names, strict=True):
-                body.axes[g.axis] = Binding(name, 1)
+                body.axes[g.axis] = name
             body.body(self.program.body)
             self._advance(names)
         printer.unit = Unit({})

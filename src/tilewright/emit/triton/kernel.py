@@ -17,14 +17,14 @@ from tilewright.ir.dtype import i64
 from tilewright.ir.expr import Symbol
 from tilewright.ir.program import Descriptor, TileProgram
 from tilewright.ir.sizes.dims import symbols_of
+from tilewright.lower.legalise.gpu import block_axes
 from tilewright.lower.variants import Variant, aligning, quotients, reached
-from tilewright.target import Target
 
 from .expr import Expressions, count_reads
 from .helpers import Helpers
 from .index import Indices, index_values
 from .scope import UNARY, Lines, Term, memory_type
-from .statements import Body, block_axes, check_size, printed
+from .statements import Body, check_size, printed
 
 ArgumentKind = Literal["pointer", "size", "error", "descriptor"]
 
@@ -68,18 +68,14 @@ class TritonSource:
         return tuple(k for k, a in enumerate(self.arguments) if a.divisible)
 
 
-def emit_triton(
-    program: TileProgram, symbols: Sequence[str], target: Target, variant: Variant, name: str
-) -> TritonSource:
-    """Print `program` as the kernel `name` for `target`. `symbols` is the plan's order of size symbols.
+def emit_triton(program: TileProgram, symbols: Sequence[str], variant: Variant, name: str) -> TritonSource:
+    """Print a legalised `program` as the kernel `name`. `symbols` is the plan's order of size symbols.
 
     Raises UnsupportedError for what Triton cannot express, KeyError for a symbol that `symbols` lacks, and VerifyError
-    for a program that is not made for a GPU (scratch memory, tiles that are no powers of two)."""
-    if target.language != "triton":
-        raise VerifyError(f"target {target.name} takes {target.language}", phase="emit")
+    for a program that is not made for a GPU (scratch memory)."""
     if program.scratch:
         raise VerifyError("scratch memory in a program for a GPU", phase="emit")
-    arguments = (*_arguments(program, symbols, variant), *_descriptors(program, variant, target))
+    arguments = (*_arguments(program, symbols, variant), *_descriptors(program, variant))
     helpers, lines = Helpers(), Lines()
     sizes = {symbols[a.index]: a.name for a in arguments if a.kind == "size"}
     indices = Indices(index_values(program))
@@ -93,7 +89,7 @@ def emit_triton(
             known = Term(f"tl.multiple_of({printer.term(quotient).text}, {divisor})")
             printer.scope.names[quotient, False] = printer.named(known, "i")
     _grid(program, printer)
-    Body(program, printer, pointers, variant.aligned, target.singles, names).body(program.body)
+    Body(program, printer, pointers, variant.aligned, names).body(program.body)
     check_size(printer)
     head = _heading(program, arguments, helpers)
     text = f"{head}@triton.jit\ndef {name}({', '.join(a.name for a in arguments)}):\n{lines.text() or '    pass'}"
@@ -114,10 +110,8 @@ def _arguments(program: TileProgram, symbols: Sequence[str], variant: Variant) -
     return (*found, Argument("error", "error", "*i32", 0, False))
 
 
-def _descriptors(program: TileProgram, variant: Variant, target: Target) -> list[Argument]:
-    """One for each way in which loads take blocks of a parameter, if the machine and the variant have them."""
-    if not target.descriptors:
-        return []
+def _descriptors(program: TileProgram, variant: Variant) -> list[Argument]:
+    """One for each way in which loads take blocks of a parameter, if the variant has them."""
     order = {b.name: k for k, b in enumerate(program.params)}
     made: list[Argument] = []
     for k, (buffer, d) in enumerate(reached(program, variant)):

@@ -27,11 +27,8 @@ from tilewright.ir.program import (
     Var,
     expressions,
     is_binding,
-    streams,
-    uses,
 )
-from tilewright.lower.variants import has_odd_steps
-from tilewright.target import Precision
+from tilewright.ir.selection import MatrixMultiply
 
 from .addresses import Places
 from .expr import Expressions
@@ -40,19 +37,6 @@ from .scope import AND, ATOM, PRODUCT, SUM, UNARY, Scope, Term, named_type
 
 LARGEST = 1 << 20
 """Elements that a block may have."""
-
-
-def block_axes(program: TileProgram) -> dict[Axis, int]:
-    """The block axes with their tiles, in the order in which the program binds them first.
-
-    Raises VerifyError for a tile that is no power of two, or an axis bound with different ones."""
-    found: dict[Axis, int] = {}
-    for s in program.loops():
-        if s.tile & (s.tile - 1) or s.tile < 1:
-            raise VerifyError(f"axis {s.axis.name} has tile {s.tile}, no power of two", phase="emit")
-        if s.tile > 1 and found.setdefault(s.axis, s.tile) != s.tile:
-            raise VerifyError(f"axis {s.axis.name} has two tiles", phase="emit")
-    return found
 
 
 def printed(program: TileProgram) -> list[Expr]:
@@ -64,9 +48,8 @@ def printed(program: TileProgram) -> list[Expr]:
 
 
 class Body:
-    """Prints the statements of one program. `pointers` are the names of its buffers, which are `aligned` or may not be;
-    products of blocks of fp32 read what `singles` says of them. `descriptors` are the names of those that loads may
-    use, by buffer."""
+    """Prints the statements of one program. `pointers` are the names of its buffers, which are `aligned` or may not be.
+    `descriptors` are the names of those that loads may use, by buffer."""
 
     def __init__(
         self,
@@ -74,25 +57,17 @@ class Body:
         printer: Expressions,
         pointers: dict[str, str],
         aligned: bool,
-        singles: Precision,
         descriptors: Mapping[tuple[str, Descriptor], str] = MappingProxyType({}),
     ) -> None:
         self.program, self.printer, self.pointers = program, printer, pointers
-        self.singles = singles
         self.descriptors = descriptors
         self.firsts: dict[Axis, Term] = {}
         """The first value of each block axis."""
         self.lines = printer.lines
-        self.stages = program.stages
-        readers = Counter(v for s in program.statements() for v in set(uses(s)))
-        for s in program.statements():
-            if isinstance(s, Dot):
-                readers.subtract({s.a.id, s.b.id})
-        self.only_dots = {v for v, n in readers.items() if n == 0}
-        """Values that nothing but products of blocks reads: they stay in the type that they have in memory."""
         self.raw: set[int] = set()
+        """Halves that are held as what they are."""
         self.places = Places(printer)
-        self.split = self.wide or not aligned or has_odd_steps(program)
+        self.split = self.wide or not aligned or program.odd_steps
         """Whether addresses are printed as those of a block and what lies behind them."""
         self._bound: Counter[Axis] = Counter()
         self._number: dict[Axis, int] = {}
@@ -156,8 +131,8 @@ class Body:
             return
         bounds = [start.text, self.printer.offset(s.stop).text] + ([str(s.tile)] if s.tile > 1 else [])
         head = f"range({', '.join(bounds)})"
-        if self.stages > 1 and streams(s):
-            head = f"tl.range({', '.join(bounds)}, num_stages={self.stages})"
+        if s.stages > 1:
+            head = f"tl.range({', '.join(bounds)}, num_stages={s.stages})"
         plain = s.tile == 1 and not self.wide
         base = Term(f"{'a' if plain else 'b'}{number}")
         with self.lines.block(f"for {base.text} in {head}"):
@@ -233,7 +208,7 @@ class Body:
         return None if mask is None else self.printer.term(mask)
 
     def load(self, s: Load) -> None:
-        """Masked lanes touch no memory; a half becomes a single unless only products read it."""
+        """Masked lanes touch no memory; a half becomes a single unless it is held as stored."""
         printer = self.printer
         name = s.descriptor and self.descriptors.get((s.buffer.name, s.descriptor))
         if s.descriptor is not None and name:
@@ -275,7 +250,7 @@ class Body:
         have, want = s.buffer.dtype, s.var.dtype
         if have is bool_:
             found = self.printer.converted(found, i32, bool_)
-        if have.is_half and want is have and s.var.id in self.only_dots:
+        if s.as_stored:
             self.raw.add(s.var.id)
             return found
         if have.is_half:
@@ -312,7 +287,7 @@ class Body:
         text = f"{self.address(s, offset, wanted)}, {printer.fit(value, wanted).text}"
         if mask is not None:
             text += f", mask={printer.fit(mask, wanted).text}"
-        if s.stream is not None and s.stream.op == "const":
+        if s.stream is not None:
             text += ', cache_modifier=".cs"'
         self.lines.put(f"tl.store({text})")
 
@@ -385,44 +360,35 @@ class Body:
             printer.values[var.id] = Term(f"v{var.id}", ATOM, rest)
 
     def dot(self, s: Dot) -> None:
-        """A product of matrices if the blocks are matrices, else products summed along the axis."""
+        """A product on a matrix unit, or products summed along the axis."""
         printer = self.printer
-        acc = printer.values[s.acc.id]
-        a, b = (self._operand(v) for v in (s.a, s.b))
-        matrices = len(a.dims) == len(b.dims) == len(acc.dims) == 2 and s.k in a.dims and s.k in b.dims
-        if matrices and set(a.dims) & set(b.dims) == {s.k} and self._as_matrices(s, a, b, acc):
+        if isinstance(s.method, MatrixMultiply):
+            self._matrix_multiply(s, s.method)
             return
         a, b = (printer.converted(self._single(v), v.dtype, s.acc.dtype) for v in (s.a, s.b))
         term = printer.infix("*", PRODUCT, [a, b])
         if s.k in term.dims:
             rest = tuple(x for x in term.dims if x != s.k)
             term = Term(f"tl.sum({term.text}, {term.dims.index(s.k)})", ATOM, rest)
-        self._assign(s.acc, printer.infix("+", SUM, [acc, term]))
+        self._assign(s.acc, printer.infix("+", SUM, [printer.values[s.acc.id], term]))
 
-    def _as_matrices(self, s: Dot, a: Term, b: Term, acc: Term) -> bool:
-        printer = self.printer
-        types = {v.dtype for v in (s.a, s.b)}
-        if len(types) > 1 or min(printer.tiles[x] for x in {*a.dims, *b.dims}) < 16:
-            return False
-        dtype = types.pop()
-        if not dtype.is_float or (dtype.bytes > 4) != (s.acc.dtype.bytes > 4):
-            return False
-        reads = self.singles if dtype is f32 else "ieee"
-        turned = acc.dims[0] not in a.dims
-        if turned and reads != "bf16x6":
-            a, b, turned = b, a, False
+    def _matrix_multiply(self, s: Dot, by: MatrixMultiply) -> None:
+        acc, a, b = self.printer.values[s.acc.id], self._operand(s.a), self._operand(s.b)
+        if not len(acc.dims) == len(a.dims) == len(b.dims) == 2:
+            raise VerifyError("a matrix unit multiplies matrices", phase="emit")
+        if by.sides == "swapped":
+            a, b = b, a
         left = a.text if a.dims[1] == s.k else f"tl.trans({a.text})"
         right = b.text if b.dims[0] == s.k else f"tl.trans({b.text})"
-        precision = "" if dtype.is_half else f', input_precision="{reads}"'
-        if not dtype.is_half and reads == "ieee":  # keeps Triton from adding to what the sum is added to
-            precision += f", max_num_imprecise_acc={printer.tiles[s.k]}"
-        out = f", out_dtype={named_type(s.acc.dtype)}" if s.acc.dtype is not f32 else ""
-        # Pieces of singles are not added in the same order if the sides change places; kernels that compute the same
-        # product must find the same.
+        how = "" if by.precision is None else f', input_precision="{by.precision}"'
+        if by.apart:
+            how += f", max_num_imprecise_acc={self.printer.tiles[s.k]}"
+        if s.acc.dtype is not f32:
+            how += f", out_dtype={named_type(s.acc.dtype)}"
+        turned = by.sides == "turned"
         start = f"tl.trans({acc.text})" if turned else acc.text
-        product = f"tl.dot({left}, {right}, {start}{precision}{out})"
+        product = f"tl.dot({left}, {right}, {start}{how})"
         self._assign(s.acc, Term(f"tl.trans({product})" if turned else product, ATOM, acc.dims))
-        return True
 
     def _operand(self, var: Var) -> Term:
         """A block in the type in which it is multiplied: halves stay halves."""

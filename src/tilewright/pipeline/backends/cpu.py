@@ -16,6 +16,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.graph import Loop
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import TileProgram
+from tilewright.lower.legalise.cpu import legalise_for_cpu
 from tilewright.options import Options
 from tilewright.partition.loops.rows import part_of, parts_for, rows_of
 from tilewright.partition.memo import ranged
@@ -80,14 +81,17 @@ class CpuBackend:
         known = libraries.recall([*ranges, *order])
         solved = partial(builder.solved, steps)
         scheduled = run("schedule", solved if known is None else lambda: Later(solved))
-        printed = partial(_printed, scheduled, names, target)
+        legalised = partial(self._legalised, scheduled, target)
+        programs = run("legalise", legalised if known is None else lambda: Later(legalised))
+        printed = partial(emit_units, programs, names, target)
         sources = run("emit", printed if known is None else lambda: Later(printed))
         start = time.time()
         try:
             path = run("build", lambda: known or build(sources, target, store, options))
         except KernelRefused as refused:
-            programs = _refused_programs(programs_of(scheduled), names, target, options)
-            raise name_refused(refused, steps, scheduled, programs) from refused
+            behind = _refused_programs(programs, names, target, options)
+            of = dict(zip(map(id, programs), programs_of(scheduled), strict=True))
+            raise name_refused(refused, steps, scheduled, [of[id(p)] for p in behind]) from refused
         if known is None:
             libraries.keep([*ranges, *order], path)
         if known is not None or not _is_new(path, start):
@@ -97,9 +101,16 @@ class CpuBackend:
         unit = run("load", lambda: _loaded(path, sources, target, store, options))
         return Kernels(scheduled, unit, [order[key] for key in keys], len(order))
 
+    def legalise(self, program: TileProgram, target: Target) -> TileProgram:
+        """For vectors of elements."""
+        return legalise_for_cpu(program, target)
+
+    def _legalised(self, scheduled: Sequence[Scheduled], target: Target) -> list[TileProgram]:
+        return [self.legalise(p, target) for p in programs_of(scheduled)]
+
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
         """A unit of its own."""
-        return emit_unit([program], symbols, target).text
+        return emit_unit([self.legalise(program, target)], symbols, target).text
 
     def executable(self, parts: Runnable) -> Executable:
         """Kernels that follow each other run without Python between them."""
@@ -186,7 +197,3 @@ def _loaded(
         if path.exists():
             raise
         return NativeUnit(build(sources, target, Store(None), options), store, options)
-
-
-def _printed(scheduled: Sequence[Scheduled], symbols: Sequence[str], target: Target) -> Sequence[Source]:
-    return emit_units(programs_of(scheduled), symbols, target)

@@ -17,6 +17,7 @@ from tilewright.ir.graph import Loop
 from tilewright.ir.kernel import Scheduled
 from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.host import number
+from tilewright.lower.legalise.gpu import legalise_for_gpu
 from tilewright.lower.variants import Variant, variants
 from tilewright.options import Options
 from tilewright.partition.loops.call import distinct
@@ -83,11 +84,10 @@ class CudaBackend:
         tries: Counter[str] = Counter()
         while True:
             programs = programs_of(scheduled)
+            legal = run("legalise", lambda: [self.legalise(p, target) for p in programs])  # noqa: B023
 
-            def printed(
-                kernel: int, variant: Variant, programs: list[TileProgram] = programs
-            ) -> TritonSource:
-                return emit_triton(programs[kernel], names, target, variant, f"k{kernel}")
+            def printed(kernel: int, variant: Variant, legal: list[TileProgram] = legal) -> TritonSource:
+                return emit_triton(legal[kernel], names, variant, f"k{kernel}")
 
             wanted = (
                 _at_typical_sizes(solver.hints, scheduled, programs)  # which must know all sizes
@@ -115,9 +115,14 @@ class CudaBackend:
             unit = CudaUnit(programs, names, VariantCompiler(printed, build), gpu, known, buckets)
             return Kernels(scheduled, unit, places, len(programs))
 
+    def legalise(self, program: TileProgram, target: Target) -> TileProgram:
+        """For threads that share a grid point."""
+        return legalise_for_gpu(program, target)
+
     def show_source(self, program: TileProgram, symbols: Sequence[str], target: Target) -> str:
         """Its first variant."""
-        return emit_triton(program, symbols, target, variants(program)[0], "kernel").text
+        legal = self.legalise(program, target)
+        return emit_triton(legal, symbols, variants(program)[0], "kernel").text
 
     def executable(self, parts: Runnable) -> Executable:
         """Through CUDA graphs where the options ask for them."""

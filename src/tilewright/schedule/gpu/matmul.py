@@ -19,11 +19,12 @@ from tilewright.ir.dtype import f32, i64
 from tilewright.ir.expr import SCALARS, Axis, Expr, axes_of, walk
 from tilewright.ir.form import Form, Item, folds_read
 from tilewright.ir.schedule import Role, Schedule
+from tilewright.ir.selection import Precision
 from tilewright.ir.sizes import dims
 from tilewright.ir.sizes.rounding import next_power_of_two
 from tilewright.schedule.cpu.vectors import points
 from tilewright.schedule.table import Tuning
-from tilewright.target import MemoryKind, Precision, Target
+from tilewright.target import MemoryKind, Target
 from tilewright.tuning.search_limits import MATMUL_BLOCKS
 from tilewright.tuning.thresholds import CONTRACTION, GPU_COST, GPU_MATMUL
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from tilewright.ir.expr import Axis, axes_of, axis, walk
 from tilewright.ir.form import Form
-from tilewright.ir.program import Collapse, Dot, Load, Loop, Stmt, Store, TileProgram, is_binding, streams
+from tilewright.ir.program import Collapse, Dot, Load, Loop, Stmt, Store, TileProgram
 from tilewright.ir.schedule import ClassPlan, Role, Schedule
 from tilewright.ir.sizes import dims
+from tilewright.lower.legalise.gpu import loads_ahead
 from tilewright.schedule.scheduler import Lowered
 from tilewright.target import MemoryKind, Target
 from tilewright.tuning.thresholds import GPU_COST
@@ -42,7 +43,7 @@ def shared_bytes(program: TileProgram, target: Target) -> int:
     tiles = {s.axis: s.tile for s in program.loops()}
     waiting = 0
     if target.copies_ahead:
-        looped = (_flat(s.body) for s in program.loops() if not is_binding(s) and streams(s))
+        looped = (_flat(s.body) for s in program.loops() if loads_ahead(s))
         loads = ([_block(s, tiles) for s in body if isinstance(s, Load)] for body in looped)
         waiting = max(map(sum, loads), default=0) * (program.stages - 1)
     wide = target.lanes * target.vector_bytes // min((b.dtype.bytes for b in program.params), default=1)

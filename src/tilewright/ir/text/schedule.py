@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import TypeVar
 
-from .dtype import bool_
-from .expr import SCALARS, Axis, Expr, Symbol, const, integer, make, symbol
-from .form import FormStep
-from .schedule import ClassPlan, Launch, Math, Memory, Reductions, Role, Schedule, Sized, Tiling
+from tilewright.ir.dtype import bool_
+from tilewright.ir.expr import SCALARS, Axis, Expr, Symbol, const, integer, make, symbol
+from tilewright.ir.form import FormStep
+from tilewright.ir.schedule import ClassPlan, Launch, Math, Memory, Reductions, Role, Schedule, Sized, Tiling
 
 _PLAN = re.compile(r"(\S+):(grid|resident|streamed|scan)(?:/(\d+))?(?:x(\d+))?(-?)")
 _INFIX: Mapping[type, str] = {

@@ -1,0 +1,69 @@
+"""Instructions that are selected for statements of a tile program: what `lower/legalise` decides and printers follow.
+
+None of it changes what a statement means, so that the interpreter ignores it; in which order a sum is added, and so
+how it rounds, does depend on it. A statement with the defaults is carried out as it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .expr import Axis
+
+Precision = Literal["ieee", "tf32", "bf16x6"]
+"""What a matrix unit reads of fp32: all of it; 10 bits of fraction; three pieces of bf16, which hold all of it, and six
+of their nine products."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixMultiply:
+    """A product of blocks on a matrix unit, which takes its left side row by row.
+
+    `sides`: as the statement has them, `swapped`, or `turned`: they stay, and the sums are transposed before and after.
+    The last one is for pieces of singles, which are added in another order where the sides change places: kernels that
+    compute the same product must find the same. `precision` is None for types that need none. With `apart` the products
+    of a block are added up before the sums so far come in."""
+
+    sides: Literal["straight", "swapped", "turned"]
+    precision: Precision | None = None
+    apart: bool = False
+
+    def __str__(self) -> str:
+        sides = "" if self.sides == "straight" else f", sides {self.sides}"
+        precision = "" if self.precision is None else f", {self.precision}"
+        return f"on the matrix unit{sides}{precision}{', apart' if self.apart else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class MicroKernel:
+    """A product of blocks in vector registers: `rows` numbers of the side without the vector axis, each multiplied with
+    `registers` of the other side.
+
+    The sums `start` from the block as it is, from nothing, or from the block scaled by the value number `factor`. What
+    declared or scaled it is then marked as `absorbed`."""
+
+    rows: int
+    registers: int
+    start: Literal["block", "nothing", "scaled"] = "block"
+    factor: int | None = None
+
+    def __str__(self) -> str:
+        by = "" if self.factor is None else f" by v{self.factor}"
+        return f"in {self.rows} x {self.registers} registers, start {self.start}{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a block goes between memory and registers, where it is not by vectors along the vector axis.
+
+    `turned`: by vectors along another axis, and transposed in registers. `dense`: by vectors along an axis, into an
+    array of numbers. `in place`: not at all, products read it where it lies."""
+
+    kind: Literal["turned", "dense", "in place"]
+    along: Axis | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.along is None else f"{self.kind} along {self.along.name}"
+
+
+IN_PLACE = Access("in place")
