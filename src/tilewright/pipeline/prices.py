@@ -58,7 +58,7 @@ def choose_region_kernels(
     """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
     are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at
     `place`."""
-    inside, short = options.contractions == "inside", grown.target.lanes > 1
+    inside, short = options.contractions == "inside", grown.scheduler.takes_few_rows
     if options.contractions == "library" or not may_have_regions(
         graph, grown.hints, anywhere=inside, short=short
     ):
