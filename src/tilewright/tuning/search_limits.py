@@ -332,9 +332,9 @@ class TimerLimits:
     max_steady_ratio: float = 1.25
     """How much longer than its best run the middle one of the winner may have taken in a quiet measurement."""
     max_measurements: int = 3
-    """Measurements after which a verdict stands, however noisy they were."""
-    max_repeated_verdicts: int = 1
-    """Noisy verdicts that a compilation measures again; one that finds a verdict for everything measures nothing, so
+    """Measurements after which a choice stands, however noisy they were."""
+    max_repeated_choices: int = 1
+    """Noisy choices that a compilation measures again; one that finds a choice for everything measures nothing, so
     that it is short and finds what was built."""
     min_bound_ratio: float = 0.95
     """A time may be this part of what memory allows at least; one below was not that of the whole work."""

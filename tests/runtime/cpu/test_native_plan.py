@@ -171,7 +171,7 @@ def test_large_work_lets_other_threads_run() -> None:
 
 
 def test_many_operands() -> None:
-    inputs = [torch.randn(3) for _ in range(native_call.MOST + 1)]
+    inputs = [torch.randn(3) for _ in range(native_call.MAX_TENSORS + 1)]
     made = executable(lambda *ts: sum(ts), inputs)
     torch.testing.assert_close(made(list(inputs))[0], sum(inputs))
     assert not is_whole(made)

@@ -69,7 +69,7 @@ def disturbed(seconds: float) -> Callable[[Tensor], Tensor]:
     return lambda x: slow(seconds if next(count) % 3 == 0 else 20 * seconds)(x)
 
 
-def test_a_noisy_verdict_is_not_final() -> None:
+def test_a_noisy_choice_is_not_final() -> None:
     store = Store(None)
     ways = [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))]
     for _ in range(TIMER.max_measurements - 1):
@@ -86,7 +86,7 @@ def measuring(store: Store) -> Timer:
     return made
 
 
-def test_a_compilation_that_knows_every_verdict_measures_nothing() -> None:
+def test_a_compilation_that_knows_every_choice_measures_nothing() -> None:
     store = Store(None)
     timer(store).measure("task", [candidate("a", disturbed(0.002)), candidate("b", slow(0.05))])
     assert timer(store).recall("task") == "a"
@@ -118,7 +118,7 @@ def test_defects_are_logged_and_refusals_are_not(caplog: pytest.LogCaptureFixtur
     assert record.levelname == "ERROR" and record.exc_info is not None and "b failed" in record.message
 
 
-def test_other_threads_are_another_verdict() -> None:
+def test_other_threads_are_another_choice() -> None:
     store = Store(None)
     for _ in range(TIMER.max_measurements):
         timer(store).measure("task", [candidate("a", slow(0.001))])

@@ -44,7 +44,7 @@ from .terms import (
 )
 
 LOGS = frozenset({"log", "log2", "log10", "log1p"})
-UNSEEN = "elements may count that the running extreme does not see"
+OUTSIDE_EXTREMUM = "elements may count that the running extreme does not see"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ class _Sums:
             for m in p
             for g, _ in m.powers
         )
-        if self.x.unseen or shifted:
-            return UNSEEN
+        if self.x.outside_extremum or shifted:
+            return OUTSIDE_EXTREMUM
         return ""
 
 
@@ -365,7 +365,7 @@ def _extreme(
     moving = {m: q for m, q in p.items() if m.powers or m.late or m.rates}
     if all(m == Mono(powers=m.powers) and [k for _, k in m.powers] == [1] for m in moving):
         shift = tuple((g, q) for m, q in moving.items() for g, _ in m.powers)
-        hazard = UNSEEN if any(g.open for g in statistics) else ""
+        hazard = OUTSIDE_EXTREMUM if any(g.open for g in statistics) else ""
         return Law(tuple(statistics), (replace(own, shift=shift),), slot("a", 0, dtype), hazard)
     return Refusal("homomorphism", "the order of its elements may change when a result moves")
 

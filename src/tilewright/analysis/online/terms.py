@@ -227,7 +227,7 @@ class Expansion:
         self.centred = {g.through for g in statistics if g.centred}
         self.unheld = False
         """Whether an exponential of data stands beside one of results, not held down by a statistic."""
-        self.unseen = False
+        self.outside_extremum = False
         """Whether elements may count that an extreme does not see."""
 
     def reads(self, e: Expr) -> bool:
@@ -381,7 +381,7 @@ def _exponential(x: Expansion, e: Expr, truths: frozenset[Expr]) -> Poly | None:
     if data:
         x.unheld |= bool(late) or not rates
         varies = any(x.varies(a) for m in data for a, _ in m.data)
-        x.unseen |= varies and any(x.all[g].open for g, _ in rates)
+        x.outside_extremum |= varies and any(x.all[g].open for g, _ in rates)
         made = product(made, _power_of(e.op, data, e.dtype, late=False))
     return product(made, _power_of(e.op, late, e.dtype, late=True)) if late else made
 

@@ -20,7 +20,7 @@ from tilewright.rewrite.algebra.region import renumber_reads
 
 from .seen_reads import Inside
 
-LARGE = 2.0**60
+MAX_ORIGIN = 2.0**60
 """Columns do not count from an element of at least this size: the distance of another one could overflow."""
 
 Divides = Callable[[Expr], bool]
@@ -30,7 +30,7 @@ def origin(expr: TensorExpr) -> Expr:
     """The first element of a column, from which all others are counted; 0 in the place of a large one, and where there
     is no element."""
     first = substitute(expr.body[0], {axis(a): dims.ZERO for a in expr.reduce})
-    zero, most = const(0, first.dtype), const(LARGE, first.dtype)
+    zero, most = const(0, first.dtype), const(MAX_ORIGIN, first.dtype)
     near = where(call("lt", call("abs", first), most), first, zero)
     count = dims.prod(a.extent for a in expr.reduce)
     return near if dims.at_least(count, 1) else where(call("gt", count, dims.ZERO), near, zero)

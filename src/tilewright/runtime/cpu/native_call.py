@@ -16,7 +16,7 @@ import torch
 
 from tilewright.runtime.plan.tensors import Make
 
-MOST = 32
+MAX_TENSORS = 32
 """Inputs and outputs together."""
 
 
@@ -102,7 +102,7 @@ def call_of(
     owner: object,
 ) -> WholeCall | None:
     """The call that runs `run` on memory of `outside` and of `owner`; None if it has too many operands."""
-    if len(outside.inputs) + len(outside.outputs) > MOST:
+    if len(outside.inputs) + len(outside.outputs) > MAX_TENSORS:
         return None
     place = id  # what is meant is the object itself, which `kept` holds
     inputs = (_Input * max(1, len(outside.inputs)))()

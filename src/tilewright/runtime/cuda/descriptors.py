@@ -19,7 +19,7 @@ from .job import Box
 
 BYTES, ALIGNED = 128, 64
 """Of a descriptor."""
-MOST_ELEMENTS, MOST_BYTES = (1 << 31) - 1, 1 << 40
+MAX_EXTENT, MAX_STRIDE_BYTES = (1 << 31) - 1, 1 << 40
 """Limits of an extent and of a stride."""
 
 
@@ -65,7 +65,7 @@ def tensors(
         strides = tuple(size(e, sizes) for e in d.strides)
         start = size(d.start, sizes) * element
         steps = [s * element for s in strides[:-1]]
-        if not all(1 <= e <= MOST_ELEMENTS for e in extents) or not all(0 < s < MOST_BYTES for s in steps):
+        if not all(1 <= e <= MAX_EXTENT for e in extents) or not all(0 < s < MAX_STRIDE_BYTES for s in steps):
             return None
         if any(s % ALIGNMENT for s in (start, *steps)):
             return None

@@ -25,7 +25,7 @@ from .build import Built
 from .descriptors import Tensor, maps, tensors
 from .driver import Device, current_stream
 
-MOST_BLOCKS = (1 << 31) - 1
+MAX_GRID_BLOCKS = (1 << 31) - 1
 """Blocks of one launch."""
 
 UNBUILT = -1_000_000
@@ -161,8 +161,10 @@ class CudaUnit:
             blocks *= max(0, size(g.extent, sizes))
         if not blocks:
             return None
-        if blocks > MOST_BLOCKS:
-            raise UnsupportedError(f"a kernel needs {blocks} blocks, a GPU runs {MOST_BLOCKS}", phase="run")
+        if blocks > MAX_GRID_BLOCKS:
+            raise UnsupportedError(
+                f"a kernel needs {blocks} blocks, a GPU runs {MAX_GRID_BLOCKS}", phase="run"
+            )
         wide = self.is_wide(kernel, sizes)
         generic, aligned = (kernel, Variant(False, wide)), (kernel, Variant(True, wide))
         special = (

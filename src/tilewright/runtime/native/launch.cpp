@@ -118,7 +118,7 @@ struct tw_whole {
 };
 
 namespace {
-const int MOST = 32;  // inputs and outputs together; `MOST` in whole.py
+const int MAX_TENSORS = 32;  // inputs and outputs together; `MAX_TENSORS` of native_call.py
 const int EQUAL = 2;  // Py_EQ
 tw_python python;
 
@@ -165,7 +165,7 @@ tw_object outputs(const tw_whole* w, char** at) {
 // thread can interrupt.
 tw_object whole_call(tw_object self, tw_object args) {
   const tw_whole* w = (const tw_whole*)(uintptr_t)python.number(python.first(self, 0));
-  char* at[MOST];
+  char* at[MAX_TENSORS];
   for (int64_t k = 0; k < w->inputs; k++) {
     tw_object t = python.item(args, w->input[k].place);
     int same = t ? lies(w->input[k], t) : -1;

@@ -48,7 +48,7 @@ from .conv_window import Window, dense, laid_out, window_of
 SOURCES = tuple(
     Path(__file__).parents[1] / "native" / name for name in ("product.cpp", "depthwise.cpp", "attention.cpp")
 )
-MOST_TAPS = 64
+MAX_DEPTHWISE_TAPS = 64
 """Taps of a depthwise convolution that the native side has room for."""
 
 _ACTIVATIONS = (
@@ -229,7 +229,7 @@ class Products:
     def _fits(self, weight: Tensor, window: Window, groups: int) -> bool:
         columns, inner = weight.shape[0], weight.shape[1]
         if groups > 1:  # each channel on its own
-            return groups == columns and inner == 1 and weight[0, 0].numel() <= MOST_TAPS
+            return groups == columns and inner == 1 and weight[0, 0].numel() <= MAX_DEPTHWISE_TAPS
         half = max(1, self.panel // 2)
         return (
             inner * window.run >= OWN_KERNELS.min_run_elements

@@ -78,7 +78,7 @@ class Timer:
         last = self._trials(task)[-1:]
         if not last:
             return None
-        if not last[0]["final"] and self.spent and self.repeated < TIMER.max_repeated_verdicts:
+        if not last[0]["final"] and self.spent and self.repeated < TIMER.max_repeated_choices:
             self.repeated += 1
             return None
         return str(last[0]["fastest"])
