@@ -73,7 +73,7 @@ class FactLimits:
     max_inlined_nodes: int = 4096
     """Nodes of an expression that is put into its readers."""
     max_sign_rounds: int = 24
-    """Rounds in which the signs of a reduction's state are to settle."""
+    """Rounds in which the signs of a reduction's state are to reach a fixed point."""
     exact_sign_rounds: int = 2
     """Rounds after which bounds of a reduction's state that still move are widened."""
     max_loop_levels: int = 8

@@ -103,7 +103,7 @@ class _Analysis:
                 if (link.dim[0] in self.made) == inside:
                     self.join(link)
         self.seed()
-        self.settle()
+        self.propagate()
         return self.result()
 
     # --- what the access maps say
@@ -296,7 +296,7 @@ class _Analysis:
             found.update(x for a in loose for x in self.digits((at, a)))
         return found
 
-    def settle(self) -> None:
+    def propagate(self) -> None:
         """Hand dependencies along ties between dims that follow each other loosely, until nothing moves."""
         both = [t for t in self.ties if t[2]]
         for dim, axes, _ in both:

@@ -1,6 +1,6 @@
 """`If`, `Loop`, `Scan` and `SequenceMap`: bodies become programs of their own, run by plain python control flow.
 
-A branch or trip count that is constant or comes from sizes is settled while torch captures; one that depends on
+A branch or trip count that is constant or comes from sizes is decided while torch captures; one that depends on
 data is read when the model runs, and its node is listed in `data_dependent`.
 """
 
@@ -122,12 +122,12 @@ class LoopBody:
 def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *rest: Value) -> object:
     body, formals, elements = loop.body, loop.formals, loop.elements
 
-    def settled(values: Sequence[Value]) -> list[Value]:
+    def as_tensors(values: Sequence[Value]) -> list[Value]:
         """Values whose formal is a tensor as tensors."""
         return [as_tensor(v, device) if k is Kind.TENSOR else v for v, k in zip(values, formals, strict=True)]
 
     carried = len(formals)
-    state, captured = settled(rest[:carried]), rest[carried:]
+    state, captured = as_tensors(rest[:carried]), rest[carried:]
     whole = _loop_whole(loop, device, trips, flag, state, captured)
     if whole is not None:
         return whole
@@ -146,7 +146,7 @@ def _run_loop(loop: LoopBody, device: torch.device, trips: Value, flag: Value, *
             )
         results = body.program.run(device, [scalar(count), scalar(going, torch.bool), *state, *captured])
         going = read_flag(results[0])
-        state = settled(results[1 : 1 + carried])
+        state = as_tensors(results[1 : 1 + carried])
         for scan, value in zip(scans, results[1 + carried :], strict=True):
             scan.append(as_tensor(value, device))
         count += 1

@@ -6,7 +6,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from tilewright.ir.dtype import Kind, bool_, i64
-from tilewright.ir.expr import OF_PROGRAM, Axis, Expr, Symbol, make, show, unsettled, written
+from tilewright.ir.expr import OF_PROGRAM, Axis, Expr, Symbol, make, show, uncomputed, written
 from tilewright.ir.identity import expr_identity
 from tilewright.tuning.search_limits import LINEAR_FORMS
 
@@ -53,7 +53,7 @@ def linear(e: Expr) -> Linear:
             form = {(): e.value} if e.value else {}
         e.linear_memo = form
         return form
-    for x in unsettled(e, lambda x: x.linear_memo is not None or x.op not in _RING):
+    for x in uncomputed(e, lambda x: x.linear_memo is not None or x.op not in _RING):
         whole = _of_parts(x.op, [linear(a) for a in x.args])
         own = (
             x.value is OF_PROGRAM
@@ -140,7 +140,7 @@ class _Reach(NamedTuple):
 
 
 def _reach(e: Expr) -> _Reach:
-    for x in unsettled(e, lambda x: x.reach_memo is not None):
+    for x in uncomputed(e, lambda x: x.reach_memo is not None):
         moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
         moves = moves or (bool(x.args) and all(a.op == "const" for a in x.args))
         x.reach_memo = _Reach(min(_most(x), _ANY), min(_far(x), _ANY), _is_any_size(x), moves)
