@@ -324,7 +324,7 @@ def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding
         return Verdict(True, "", k, 0.0, e.numel(), None, None)
     excused = differs & (y == r).reshape(-1)
     if deciding is not None:
-        excused |= differs & _near(deciding, k).to(differs.device).reshape(-1)
+        excused |= differs & _near_ties(deciding, k).to(differs.device).reshape(-1)
     wrong = differs & ~excused
     first = int((wrong if bool(wrong.any()) else differs).int().argmax())
     values = tuple(float(t.reshape(-1)[first]) for t in (y, e, r))
@@ -341,7 +341,7 @@ def _compare_exact(y: Tensor, e: Tensor, r: Tensor, k: float, deciding: Deciding
     )
 
 
-def _near(deciding: Deciding, k: float) -> Tensor:
+def _near_ties(deciding: Deciding, k: float) -> Tensor:
     """Where the gap between the candidates is within what (c) grants at the largest deciding float."""
     u = torch.finfo(deciding.eager.dtype).eps / 2
     r = deciding.reference.detach().double().reshape(-1)

@@ -178,7 +178,7 @@ def with_companions(form: Form) -> Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LaterPass:
     """Why a fold runs after `others` that it reads; folds by the places of their ops in the kernel."""
 
     fold: int
@@ -186,9 +186,9 @@ class Late:
     why: str
 
 
-def refusals(form: Form, schedule: Schedule) -> tuple[Late, ...]:
+def refusals(form: Form, schedule: Schedule) -> tuple[LaterPass, ...]:
     """Why folds along streamed classes run after the folds that they read."""
-    found: dict[Late, None] = {}
+    found: dict[LaterPass, None] = {}
     for fold in form.folds.values():
         upstream = [
             form.items[d] for d in folds_read(fold.body) if set(form.items[d].reduce) & set(fold.reduce)
@@ -199,7 +199,7 @@ def refusals(form: Form, schedule: Schedule) -> tuple[Late, ...]:
         why = (law.law, law.reason) if isinstance(law, Refusal) else ("safe statistic", law.hazard)
         others = tuple(dict.fromkeys(u.source for u in upstream if u.source >= 0))
         if why[1] and fold.source >= 0:
-            found[Late(fold.source, others, f"no {why[0]}: {why[1]}")] = None
+            found[LaterPass(fold.source, others, f"no {why[0]}: {why[1]}")] = None
     return tuple(found)
 
 

@@ -153,7 +153,7 @@ class Lowering:
             if plan.axis is not None:
                 self.loop(plan, plan.axis)
                 continue
-            for r in plan.early:
+            for r in plan.hoisted:
                 self.ev.eval(r)
             for f in plan.folds:
                 compute_in_tile(self.ev, f)

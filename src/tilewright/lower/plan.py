@@ -53,7 +53,7 @@ class LoopPlan:
     tile: int = 1
     keep: tuple[Expr, ...] = ()
     """Expressions that get a place in scratch in front of it."""
-    early: tuple[Expr, ...] = ()
+    hoisted: tuple[Expr, ...] = ()
     """Reads that are loaded first, so that memory is waited for once."""
     fetching: frozenset[int] = frozenset()
     """The parameters whose loads fetch what the next grid point reads: no later pass reads them."""
@@ -121,8 +121,8 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
     cone = needed_folds(known, [*wanted, *(f for o in outputs for f in folds_read(o.roots))])
     c = _first_open(known, [*cone, *outputs])
     if c is None:
-        early = early_loads(known, cone, outputs) if cone else ()
-        done = LoopPlan(None, tuple(cone), tuple(outputs), early=early, fetching=known.fetching)
+        hoisted = hoisted_loads(known, cone, outputs) if cone else ()
+        done = LoopPlan(None, tuple(cone), tuple(outputs), hoisted=hoisted, fetching=known.fetching)
         return (done,) if cone or outputs else ()
     cone, passes, merges = _passes(known, cone, outputs, c)
     kept = [x for x in worth_keeping(cone, outputs, c, passes, known.schedule) if x not in known.kept]
@@ -259,7 +259,7 @@ def needed_folds(known: Known, roots: Iterable[int]) -> list[Item]:
     return order
 
 
-def early_loads(known: Known, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
+def hoisted_loads(known: Known, folds: Sequence[Item], outputs: Sequence[Item]) -> tuple[Expr, ...]:
     """What `folds` and outputs read, if what only outputs read is no more than what the folds do: memory is waited for
     once, not again behind them."""
     first = dict.fromkeys(r for f in folds for b in f.body for r in plain_reads(b))
@@ -367,7 +367,7 @@ def _lines(plan: LoopPlan) -> Iterator[str]:
     """A plan as text, a step a line."""
     yield from (f"keep {x}" for x in plan.keep)
     if plan.axis is None:
-        yield from (f"load {x}" for x in plan.early)
+        yield from (f"load {x}" for x in plan.hoisted)
         yield from (f"fold {_fold_text(f)}" for f in plan.folds)
         yield from (f"store p{o.param}" for o in plan.outputs)
         return

@@ -103,12 +103,12 @@ Rearrange = Callable[[Graph], tuple[Graph, tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class RegionPolicy:
-    """Which kernels of regions are considered: as the option says (`mode`), for so many `cores`. `short` is as in
+    """Which kernels of regions are considered: as the option says (`mode`), for so many `cores`. `skinny` is as in
     `find_regions`. Where ops are to stay `apart`, each of a region is a kernel."""
 
     mode: Contractions
     cores: int
-    short: bool = False
+    skinny: bool = False
     apart: bool = False
 
     @property
@@ -127,7 +127,7 @@ def choose_kernels(
     known: dict[str, ChosenRegion] = {}
     chosen: list[ChosenRegion] = []
     splicer = _Splicer(graph)
-    for region in find_regions(graph, prices.hints, anywhere=policy.always, short=policy.short):
+    for region in find_regions(graph, prices.hints, anywhere=policy.always, skinny=policy.skinny):
         alone = region.graph(graph)
         key = task_of(alone, _calls(region, graph))
         if key not in known:

@@ -36,11 +36,11 @@ class Region:
 
 
 def find_regions(
-    graph: Graph, hints: SizeHints, *, anywhere: bool = False, short: bool = False
+    graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False
 ) -> list[Region]:
     """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
-    too, `short` those of few rows and a long operand."""
-    finder = _Finder(graph, anywhere, short, hints)
+    too, `skinny` those of few rows and a long operand."""
+    finder = _Finder(graph, anywhere, skinny, hints)
     found: list[Region] = []
     taken: set[Op] = set()
     for op in graph.ops:
@@ -52,15 +52,15 @@ def find_regions(
     return found
 
 
-def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, short: bool = False) -> bool:
+def may_have_regions(graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False) -> bool:
     """Whether a graph, normalised or not, has a contraction that could start a region."""
-    finder = _Finder(graph, anywhere, short, hints)
+    finder = _Finder(graph, anywhere, skinny, hints)
     return any(map(finder.expands, graph.ops))
 
 
 class _Finder:
-    def __init__(self, graph: Graph, anywhere: bool, short: bool, hints: SizeHints) -> None:
-        self.graph, self.anywhere, self.short, self.hints = graph, anywhere, short, hints
+    def __init__(self, graph: Graph, anywhere: bool, skinny: bool, hints: SizeHints) -> None:
+        self.graph, self.anywhere, self.skinny, self.hints = graph, anywhere, skinny, hints
         self.producer, self.consumers = graph.producer(), graph.consumers()
         self.kept = graph.kept()
         self.position = {op: n for n, op in enumerate(graph.ops)}
@@ -78,18 +78,18 @@ class _Finder:
         larger = max(_numel(v, self.hints) for v in op.inputs)
         return (
             self.anywhere
-            or self.few_rows(op, larger)
+            or self.is_skinny(op, larger)
             or _numel(op.output, self.hints) >= REGIONS.min_growth_ratio * larger
         )
 
-    def few_rows(self, op: Op, larger: int) -> bool:
+    def is_skinny(self, op: Op, larger: int) -> bool:
         """Whether an op multiplies few rows by a long operand, where that is worth a region."""
         assert op.expr is not None
         reduced = self.hints.estimate(dims.prod(a.extent for a in op.expr.reduce))
         return (
-            self.short
-            and larger >= REGIONS.min_few_rows_operand_elements
-            and _numel(op.output, self.hints) * reduced <= REGIONS.max_few_rows * larger
+            self.skinny
+            and larger >= REGIONS.min_skinny_operand_elements
+            and _numel(op.output, self.hints) * reduced <= REGIONS.max_skinny_rows * larger
         )
 
     def grow(self, seed: Op) -> Region | None:

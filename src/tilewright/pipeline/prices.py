@@ -58,9 +58,9 @@ def choose_region_kernels(
     """The kernels around contractions chosen at the sizes of `grown`; they must win at the `usual` ones, too. If there
     are none, the graph stays as it is. Covers that the model takes for nearly equal are timed at
     `place`."""
-    inside, short = options.contractions == "inside", grown.scheduler.takes_few_rows
+    inside, skinny = options.contractions == "inside", grown.scheduler.takes_skinny_products
     if options.contractions == "library" or not may_have_regions(
-        graph, grown.hints, anywhere=inside, short=short
+        graph, grown.hints, anywhere=inside, skinny=skinny
     ):
         return ChosenRegions(graph)
     prices = _prices(grown, None if grown is usual else _prices(usual))
@@ -71,7 +71,7 @@ def choose_region_kernels(
         memory = _Measured(decisions, f"measured on {place.backend.timing_key(place.device, options)}")
     changed = partial(_rearranged, sizes=grown.hints.sizes, options=options)
     normal = normalise(recognise_masks(graph))
-    policy = RegionPolicy(options.contractions, grown.target.cores, short, apart=options.fusion == "none")
+    policy = RegionPolicy(options.contractions, grown.target.cores, skinny, apart=options.fusion == "none")
     found = choose_kernels(normal, prices, changed, policy, memory)
     made = any(r.kernels or r.routine for r in found.regions)
     return found if made else replace(found, graph=graph)

@@ -202,8 +202,8 @@ class RegionThresholds:
     """Which contractions start a region, and what belongs to it."""
 
     min_growth_ratio: int
-    max_few_rows: int
-    min_few_rows_operand_elements: int
+    max_skinny_rows: int
+    min_skinny_operand_elements: int
     max_sum_length: int
     max_times_smaller: int
 
@@ -226,7 +226,7 @@ REGION_STORES = load(StoreThresholds, "region_stores")
 class MemoryThresholds:
     """Buffers."""
 
-    min_late_buffer_bytes: int
+    min_lazy_buffer_bytes: int
 
 
 MEMORY = load(MemoryThresholds, "memory")
@@ -345,7 +345,7 @@ class GpuRowThresholds:
     assumed_length: int
     assumed_streamed_length: int
     max_half_bytes: int
-    max_early_bytes_per_thread: int
+    max_hoisted_bytes_per_thread: int
 
 
 GPU_ROWS = load(GpuRowThresholds, "gpu_rows")

@@ -16,7 +16,7 @@ from tilewright.ir.sizes.host import Number, size
 from tilewright.machine_memory import reachable_bytes
 from tilewright.plan.bind import names_in
 from tilewright.plan.data import Buffer, Call, Copy, Home, Launches, Plan, Segment, Step, View
-from tilewright.plan.late import root_of
+from tilewright.plan.lazy_allocation import root_of
 from tilewright.runtime.cpu.huge_pages import large_maker, on_large_pages
 from tilewright.runtime.cpu.native_call import Outside, WholeCall
 from tilewright.tuning.input_limits import KEPT_MEMORY

@@ -28,7 +28,7 @@ class Blocks:
 
     begin_multiple = GPU_BLOCKS.begin_multiple
     follows_lists = True
-    takes_few_rows = True
+    takes_skinny_products = True
     splits = SplitPolicy(GPU_SPLITS, CASCADE_PARTS.of_reductions, tries_all=True, together=True)
 
     def choose(self, form: Form, target: Target, tuning: Tuning, hints: SizeHints) -> Schedule:
