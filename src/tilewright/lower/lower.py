@@ -147,8 +147,8 @@ class Lowering:
         """Write what is planned."""
         around = self.ev.fetching
         for plan in plans:
-            for x in plan.keep:
-                self.keep(x)
+            for x in plan.scratch:
+                self.place_in_scratch(x)
             self.ev.fetching = plan.fetching
             if plan.axis is not None:
                 self.loop(plan, plan.axis)
@@ -301,7 +301,7 @@ class Lowering:
         self.write(loop.inside)
         self.at = around
 
-    def keep(self, x: Expr) -> None:
+    def place_in_scratch(self, x: Expr) -> None:
         free = {a.value for a in axes_of(x)}
         classes = [p.axis for p in self.schedule.tiling.classes]
         axes = [a for a in classes if a in free and self.ev.scope.bound.get(a, 2) > 1]

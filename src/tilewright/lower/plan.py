@@ -22,7 +22,7 @@ from tilewright.ir.sizes import dims
 
 from .legality import block_lengths
 from .passes import Merges, Numbers, moving_folds, pass_numbers
-from .scratch import params_by_pass, worth_keeping
+from .scratch import choose_scratch, params_by_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LoopPlan:
     folds: tuple[Item, ...] = ()
     outputs: tuple[Item, ...] = ()
     tile: int = 1
-    keep: tuple[Expr, ...] = ()
+    scratch: tuple[Expr, ...] = ()
     """Expressions that get a place in scratch in front of it."""
     hoisted: tuple[Expr, ...] = ()
     """Reads that are loaded first, so that memory is waited for once."""
@@ -125,7 +125,7 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
         done = LoopPlan(None, tuple(cone), tuple(outputs), hoisted=hoisted, fetching=known.fetching)
         return (done,) if cone or outputs else ()
     cone, passes, merges = _passes(known, cone, outputs, c)
-    kept = [x for x in worth_keeping(cone, outputs, c, passes, known.schedule) if x not in known.kept]
+    kept = [x for x in choose_scratch(cone, outputs, c, passes, known.schedule) if x not in known.kept]
     known, around = replace(known, kept=known.kept.union(kept)), known.fetching
     over = [i for i in cone if c in i.reduce or i.scan == c]
     here = [o for o in outputs if c in o.axes]
@@ -143,7 +143,7 @@ def plan_scope(known: Known, wanted: Collection[int], outputs: Sequence[Item]) -
     rest = [f.id for f in cone if c not in f.axes and f.id in wanted]
     known = replace(known, fetching=around)
     plans += plan_scope(known, rest, [o for o in outputs if c not in o.axes])
-    return (replace(plans[0], keep=(*kept, *plans[0].keep)), *plans[1:]) if plans else ()
+    return (replace(plans[0], scratch=(*kept, *plans[0].scratch)), *plans[1:]) if plans else ()
 
 
 def plan_loop(
@@ -325,7 +325,7 @@ def _behind(known: Known, plans: Sequence[LoopPlan]) -> Known:
     """What is known where all of `plans` has been written."""
     for p in plans:
         whole = {f.id for f in p.folds if not p.continues and (p.axis is None or f.scan is None)}
-        kept = known.kept.union(p.keep)
+        kept = known.kept.union(p.scratch)
         left = kept.intersection(x for i in p.reached for r in i.roots for x in walk(r)) if kept else ()
         ready = known.ready if p.continues else known.ready.union(left)
         known = replace(known, folds=known.folds | whole, kept=kept, ready=ready)
@@ -365,7 +365,7 @@ def takes_one_each(schedule: Schedule, t: Item) -> bool:
 
 def _lines(plan: LoopPlan) -> Iterator[str]:
     """A plan as text, a step a line."""
-    yield from (f"keep {x}" for x in plan.keep)
+    yield from (f"keep {x}" for x in plan.scratch)
     if plan.axis is None:
         yield from (f"load {x}" for x in plan.hoisted)
         yield from (f"fold {_fold_text(f)}" for f in plan.folds)

@@ -20,8 +20,8 @@ from tilewright.tuning.search_limits import CASCADE_PARTS, COMPARISON, TRIAL
 from tilewright.tuning.thresholds import PARTITION
 
 from .candidates import Candidates, Choice, candidates, choices, cut_at
-from .memo import Grouping, Memory, as_seen, groupings_of, plain, task_of
-from .provenance import fill_sites, marks
+from .memo import DecisionCache, Grouping, as_seen, groupings_of, plain, task_of
+from .provenance import fill_sites, op_references
 from .regions import Region, find_regions
 
 
@@ -118,10 +118,14 @@ class RegionPolicy:
 
 
 def choose_kernels(
-    graph: Graph, prices: Prices, rearrange: Rearrange, policy: RegionPolicy, memory: Memory | None = None
+    graph: Graph,
+    prices: Prices,
+    rearrange: Rearrange,
+    policy: RegionPolicy,
+    cache: DecisionCache | None = None,
 ) -> ChosenRegions:
     """Choose the kernels of every region of a graph whose views are composed. Nothing is priced of regions that
-    `memory` knows."""
+    `cache` knows."""
     if policy.mode == "library":
         return ChosenRegions(graph)
     known: dict[str, ChosenRegion] = {}
@@ -132,12 +136,12 @@ def choose_kernels(
         key = task_of(alone, _calls(region, graph))
         if key not in known:
             whole = None if policy.always else prices.routine(alone)
-            found = None if whole else _recalled(alone, key, rearrange, memory, prices.hints)
+            found = None if whole else _cached_choice(alone, key, rearrange, cache, prices.hints)
             captured = region.as_captured(graph)
             choose = _each_apart if policy.apart and whole is None else partial(_choose, whole=whole)
             known[key] = found or choose(alone, captured, prices, rearrange, policy)
-            if memory is not None and found is None and whole is None:
-                memory.keep(key, _plain(known[key]))
+            if cache is not None and found is None and whole is None:
+                cache.put(key, _plain(known[key]))
         decided = known[key]
         chosen.append(decided)
         if decided.routine is not None:
@@ -166,8 +170,10 @@ def _choose(
     if fits and otherwise < PARTITION.min_library_loss_ratio * prices.ideal(region) and not policy.always:
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
-    considered = candidates(better, prices.kernel, policy.cores, prices.hints, marks(region), prices.guess)
-    notes = (*_notes(considered, rules), *_in_one(better, prices, marks(region)))
+    considered = candidates(
+        better, prices.kernel, policy.cores, prices.hints, op_references(region), prices.guess
+    )
+    notes = (*_notes(considered, rules), *_in_one(better, prices, op_references(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]
@@ -319,11 +325,11 @@ def _plain(chosen: ChosenRegion) -> list[object]:
     return [chosen.seconds, chosen.library, chosen.parts, plain(kernels), list(chosen.notes)]
 
 
-def _recalled(
-    region: Graph, task: str, rearrange: Rearrange, memory: Memory | None, hints: SizeHints
+def _cached_choice(
+    region: Graph, task: str, rearrange: Rearrange, cache: DecisionCache | None, hints: SizeHints
 ) -> ChosenRegion | None:
     """What was decided about a region before; None if nothing was that fits it."""
-    match memory.recall(task) if memory is not None else None:
+    match cache.get(task) if cache is not None else None:
         case [float(seconds), float(library), int(parts), kernels, list(notes)]:
             known = groupings_of(kernels)
         case _:

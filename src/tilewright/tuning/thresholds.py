@@ -293,7 +293,7 @@ class CpuVectorThresholds:
     transposed_side: int
     turned_rows_and_columns: tuple[int, ...]
     min_large_tasks_per_core: int
-    min_kept_cost: int
+    min_scratch_cost: int
 
 
 CPU_VECTORS = load(CpuVectorThresholds, "cpu_vectors")

@@ -211,7 +211,7 @@ class TracedWay:
         if not around.known or any(t.requires_grad for t in around.tensors) and torch.is_grad_enabled():
             return None
         if isinstance(runner, Frozen):
-            around.watch(runner.marks)
+            around.watch(runner.weight_versions)
             inner_given = [inner_given[i] for i in runner.live]
             runner = runner.runner
         if not isinstance(runner, Executable):  # pyright: ignore[reportUnnecessaryIsInstance]

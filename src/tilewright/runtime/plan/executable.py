@@ -86,7 +86,7 @@ class Bound:
         layouts = self.first.layouts
         self.inputs = tuple((k, b, layouts.strides[b]) for k, b in enumerate(plan.arguments) if b >= 0)
         self.free: list[Workspace] = []
-        self.keep = False
+        self.retains = False
         """Whether workspaces are kept for the next call: these are the sizes seen last, and they need little memory."""
         self.quick = _is_quick(plan) and checks is None
         """Whether kernels are all there is to run, and all results are tensors of their own."""
@@ -118,12 +118,12 @@ class Bound:
 
     def give_back(self, workspace: Workspace) -> None:
         """What `workspace` gave is no longer used."""
-        if self.keep:
+        if self.retains:
             self.pool().append(workspace)
 
     def retain(self, keep: bool) -> None:
         """Whether to keep workspaces from now on, if they are small enough."""
-        self.keep = keep and self.first.arena_bytes <= self.keep_bytes
+        self.retains = keep and self.first.arena_bytes <= self.keep_bytes
         if not keep:
             self.free.clear()
 
@@ -178,7 +178,7 @@ class Bound:
                 if code := launch():
                     raise_error(code)
             args.clear()
-            if self.keep:
+            if self.retains:
                 free.append(workspace)
             return made if ordered else [made[k] for k in order]
 

@@ -78,7 +78,7 @@ class Record(ctypes.Structure):
 class Table:
     """Launch records of one run of kernels, with the memory that they point to."""
 
-    __slots__ = ("_keep", "address", "brief", "count")
+    __slots__ = ("_alive", "address", "brief", "count")
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Table:
             record.slots = slots.buffer_info()[0] + 8 * done
             record.offsets = offsets.buffer_info()[0] + 8 * done
             done += len(params)
-        self._keep = (slots, offsets, records)
+        self._alive = (slots, offsets, records)
         self.address = ctypes.addressof(records)
         self.count = len(rows)
 
