@@ -140,7 +140,10 @@ def _dtype(model: Model, i: int) -> torch.dtype:
     dtype = model.declared[i].dtype
     if dtype is None:
         raise InputError(
-            "not a tensor input", phase="cli", op=model.declared[i].name, hint="use the Python door"
+            "not a tensor input",
+            phase="cli",
+            op=model.declared[i].name,
+            hint="use Python, not the command line",
         )
     return dtype
 

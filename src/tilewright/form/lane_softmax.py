@@ -80,7 +80,7 @@ def with_neighbours(form: Form, schedule: Schedule, target: Target) -> tuple[For
     return _with_accesses(form, schedule, c, count)
 
 
-def if_whole(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form, Schedule] | None:
+def if_divisible(form: Form, schedule: Schedule, target: Target) -> tuple[Expr, Form, Schedule] | None:
     """The same for a streamed class of unknown extent, and the condition under which it consists of whole accesses;
     None where that is no question."""
     c = _streamed(form, schedule, target)

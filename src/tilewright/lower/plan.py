@@ -195,7 +195,7 @@ def _plan_inside(
         groups.setdefault(c, []).append(t)
     plans: list[LoopPlan] = []
     for c, group in groups.items():
-        before = plan_scope(known, _whole_before(known, c, group), ())
+        before = plan_scope(known, _complete_before(known, c, group), ())
         known = _behind(known, before)
         plans += [*before, plan_loop(known, c, group, (), merges, True)]
     return (*plans, *plan_scope(known, (), outputs))
@@ -343,7 +343,7 @@ def _levels(
     return tuple(block_lengths(c, folds, known.schedule, nested=plain))
 
 
-def _whole_before(known: Known, c: Axis, folds: Iterable[Item]) -> list[int]:
+def _complete_before(known: Known, c: Axis, folds: Iterable[Item]) -> list[int]:
     """The folds that `folds` read in a loop over `c`, but that need all of `c` themselves, or what they are made of
     does: a step of that loop has a part of it only."""
     found: dict[int, None] = {}

@@ -398,7 +398,7 @@ class _Paths:
         self.region = region
         self.place = {v: n for n, op in enumerate(region.ops) for v in op.outputs}
         self.before: dict[frozenset[Value], list[tuple[int, frozenset[Value]]]] = {}
-        self.whole: dict[int, bool] = {}
+        self.known_connected: dict[int, bool] = {}
         touching: dict[Value, int] = {}
         for n, op in enumerate(region.ops):
             for v in (*op.inputs, *op.outputs):
@@ -432,15 +432,15 @@ class _Paths:
 
     def connected(self, ops: int) -> bool:
         """Whether each op of a set shares values with others of it, and through these with all."""
-        if ops not in self.whole:
+        if ops not in self.known_connected:
             seen = todo = ops & -ops
             while todo:
                 first = todo & -todo
                 fresh = self.beside[first.bit_length() - 1] & ops & ~seen
                 seen |= fresh
                 todo = (todo ^ first) | fresh
-            self.whole[ops] = seen == ops
-        return self.whole[ops]
+            self.known_connected[ops] = seen == ops
+        return self.known_connected[ops]
 
 
 def _undominated(found: Sequence[Candidate]) -> list[Candidate]:

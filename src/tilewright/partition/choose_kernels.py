@@ -353,7 +353,7 @@ class _Splicer:
     """Puts the kernels of regions in place of their ops."""
 
     def __init__(self, graph: Graph) -> None:
-        self.whole = graph
+        self.original = graph
         self.gone: set[Op] = set()
         self.made: list[Op] = []
         self.kernels = 1 + max((op.kernel for op in graph.ops), default=-1)
@@ -400,8 +400,8 @@ class _Splicer:
 
     def graph(self) -> Graph:
         """The whole graph with the kernels in place."""
-        kept = [op for op in self.whole.ops if op not in self.gone]
-        return self.whole.with_ops(_in_order([*kept, *self.made], self.whole))
+        kept = [op for op in self.original.ops if op not in self.gone]
+        return self.original.with_ops(_in_order([*kept, *self.made], self.original))
 
 
 def _in_order(ops: Sequence[Op], graph: Graph) -> list[Op]:

@@ -113,7 +113,7 @@ class MomentThresholds:
 
     max_row_part_elements: int
     min_column_part_rows: int
-    min_rows_per_core_whole: int
+    min_unsplit_rows_per_core: int
     part_multiple: int
 
 
@@ -308,7 +308,7 @@ class CpuMatmulThresholds:
     streamed_step_elements: int
     max_summed_step_elements: int
     max_chain: int
-    max_whole_extent: int
+    max_untiled_extent: int
 
 
 CPU_MATMUL = load(CpuMatmulThresholds, "cpu_matmul")
@@ -384,7 +384,7 @@ GPU_COST = load(GpuCostThresholds, "gpu_cost")
 class GpuMatmulThresholds:
     """Blocks of products on matrix units."""
 
-    max_whole_extent: int
+    max_untiled_extent: int
     other_registers: int
     max_registers: int
     piece_bytes: int

@@ -30,7 +30,7 @@ from tilewright.capture.aliasing.negated import around_negated, around_zeros, in
 from tilewright.capture.aliasing.overlapping import refuse_overlapping_writes
 from tilewright.capture.aliasing.regained import in_place
 from tilewright.capture.aliasing.shares import told_apart
-from tilewright.capture.aten import decompositions, kept_whole, undropped
+from tilewright.capture.aten import decompositions, preserve_resampling, undropped
 from tilewright.capture.fused import lay_masks
 from tilewright.capture.loops.leaving import overlaps
 from tilewright.capture.loops.recurrent import mended_scans, recurrent_loops
@@ -146,7 +146,7 @@ def through_autograd(
         return compile_one
 
     def differentiated(graph: fx.GraphModule) -> Callable[..., object]:
-        with kept_whole(), undropped(), recurrent_loops(), mended_scans(), _whole_tangents(graph):
+        with preserve_resampling(), undropped(), recurrent_loops(), mended_scans(), _dense_tangents(graph):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),
@@ -184,7 +184,7 @@ def _or_apart(
     return differentiated(gm)
 
 
-def _whole_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
+def _dense_tangents(gm: fx.GraphModule) -> AbstractContextManager[object]:
     """Under it, the gradient of a result that overlaps with itself (windows of one row) is taken in a layout that holds
     all of it: torch expects it in the result's own strides, and copies it into them."""
     results = [n.meta.get("example_value") for n in gm.graph.find_nodes(op="output")[0].all_input_nodes]

@@ -95,7 +95,7 @@ class ProgramModule(torch.nn.Module):
         self.program = program
         self.constant_slots = tuple(slot for _, slot in constants)
         slots = self.constant_slots + program.inputs
-        self._whole = Program(program.template, slots, program.outputs, program.steps)
+        self._with_constants = Program(program.template, slots, program.outputs, program.steps)
 
     def constants(self) -> list[torch.Tensor]:
         """The constants in the order of `constant_slots`."""
@@ -115,7 +115,7 @@ class ProgramModule(torch.nn.Module):
             raise TypeError(f"the model takes {len(self.program.inputs)} inputs, {len(inputs)} were given")
         constants = self.constants()
         device = _device_of((*inputs, *constants))
-        results = self._whole.run(device, [*constants, *inputs])
+        results = self._with_constants.run(device, [*constants, *inputs])
         tensors = tuple(as_tensor(r, device) for r in results)
         return tensors[0] if len(tensors) == 1 else tensors  # type: ignore[return-value]
 

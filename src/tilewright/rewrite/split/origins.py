@@ -40,7 +40,7 @@ def from_memory(op: Op, inside: Inside) -> Op | None:
     """`op` over what lies in memory, with the pointwise ops before it as part of its body: another kernel that reads
     one element would have all of them stored. None where these are too deep."""
     assert op.expr is not None
-    body = inside.whole(inside.body(op))
+    body = inside.inlined(inside.body(op))
     reads = [x for x in walk(body) if x.op == "read"]
     if any(inside.opened(x) is not x for x in reads):
         return None

@@ -17,7 +17,7 @@ from tilewright.ir.program import TileProgram
 from tilewright.ir.sizes.dims import symbols_of
 from tilewright.ir.sizes.host import Number, number, size
 from tilewright.lower.variants import ALIGNMENT, NARROW_LIMIT, Variant, aligning, reach, variants
-from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.cpu.native_call import NativeCall, Outside
 from tilewright.runtime.plan.launch import Launching
 from tilewright.tuning.thresholds import GPU_WORK
 
@@ -257,14 +257,14 @@ class CudaUnit:
 
         return act
 
-    def whole(
+    def native_call(
         self,
         launches: Sequence[Launching],
         bases: array[int],
         sizes: array[int],
         outside: Outside,
         owner: object,
-    ) -> WholeCall | None:
+    ) -> NativeCall | None:
         """None: what a launch needs depends on the stream."""
         return None
 

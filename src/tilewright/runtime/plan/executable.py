@@ -92,7 +92,7 @@ class Bound:
         """Whether kernels are all there is to run, and all results are tensors of their own."""
         places = {b: k for k, (b, *_) in enumerate(self.first.outputs)}
         self.order = tuple(places[o] for o in plan.outputs if isinstance(o, int)) if self.quick else ()
-        self.run: Quick | None = (self.whole_run() or self.quick_run()) if self.quick else None
+        self.run: Quick | None = (self.native_run() or self.quick_run()) if self.quick else None
 
     def pool(self) -> list[Workspace]:
         """The workspaces that a call may take now, and where it puts back what it has used."""
@@ -127,13 +127,13 @@ class Bound:
         if not keep:
             self.free.clear()
 
-    def whole_run(self) -> Quick | None:
+    def native_run(self) -> Quick | None:
         """The whole run as one native function, if all of it is so short that it may keep other threads waiting."""
         if self.shared() is None or self.first.arena_bytes > KEPT_MEMORY.max_small_arena_bytes:
             return None
         inputs = [(k, b, None if dense else strides) for k, b, strides, dense in self._lying()]
         outputs = [(self.order.index(k), *made) for k, made in enumerate(self.first.outputs)]
-        found = self.fresh().whole(Outside(inputs, outputs, self.first.make, raise_error))
+        found = self.fresh().native_call(Outside(inputs, outputs, self.first.make, raise_error))
         return cast(Quick | None, found)  # it takes what the plan says
 
     def _lying(self) -> list[tuple[int, int, tuple[int, ...], bool]]:

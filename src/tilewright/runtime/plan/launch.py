@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tilewright.errors import IndexOutOfRange, TilewrightError
-from tilewright.runtime.cpu.native_call import Outside, WholeCall
+from tilewright.runtime.cpu.native_call import NativeCall, Outside
 
 Launching = tuple[int, Sequence[tuple[int, int]]]
 """A kernel's number, and for each of its parameters the slot among the bases and a byte offset behind it."""
@@ -29,14 +29,14 @@ class Unit(Protocol):
         `alone` marks are left to the caller's thread."""
         ...
 
-    def whole(
+    def native_call(
         self,
         launches: Sequence[Launching],
         bases: array[int],
         sizes: array[int],
         outside: Outside,
         owner: object,
-    ) -> WholeCall | None:
+    ) -> NativeCall | None:
         """A call that does nothing but run `launches`, as a function of its own that keeps `owner`, if that is
         possible."""
         ...
