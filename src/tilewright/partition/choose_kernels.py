@@ -258,8 +258,8 @@ def _fastest(region: Graph, ways: Sequence[_Way], prices: Prices) -> tuple[_Way,
 
 def _in_one(region: Graph, prices: Prices, name: Callable[[Op], str]) -> Iterator[str]:
     """What could not be had if all of the region were one kernel: passes that do not merge."""
-    owed = {v for v in region.outputs if isinstance(v, Value)}
-    whole = Kernel(region.ops, tuple(v for v in _results(region) if v in owed))
+    required = {v for v in region.outputs if isinstance(v, Value)}
+    whole = Kernel(region.ops, tuple(v for v in _results(region) if v in required))
     for note in prices.refused(whole, region.layouts):
         yield f"in one kernel {note.shown(name)}"
 

@@ -38,7 +38,7 @@ class Region:
 def find_regions(
     graph: Graph, hints: SizeHints, *, anywhere: bool = False, skinny: bool = False
 ) -> list[Region]:
-    """The regions of a graph whose views are composed, disjoint but for borrowed ops. `anywhere` takes small products
+    """The regions of a graph whose views are composed, disjoint but for recomputed ops. `anywhere` takes small products
     too, `skinny` those of few rows and a long operand."""
     finder = _Finder(graph, anywhere, skinny, hints)
     found: list[Region] = []
@@ -93,15 +93,16 @@ class _Finder:
         )
 
     def grow(self, seed: Op) -> Region | None:
-        """The region of a contraction; None if its product leaves it, if nothing folds it, or if it owes too much."""
+        """The region of a contraction; None if its product leaves it, if nothing folds it, or if it has too many
+        results."""
         least = max(1, _numel(seed.output, self.hints) // REGIONS.max_times_smaller)
         own: set[Op] = {seed}
-        borrowed: set[Op] = set()
+        recomputed: set[Op] = set()
         todo = [seed]
         while todo:
             op = todo.pop()
             for p in (self.producer.get(v) for v in op.inputs):
-                if p is None or p in own or p in borrowed or p.expr is None:
+                if p is None or p in own or p in recomputed or p.expr is None:
                     continue
                 if self.expands(p) and _numel(p.output, self.hints) >= least:
                     own.add(p)
@@ -112,9 +113,9 @@ class _Finder:
                     and (_numel(p.output, self.hints) >= least or self.expanding(p))
                     and not self.inside(p, own)
                 ):
-                    borrowed.add(p)
+                    recomputed.add(p)
                     todo.append(p)
-            if op in borrowed or (op is not seed and not makes_as_much(op)):
+            if op in recomputed or (op is not seed and not makes_as_much(op)):
                 continue
             for v in op.outputs:
                 readers = self.consumers.get(v, [])
@@ -122,13 +123,13 @@ class _Finder:
                     return None
                 fresh = [r for r in readers if r not in own]
                 own.update(fresh)
-                borrowed.difference_update(fresh)
+                recomputed.difference_update(fresh)
                 todo += fresh
         if not any(op.expr is not None and op.expr.reduction is not None for op in own - {seed}):
             return None
-        if not self.close(own, borrowed):
+        if not self.close(own, recomputed):
             return None
-        found = self.region(own, borrowed)
+        found = self.region(own, recomputed)
         return found if len(found.outputs) <= CANDIDATES.max_region_results else None
 
     def inside(self, op: Op, own: set[Op]) -> bool:
@@ -150,7 +151,7 @@ class _Finder:
                     read += _numel(v, self.hints) * v.dtype.bytes
         return read < _numel(op.output, self.hints) * op.output.dtype.bytes
 
-    def close(self, own: set[Op], borrowed: set[Op]) -> bool:
+    def close(self, own: set[Op], recomputed: set[Op]) -> bool:
         """Add what lies on paths between the region's ops, and pointwise ops that read only its results; False if a
         library call lies on such a path."""
         while True:
@@ -170,10 +171,10 @@ class _Finder:
             if not between and not ends:
                 return True
             own |= between | ends
-            borrowed -= own
+            recomputed -= own
 
-    def region(self, own: set[Op], borrowed: set[Op]) -> Region:
-        inside = own | borrowed
+    def region(self, own: set[Op], recomputed: set[Op]) -> Region:
+        inside = own | recomputed
         outputs = [
             v
             for op in sorted(own, key=self.position.__getitem__)

@@ -207,15 +207,15 @@ class CandidateLimits:
     """Results up to which each of them may be stored without the others."""
     max_priced_kernels: int = 96
     """Kernels up to which all are priced; of more than these, those that a guess takes for the best, and more of them
-    only until some set of them makes what is owed."""
+    only until some set of them makes what is required."""
     max_guess_rate_ratio: float = 2.0
     """A guess is at most so many times the rates of a library, however long all kernels take that were priced so
     far."""
     priced_per_round: int = 16
     """Kernels that are priced before the others are guessed anew."""
     max_region_results: int = 8
-    """Values that a region leaves behind, at most: what owes more is not the surroundings of a product but a good part
-    of a model, and which kernels might store what of so much cannot be enumerated."""
+    """Values that a region leaves behind, at most: what leaves more is not the surroundings of a product but a good
+    part of a model, and which kernels might store what of so much cannot be enumerated."""
 
 
 CANDIDATES = CandidateLimits()
