@@ -157,9 +157,8 @@ def _kernels(region: Graph, states: frozenset[Value]) -> tuple[Kernel, Kernel]:
             todo += [producer[v] for v in op.inputs if v in producer]
     ops = tuple(op for op in region.ops if op in first)
     rest = tuple(op for op in region.ops if op not in first)
-    return Kernel(ops, tuple(v for op in ops for v in op.outputs if v in states)), Kernel(
-        rest, _required_results(region)
-    )
+    partial = Kernel(ops, tuple(v for op in ops for v in op.outputs if v in states))
+    return partial, Kernel(rest, _required_results(region))
 
 
 def _numbered(parts: Graph, region: Graph, fresh: int) -> list[Op]:
