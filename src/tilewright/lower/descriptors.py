@@ -21,7 +21,7 @@ from tilewright.ir.sizes import dims
 MAX_RANK = 5
 """What a descriptor may have."""
 
-GRANULE = 16
+ALIGNMENT_BYTES = 16
 """Bytes of which strides, the start and the contiguous side of a box are multiples."""
 
 MAX_BOX_EXTENT = 256
@@ -56,7 +56,7 @@ def described(s: Load, tiles: Mapping[Axis, int]) -> Load | None:
     steps = {a: dims.coefficient(s.offset, axis(a)) for a in own}
     ends = _ends(s, own)
     near = [a for a, step in steps.items() if step is dims.ONE]
-    if ends is None or len(near) != 1 or tiles[near[0]] * dtype.bytes < GRANULE:
+    if ends is None or len(near) != 1 or tiles[near[0]] * dtype.bytes < ALIGNMENT_BYTES:
         return None
     own = [*(a for a in own if a not in near), *near]
     strides = [step for a in own if (step := steps[a]) is not None]
@@ -117,5 +117,5 @@ def _steps_well(stride: Expr, size: int) -> bool:
 
 def _multiple(e: Expr, size: int) -> bool:
     """Whether elements of `size` bytes behind `e` others lie on a granule if all symbols are multiples of one."""
-    rounded = {s: dims.mul(s, dims.integer(GRANULE)) for s in dims.symbols_of(e)}
-    return dims.divisible(substitute(e, rounded), max(1, GRANULE // size))
+    rounded = {s: dims.mul(s, dims.integer(ALIGNMENT_BYTES)) for s in dims.symbols_of(e)}
+    return dims.divisible(substitute(e, rounded), max(1, ALIGNMENT_BYTES // size))

@@ -85,7 +85,7 @@ def test_sums_that_leave_the_registers_are_those_that_an_activation_reads(inner:
         assert isinstance(plain, Tensor) and torch.equal(plain.relu(), behind)  # type: ignore[arg-type]
 
 
-def test_late_weights_are_packed_by_the_first_call_and_once() -> None:
+def test_lazy_weights_are_packed_by_the_first_call_and_once() -> None:
     x, w = torch.randn(9, 70), torch.zeros(130, 70)
     made = products(2, pack_lazily=True)(FrozenProduct(w, None, sizes(x), sizes(F.linear(x, w))))
     assert made is not None

@@ -13,7 +13,7 @@ from tilewright.tuning.search_limits import LINEAR_FORMS
 Monomial = tuple[Expr, ...]
 
 _MAX_INT64 = (1 << 63) - 1
-_ANY = 1 << 64
+_MAGNITUDE_LIMIT = 1 << 64
 """The largest magnitude that is told from others: more is not needed to say that something wraps around."""
 _UNKNOWN_EXTENT = 1 << 32
 """The magnitude that an axis of unknown extent counts as: a product of two may wrap around, one times a stride may
@@ -80,7 +80,7 @@ def _has_data(form: Linear) -> bool:
 
 def _largest(form: Linear) -> int:
     """A bound of the magnitude of what a program computes from places and sizes."""
-    return min(sum(abs(c) * prod(_reach(atom).far for atom in m) for m, c in form.items()), _ANY)
+    return min(sum(abs(c) * prod(_reach(atom).far for atom in m) for m, c in form.items()), _MAGNITUDE_LIMIT)
 
 
 def _of_parts(op: str, parts: list[Linear]) -> Linear | None:
@@ -143,7 +143,9 @@ def _reach(e: Expr) -> _Reach:
     for x in uncomputed(e, lambda x: x.reach_memo is not None):
         moves = x.op in ("axis", *_DATA) or any(_reach(a).moves for a in x.args)
         moves = moves or (bool(x.args) and all(a.op == "const" for a in x.args))
-        x.reach_memo = _Reach(min(_most(x), _ANY), min(_far(x), _ANY), _is_any_size(x), moves)
+        x.reach_memo = _Reach(
+            min(_most(x), _MAGNITUDE_LIMIT), min(_far(x), _MAGNITUDE_LIMIT), _is_any_size(x), moves
+        )
     assert isinstance(e.reach_memo, _Reach)
     return e.reach_memo
 
@@ -189,7 +191,7 @@ def _ends(form: Linear) -> tuple[int, int]:
     """Numbers between which the terms lie that data of any size do not decide."""
     low = high = 0
     for m, c in form.items():
-        size = c * (_ANY if is_arithmetic(m) else prod(_reach(atom).most for atom in m))
+        size = c * (_MAGNITUDE_LIMIT if is_arithmetic(m) else prod(_reach(atom).most for atom in m))
         if abs(c) >= _MAX_INDEX_STRIDE:
             size *= _ASSUMED_SIZE ** sum(isinstance(atom.value, Symbol) for atom in m)
         signed = any(atom.op not in ("axis", "symbol", "mod", "abs") for atom in m)
@@ -275,7 +277,7 @@ def held(form: Linear) -> Linear | None:
     that arithmetic gives has wrapped around. None if all are so."""
     if all(-_MAX_INT64 - 1 <= c <= _MAX_INT64 for c in form.values()):
         return None
-    wrapped = {m: (c + _MAX_INT64 + 1) % _ANY - _MAX_INT64 - 1 for m, c in form.items()}
+    wrapped = {m: (c + _MAX_INT64 + 1) % _MAGNITUDE_LIMIT - _MAX_INT64 - 1 for m, c in form.items()}
     return {m: c for m, c in wrapped.items() if c}
 
 
