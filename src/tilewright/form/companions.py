@@ -27,7 +27,7 @@ class Merge:
     states: tuple[int, ...]
     count: int | None = None
 
-    total_count: Expr | None = None
+    total: Expr | None = None
     """How many elements there are in all, where they are counted."""
 
     @property
@@ -52,8 +52,8 @@ def follow(fold: Item, upstream: Sequence[Item], folds: Mapping[int, Item]) -> M
     count = _counter(fold, folds) if any(g.centred for g in law.statistics) else None
     if count is None and any(g.centred for g in law.statistics):
         return None
-    total_count = None if count is None else _number(fold)
-    return Merge(law, tuple(number[g.leaf] for g in law.statistics), tuple(states), count, total_count)
+    total = None if count is None else _number(fold)
+    return Merge(law, tuple(number[g.leaf] for g in law.statistics), tuple(states), count, total)
 
 
 def _number(fold: Item) -> Expr:
@@ -80,12 +80,7 @@ def links_of(items: Sequence[Item]) -> tuple[Link, ...] | None:
             )
             count = None if merge.count is None else place[merge.count]
             link = replace(
-                link,
-                law=merge.law,
-                statistics=statistics,
-                states=states,
-                count=count,
-                total_count=merge.total_count,
+                link, law=merge.law, statistics=statistics, states=states, count=count, total=merge.total
             )
         elif upstream:
             return None

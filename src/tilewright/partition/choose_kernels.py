@@ -21,7 +21,7 @@ from tilewright.tuning.thresholds import PARTITION
 
 from .candidates import Candidates, Choice, candidates, choices, cut_at
 from .memo import DecisionCache, Grouping, as_seen, groupings_of, plain, task_of
-from .provenance import fill_sites, op_references
+from .provenance import fill_sites, references
 from .regions import Region, find_regions
 
 
@@ -171,9 +171,9 @@ def _choose(
         return ChosenRegion(region, (), otherwise, otherwise)
     better, rules = rearrange(region)
     considered = candidates(
-        better, prices.kernel, policy.cores, prices.hints, op_references(region), prices.guess
+        better, prices.kernel, policy.cores, prices.hints, references(region), prices.guess
     )
-    notes = (*_notes(considered, rules), *_in_one(better, prices, op_references(region)))
+    notes = (*_notes(considered, rules), *_in_one(better, prices, references(region)))
     sets = choices(better, considered.kept, 1)
     sets += [c for c in choices(better, considered.fit, TRIAL.max_considered_sets) if _is_lean(c, better)]
     ways = [_Way(better, 1, c) for c in sets]

@@ -30,7 +30,7 @@ def site(op: Op, origins: Sequence[Origin], alone: bool = False) -> str:
     return f"{node}{place}" if alone else f"{op.name} of {node}{place}"
 
 
-def op_references(region: Graph) -> Callable[[Op], str]:
+def references(region: Graph) -> Callable[[Op], str]:
     """What stands for an op in remembered texts: its place in the region, or that of an op from which it stems."""
     exact = {op: k for k, op in enumerate(region.ops)}
     alike: dict[tuple[int, str], int] = {}

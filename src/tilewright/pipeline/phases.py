@@ -139,7 +139,8 @@ def _fuse_convolutions(state: State) -> State:
     timer = ConvolutionTimer(state.target, store, state.solver.hints, asked.place.device)
     # In training each pass has a graph of its own, and memory formats are part of what one hands to the other.
     graph = state.graph if asked.place.lazy_memory else lay_channels_innermost(state.graph, timer)
-    return state.with_graph(fuse_convolutions(graph, timer))
+    # A fused form rounds once.
+    return state.with_graph(graph if asked.options.round_intermediates else fuse_convolutions(graph, timer))
 
 
 def _normalise(state: State) -> State:

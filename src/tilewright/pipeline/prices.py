@@ -18,7 +18,7 @@ from tilewright.options import Options
 from tilewright.partition.choose_kernels import ChosenRegions, Prices, RegionPolicy, choose_kernels
 from tilewright.partition.cover import partition
 from tilewright.partition.memo import DecisionCache
-from tilewright.partition.provenance import op_references
+from tilewright.partition.provenance import references
 from tilewright.partition.regions import may_have_regions
 from tilewright.rewrite.algebra.logsumexp import take_logsumexp
 from tilewright.rewrite.algebra.search import Search, rearrange
@@ -108,7 +108,7 @@ def _rearranged(region: Graph, sizes: Mapping[str, int], options: Options) -> tu
     if not options.rules:
         return region, ()
     found = rearrange(
-        region, sizes, Search(round_intermediates=options.round_intermediates), op_references(region)
+        region, sizes, Search(round_intermediates=options.round_intermediates), references(region)
     )
     changed, quotients = take_logsumexp(normalise(found.graph))
     applied = [f"rule: {step}" for change in found.changes for step in change.applied]

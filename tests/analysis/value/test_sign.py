@@ -226,3 +226,11 @@ def test_intervals_say_what_they_hold():
     assert REAL.constant is None and math.isnan(NAN.constant or 0) and str(REAL) == "[-inf, inf]"
     assert interval(0, 0, zero=False).empty and not interval(0, 1, zero=False).contains(0)
     assert sign_of(const(True, bool_)).constant == 1 and sign_of(const(-4, i64)).negative
+
+
+@pytest.mark.parametrize(("other", "sign"), [(0, "nonnegative"), (1, "any")])
+def test_equal_factors_of_products_are_squares(other: int, sign: str):
+    x, same, size = (read(k, (axis(LINE),), f64) for k in (0, other, 2))
+    product = call("mul", call("mul", x, size), call("mul", same, size))
+    facts = {read(k, (axis(LINE),), f64): REAL for k in (0, 1)}
+    assert sign_of(product, facts | {size: interval(1, 2)}).sign == sign

@@ -183,16 +183,14 @@ class _Sums:
         whole = self.x.poly(self.body)
         if not self.dtype.is_float:
             return Refusal("finite rank", "it sums integers")
-        by_results: dict[frozenset[tuple[Expr, int]], dict[frozenset[object], Poly]] = {}
+        terms: dict[frozenset[tuple[Expr, int]], dict[frozenset[object], Poly]] = {}
         for m, q in whole.items():
-            group = by_results.setdefault(m.results, {}).setdefault(m.rates, {})
+            group = terms.setdefault(m.results, {}).setdefault(m.rates, {})
             group[Mono(m.data, powers=m.powers, rates=m.rates)] = q
-        if not by_results:
+        if not terms:
             return Refusal("finite rank", "it is zero")
         heads: list[tuple[frozenset[tuple[Expr, int]], int, Fraction]] = []
-        for results, groups in sorted(
-            by_results.items(), key=lambda g: -max(_degree(p) for p in g[1].values())
-        ):
+        for results, groups in sorted(terms.items(), key=lambda g: -max(_degree(p) for p in g[1].values())):
             for p in sorted(groups.values(), key=_degree, reverse=True):
                 heads.append((results, *self.add(p)))
         single = len(heads) == 1

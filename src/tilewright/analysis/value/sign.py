@@ -7,6 +7,7 @@ graph: it follows scalar bodies, conditions of `where`s, and the declarations of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -193,12 +194,24 @@ class Signs:
         if len(e.args) == 2:
             if e.op in ("mul", "div") and e.args[0] is e.args[1]:
                 return square(a) if e.op == "mul" else quotient(a, a)
-            return _binary(e.op, a, self.of(e.args[1]), e.dtype)
+            found = _binary(e.op, a, self.of(e.args[1]), e.dtype)
+            return self.with_squares(e, found) if e.op == "mul" and e.dtype.is_float else found
         return (
             _converted(a, e.args[0].dtype, e.dtype)
             if e.op in ("cast", "narrow")
             else _unary(e.op, a, e.dtype)
         )
+
+    def with_squares(self, e: Expr, found: Interval) -> Interval:
+        """(x * a) * (x * b) = x^2 * (a * b): what is `found` of a product, and what follows where factors are equal."""
+        factors = Counter(f for x in e.args for f in (x.args if x.op == "mul" else (x,)))
+        if all(count == 1 for count in factors.values()):
+            return found
+        paired = point(1.0)
+        for x, count in factors.items():
+            for part in (square(self.of(x)),) * (count // 2) + (self.of(x),) * (count % 2):
+                paired = product(paired, part)
+        return meet(found, replace(paired, nan=found.nan))
 
 
 _NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}

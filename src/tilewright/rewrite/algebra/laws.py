@@ -62,10 +62,8 @@ def _leaves_sum(d: Draft, p: Part, step: Step) -> bool:
     else:
         harmless, gentle = f.finite, not f.zero and f.least >= 1 / MODELS.max_assumed_tensor_elements
         shrinks = f.largest <= 1
-    room = (
-        d.bounds.of(p.rest).largest * MODELS.max_assumed_tensor_elements
-        <= LARGEST_FINITE[step.value.dtype.name]
-    )
+    most = LARGEST_FINITE[step.value.dtype.name]
+    room = d.bounds.of(p.rest).largest * MODELS.max_assumed_tensor_elements <= most
     if not harmless:
         why = "the divisor may be 0" if p.divides else ENDLESS
     elif not (gentle or room):

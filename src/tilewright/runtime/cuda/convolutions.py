@@ -44,7 +44,10 @@ class ConvolutionTimer:
 
     def __call__(self, form: FusedForm) -> bool:
         """Whether the fused form is right, and faster than the convolution and a pass over its result. One that cannot
-        be run here is not."""
+        be run here is not, nor where the program asks for results that are the same each time: it cannot be told so."""
+        same = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        if same or not torch.backends.cudnn.enabled:
+            return False
         values = [*form.inputs, *filter(None, (form.second,))]
         wants = [*form.fused.wants, *[None] * len(values)][: len(values)]
         laid = [

@@ -100,7 +100,7 @@ class Checks:
                 origin = next(op for op in kernel.ops if v in op.outputs)
                 what = f"kernel {launch.kernel}: {names}"
                 place = self._place(origin)
-                self.check_result(look(b, tensors), eager[v], exact[v], what, origin.name, place)
+                self.check(look(b, tensors), eager[v], exact[v], what, origin.name, place)
 
         return [checked]
 
@@ -134,7 +134,7 @@ class Checks:
                 t = tensors[b]
                 if isinstance(t, Tensor) and isinstance(e, Tensor) and isinstance(r, Tensor):
                     exactly = r if r.dtype is torch.float64 else e
-                    self.check_result(t, e, exactly, step.call.name, step.call.name, step.place)
+                    self.check(t, e, exactly, step.call.name, step.call.name, step.place)
 
         return [checked]
 
@@ -169,9 +169,7 @@ class Checks:
         """Where the user's source says what an op computes, if that is known."""
         return self.origins[op.origin].place if 0 <= op.origin < len(self.origins) else ""
 
-    def check_result(
-        self, made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str = ""
-    ) -> None:
+    def check(self, made: Tensor, eager: Tensor, exact: Tensor, op: str, name: str, place: str = "") -> None:
         """Raise WrongResult unless a result errs by rounding alone."""
         made, eager, exact = made.detach().cpu(), eager.detach().cpu().to(made.dtype), exact.detach().cpu()
         wide = exact.double() if made.is_floating_point() else exact

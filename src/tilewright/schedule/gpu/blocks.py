@@ -72,7 +72,7 @@ def block_schedule(
         found
         and found.kind == "columns"
         and not misaligned
-        and _needs_deep_blocks(form, shape, found, target, hints)
+        and _underfills(form, shape, found, target, hints)
     ):
         inner, entry = _deep_blocks(shape, most, access, target, hints)
     elif found and found.kind == "columns":
@@ -359,7 +359,7 @@ def _chunk_blocks(
     return inner, Entry("columns", shape.element, 0, wide * lanes, wide, warps)
 
 
-def _needs_deep_blocks(form: Form, shape: Shape, found: Entry, target: Target, hints: SizeHints) -> bool:
+def _underfills(form: Form, shape: Shape, found: Entry, target: Target, hints: SizeHints) -> bool:
     """Whether sums over a few rows, as is known, would keep few cores busy with the blocks of the table."""
     plain = not _cascaded(form) and all(len(i.reduction.state) == 1 for i in form.items if i.reduction)
     blocks = _product(
